@@ -156,9 +156,10 @@ $(VENV)/.extension-dev: $(RUST_SOURCES) $(VENV)/.requirements
 	VIRTUAL_ENV="$(CURDIR)/$(VENV)" PIP_QUIET=1 $(BIN)/maturin develop
 	touch $@
 
-$(ORACLE)/.requirements: requirements/oracle.txt
+$(ORACLE)/.requirements: requirements/oracle.txt requirements/chat-templates.txt
 	$(PYTHON) -m venv $(ORACLE)
 	$(ORACLE)/bin/python $(PIP) requirements/oracle.txt
+	$(ORACLE)/bin/python $(PIP) requirements/chat-templates.txt --no-deps
 	touch $@
 
 $(ORACLE)/.bench: requirements/bench.txt $(ORACLE)/.extension
@@ -183,6 +184,7 @@ lock:
 	$(LOCK) --python-version 3.11 -c requirements/dev.txt pyproject.toml --group oracle -o requirements/oracle.txt
 	$(LOCK) --python-version 3.11 -c requirements/dev.txt -c requirements/oracle.txt pyproject.toml --group oracle --group bench -o requirements/bench.txt
 	$(LOCK) --python-version 3.10 --no-deps --group pyproject.toml:cuda-compiler -o requirements/cuda-compiler.txt
+	$(LOCK) --python-version 3.11 --no-deps --group pyproject.toml:chat-templates -o requirements/chat-templates.txt
 
 clean:
 	rm -rf $(VENV) .venv-* .cargo-tools dist python/orchestrator/*.so

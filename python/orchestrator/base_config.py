@@ -104,7 +104,7 @@ def choose(settings: Settings) -> BaseConfig:
     if settings.init_from is not None:
         # Of a preset's model nothing is left: the keys that are empty are the pretrained model's.
         sizes = [f"model.{key}=null" for key in _native.json_schema()["properties"]["model"]["properties"]]
-        overrides = [*sizes, *CONTINUED, *overrides]
+        overrides = [*sizes, *CONTINUED, *settings.defaults, *overrides]
     values = _native.parse_config(preset_text(name), "yaml", overrides, flags=flags)
     return BaseConfig(values, f"preset {name}", is_preset=True)
 

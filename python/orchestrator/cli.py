@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import typer
 from typer.exceptions import Abort, TyperException
 
-from orchestrator import _native, terminal
+from orchestrator import _native, finetuning, terminal
 from orchestrator.arguments import Command, Group, stopped
 from orchestrator.command_error import CommandError, ExitCode
 from orchestrator.export import Format, Type
@@ -55,6 +55,15 @@ def pipeline(context: typer.Context, settings: Settings) -> None:
         from orchestrator.pipeline import run
 
         raise typer.Exit(run(settings))
+
+
+@app.command("finetune", cls=Command)
+@takes(finetuning.parameters(), finetuning.ABOUT)
+def finetune(**typed: Any) -> None:
+    """Train a pretrained model on conversations."""
+    from orchestrator.pipeline import run
+
+    raise typer.Exit(run(finetuning.settings(**typed)))
 
 
 @app.command("train", cls=Command)

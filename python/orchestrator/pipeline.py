@@ -35,6 +35,8 @@ from orchestrator.settings import (
 )
 
 DEFAULT_VOCAB_SIZE = 4096
+CHATML = "chatml"
+"""The chat template that the trainer has by name; any other is a file."""
 
 
 @dataclass(frozen=True)
@@ -243,8 +245,12 @@ def _special_tokens(place: Place, base: BaseConfig) -> list[str]:
 
 def _write_files(settings: Settings, place: Place, base: BaseConfig, source: Source, ready: tokenizer.Ready) -> Path:
     """Write what describes the run into its folder and return the config's path."""
-    text = _native.config_to_yaml(base_config.complete(base, settings, ready, source.shards, source.mixture))
+    values = base_config.complete(base, settings, ready, source.shards, source.mixture)
     run_files.copy_tokenizer(place.folder, ready)
+    if (template := values["data"]["chat_template"]) not in (None, CHATML):
+        run_files.keep_chat_template(place.folder, template)
+        values["data"]["chat_template"] = None
+    text = _native.config_to_yaml(values)
     streaming = None
     if source.shards is None and source.mixture is None:
         streaming = run_files.StreamingConfig(

@@ -18,8 +18,9 @@ TRAINING_CONFIG = "training.yaml"
 SPECIAL_TOKENS = "special_tokens.txt"
 TOKENIZER = Path("tokenizer", "tokenizer.json")
 """The run's own copy of its tokenizer, in the run's folder."""
-MODEL_FILES = ("generation_config.json", "config.json")
-"""The files of a model's folder that may be alone in naming the tokens that begin and end a document."""
+CHAT_TEMPLATE = "chat_template.jinja"
+MODEL_FILES = ("generation_config.json", "config.json", CHAT_TEMPLATE)
+"""The files of a model's folder that may be alone in naming the tokens that begin and end a document, or a turn."""
 
 
 @dataclass(frozen=True)
@@ -75,6 +76,15 @@ def copy_tokenizer(folder: Path, ready: tokenizer.Ready) -> None:
             target.unlink(missing_ok=True)
     if ready.facts is not None and tokenizer.facts(own.parent) != ready.facts:
         raise CommandError(f"{shown(tokenizer_json.parent)} was retrained by another command meanwhile: start again")
+
+
+def keep_chat_template(folder: Path, named: str) -> None:
+    """Copy the chat template that a config names into the run, beside the run's tokenizer."""
+    try:
+        template = read_text(Path(named))
+    except (OSError, UnicodeDecodeError) as error:
+        raise CommandError(f"cannot read the chat template (data.chat_template) {named}: {error}") from error
+    _replace((folder / TOKENIZER).with_name(CHAT_TEMPLATE), template)
 
 
 def write_special_tokens(folder: Path, tokens: list[str]) -> Path:

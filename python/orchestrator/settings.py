@@ -32,6 +32,8 @@ PANELS = (DATA, TOKENIZER, MODEL, TRAINING, OFTEN, RUN)
 CONFIG_FLAGS = (
     ConfigFlag("text_column", "data.text_column", DATA),
     ConfigFlag("shuffle_buffer", "data.shuffle_buffer_size", DATA),
+    ConfigFlag("data_format", "data.format", DATA),
+    ConfigFlag("chat_template", "data.chat_template", DATA),
     ConfigFlag("packing", "data.packing", DATA),
     ConfigFlag("loader_workers", "data.num_workers", DATA),
     ConfigFlag("init_from", "model.init_from", MODEL),
@@ -210,6 +212,8 @@ class Settings:
     rebatch: bool = False
     keys: dict[str, Any] = field(default_factory=dict)
     """The values of `CONFIG_FLAGS`, by the flags' names."""
+    defaults: list[str] = field(default_factory=list)
+    """What a command says of config keys (`key=value`) where neither a flag nor an `--override` does."""
 
     def config_overrides(self) -> list[str]:
         """Return the flags that were typed as `key=value`, the explicit `--override`s last."""
@@ -243,15 +247,20 @@ def takes_settings(command: Callable[[Context, Settings], None]) -> Callable[...
     """Turn a function of `Settings` into one with a parameter per flag, as Typer wants it."""
 
     def typed(context: Context, **flags: Any) -> None:
-        keys = {flag.name: flags.pop(flag.name) for flag in CONFIG_FLAGS}
-        given = {name: value for name, value in keys.items() if value is not None}
-        command(context, Settings(keys=given, **flags))
+        command(context, from_flags(flags))
 
     context = parameter("context", Context, default=Parameter.empty)
-    return takes([context, *_parameters()], command.__doc__ or "")(typed)
+    return takes([context, *flag_parameters()], command.__doc__ or "")(typed)
 
 
-def _parameters() -> list[Parameter]:
+def from_flags(flags: dict[str, Any]) -> Settings:
+    """Return the settings that the values of `flag_parameters`, or of some of them, are."""
+    rest = dict(flags)
+    keys = {flag.name: rest.pop(flag.name, None) for flag in CONFIG_FLAGS}
+    return Settings(keys={name: value for name, value in keys.items() if value is not None}, **rest)
+
+
+def flag_parameters() -> list[Parameter]:
     """Return an option per flag, panel by panel."""
     hints = get_type_hints(Settings, include_extras=True)
     found = []

@@ -10,7 +10,7 @@ use rayon::ThreadPool;
 use crate::cancel::receive;
 use crate::cursor::{ComponentPosition, WindowStart};
 use crate::ledger::WindowRecord;
-use crate::packing::PackedTokens;
+use crate::sequence_packer::PackedSequences;
 use crate::shuffle_window::Window;
 use crate::window_prefetch::{Message, WindowPrefetcher};
 use crate::{DataError, SkippedRows};
@@ -25,6 +25,8 @@ pub(crate) struct ComponentStream {
     /// Whether the last epoch is over.
     ended: bool,
     skipped: SkippedRows,
+    /// Conversations of these windows whose end was cut off.
+    truncated: u64,
     /// Windows that came into use since [`Self::clear_opened`].
     opened: Vec<WindowRecord>,
     waited: Duration,
@@ -52,6 +54,7 @@ impl ComponentStream {
             next_position: (position.start.clone(), position.sequence),
             ended: false,
             skipped: SkippedRows::default(),
+            truncated: 0,
             opened: Vec::new(),
             waited: Duration::ZERO,
             thread: Some(thread),
@@ -63,13 +66,14 @@ impl ComponentStream {
     pub(crate) fn next_sequence(
         &mut self,
         interrupted: &dyn Fn() -> bool,
-    ) -> Result<Option<(&PackedTokens, usize)>, DataError> {
+    ) -> Result<Option<(&PackedSequences, usize)>, DataError> {
         self.drop_exhausted_window();
         if self.window.is_none() {
             let Some(window) = self.receive(interrupted)? else {
                 return Ok(None);
             };
             self.skipped += window.record.skipped;
+            self.truncated += window.record.truncated;
             // Only the window that the stream was resumed in starts after its first sequence.
             let delivered = if window.record.start == self.next_position.0 { self.next_position.1 as usize } else { 0 };
             if delivered >= window.sequences() {
@@ -122,6 +126,11 @@ impl ComponentStream {
     /// Skipped rows of all windows that came into use.
     pub(crate) fn skipped(&self) -> SkippedRows {
         self.skipped
+    }
+
+    /// Conversations, in all windows that came into use, whose end was cut off.
+    pub(crate) fn truncated(&self) -> u64 {
+        self.truncated
     }
 
     /// How long calls have waited for windows.

@@ -85,9 +85,7 @@ impl Documents {
     /// Fails if there was no document because the text column is missing.
     fn missing_column<T>(&self) -> Result<Option<T>, DataError> {
         for ComponentDocuments { source, .. } in &self.components {
-            if let Some(missing) = source.missing_column(self.skipped, source.cancel())? {
-                return Err(DataError::MissingColumn(missing));
-            }
+            source.check_columns(self.skipped, source.cancel())?;
         }
         Ok(None)
     }

@@ -146,24 +146,32 @@ pub enum DataError {
         problem: String,
     },
     /// There are no documents to train on.
-    #[error("{name} has no documents to train on: {rows} rows read, {}{}", describe_skipped(skipped), held_out_hint(*held_out))]
+    #[error(
+        "{name} has no documents to train on: {rows} rows read, {}{}{}",
+        describe_skipped(skipped),
+        describe_first(first_problem.as_deref()),
+        held_out_hint(*held_out)
+    )]
     NoDocuments {
         /// The data set or the patterns.
         name: String,
         /// Rows that were read.
         rows: u64,
         /// Why rows were skipped.
-        skipped: SkippedRows,
+        skipped: Box<SkippedRows>,
+        /// What is wrong with one of these conversations.
+        first_problem: Option<String>,
         /// Whether row groups are held out for evaluation.
         held_out: bool,
     },
     /// There is nothing to evaluate on.
-    #[error("{}", describe_empty_held_out(name, missing.as_deref()))]
+    #[error(
+        "{name} is too small to hold out a part for evaluation: set data.validation_shards, or provide more than one \
+         document"
+    )]
     NothingHeldOut {
         /// The data set or the patterns.
         name: String,
-        /// The missing text column, if that is why; otherwise there is too little data.
-        missing: Option<Box<MissingColumn>>,
     },
     /// The tokenizer cannot be read or used.
     #[error("the tokenizer {} cannot be used: {message}", path.display())]
@@ -180,6 +188,25 @@ pub enum DataError {
         path: PathBuf,
         /// What its BOS token is instead.
         problem: String,
+    },
+    /// A chat template cannot be read, or not trained with.
+    #[error("the chat template {} cannot be used: {message}", path.display())]
+    ChatTemplate {
+        /// The file that has it, or `chatml`.
+        path: PathBuf,
+        /// What is wrong with it.
+        message: String,
+    },
+    /// The files have no conversations.
+    #[error(
+        "{file} has no conversations: data.format chat needs a column `messages`, or `prompt` and `completion`{}",
+        describe_columns(columns)
+    )]
+    NoConversations {
+        /// The file, as listed.
+        file: String,
+        /// The columns that it has; empty for a file of text.
+        columns: Vec<String>,
     },
     /// The cursor belongs to another stream.
     #[error(
@@ -300,14 +327,15 @@ fn describe_skipped(skipped: &SkippedRows) -> String {
     if skipped.total() == 0 { "none skipped".to_owned() } else { format!("skipped: {skipped}") }
 }
 
-fn describe_empty_held_out(name: &str, missing: Option<&MissingColumn>) -> String {
-    match missing {
-        Some(missing) => missing.to_string(),
-        None => format!(
-            "{name} is too small to hold out a part for evaluation: set data.validation_shards, or provide more than one \
-             document"
-        ),
+fn describe_columns(columns: &[String]) -> String {
+    if columns.is_empty() {
+        return String::new();
     }
+    format!("; its columns are {}: rename them, or train on a text column (data.format: text)", columns.join(", "))
+}
+
+fn describe_first(problem: Option<&str>) -> String {
+    problem.map_or_else(String::new, |problem| format!("; for example: {problem}"))
 }
 
 fn held_out_hint(held_out: bool) -> &'static str {

@@ -5,7 +5,8 @@ use run_config::Packing;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
-use crate::{Mixture, StreamSettings, Tokenizer};
+use crate::sequence_packer::SequencePacker;
+use crate::{Mixture, StreamSettings};
 
 /// Everything that the order of the stream depends on, as three hashes. A run may be resumed only where they are equal.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -14,7 +15,7 @@ pub struct StreamFingerprint {
     pub data: String,
     /// The tokenizer's file and the token that ends a document.
     pub tokenizer: String,
-    /// Seed, sequence length, packing, BOS, shuffle window, open shards, `max_samples`, held-out fraction, mixture
+    /// Seed, sequence length, packing, BOS, chat template and how it is used, shuffle window, open shards, `max_samples`, held-out fraction, mixture
     /// weights, and the version of the order itself.
     pub order: String,
 }
@@ -23,7 +24,8 @@ pub struct StreamFingerprint {
 const ORDER_VERSION: u64 = 1;
 
 impl StreamFingerprint {
-    pub(crate) fn new(mixture: &Mixture, settings: &StreamSettings, tokenizer: &Tokenizer) -> Self {
+    pub(crate) fn new(mixture: &Mixture, settings: &StreamSettings, packer: &SequencePacker) -> Self {
+        let tokenizer = packer.tokenizer();
         let mut data = FieldHasher::default();
         for source in mixture.sources() {
             data.string(source.describe().revision.as_deref().unwrap_or(""));
@@ -53,8 +55,14 @@ impl StreamFingerprint {
             order.number(weight);
         }
         // Hashed only where they are not the default: fingerprints of runs older than these settings stay valid.
-        if settings.packing == Packing::Documents {
-            order.string("documents");
+        match settings.packing {
+            Packing::Concat => {}
+            Packing::Documents => order.string("documents"),
+            Packing::Padded => order.string("padded"),
+        }
+        if let Some(chat) = packer.chat() {
+            order.string("chat");
+            chat.identity().iter().for_each(|setting| order.string(setting));
         }
         if let Some(bos) = tokenizer.document_tokens().leading_bos() {
             order.string("bos");
@@ -72,7 +80,7 @@ impl StreamFingerprint {
         } else if self.order != other.order {
             Some(
                 "a setting of the data order (seed, sequence_length, packing, bos, shuffle_buffer_size, max_samples, \
-                 held_out_fraction or the weights of a mixture)",
+                 held_out_fraction, the weights of a mixture, or the format, the chat template and its keys)",
             )
         } else {
             None

@@ -2,10 +2,10 @@
 
 use std::collections::VecDeque;
 
-use run_config::{Packing, ResolvedRun};
+use run_config::ResolvedRun;
 
 use crate::formats::{Document, Row};
-use crate::packing::PackedTokens;
+use crate::sequence_packer::{PackedSequences, SequencePacker};
 use crate::sequential_reader::{PrefetchThread, SequentialReader};
 use crate::skipped_rows::SkippedRows;
 use crate::{Batch, CancelToken, DataError, DataSource, Mixture, StreamSettings, Tokenizer};
@@ -23,10 +23,11 @@ pub struct HeldOut {
     name: String,
     weight: f64,
     reader: PrefetchThread,
-    tokenizer: Tokenizer,
+    packer: SequencePacker,
     /// Read but not yet tokenized.
     documents: VecDeque<Document>,
-    packed: PackedTokens,
+    packed: PackedSequences,
+    sequence_length: usize,
     skipped: SkippedRows,
     /// Whether all documents are packed.
     complete: bool,
@@ -38,7 +39,7 @@ impl HeldOut {
     pub fn from_run(run: &ResolvedRun, training: &Mixture, tokenizer: &Tokenizer) -> Result<Vec<Self>, DataError> {
         let settings = StreamSettings::from_run(run);
         if let Some(validation) = DataSource::validation_from_run(run, training.cancel())? {
-            return Ok(vec![Self::whole(&validation, settings.sequence_length, settings.packing, tokenizer)?]);
+            return Ok(vec![Self::whole(&validation, &settings, tokenizer)?]);
         }
         let component = |(component, source): (usize, &DataSource)| {
             Ok(Self { weight: training.weight(component), ..Self::open(source, &settings, tokenizer)? })
@@ -50,44 +51,40 @@ impl HeldOut {
     pub fn open(source: &DataSource, settings: &StreamSettings, tokenizer: &Tokenizer) -> Result<Self, DataError> {
         let split = source.held_out_split(settings.split_settings(), source.cancel())?;
         let reader = SequentialReader::held_out(source, split, CancelToken::new());
-        Self::new(source, reader, settings.sequence_length, settings.packing, tokenizer)
+        Self::new(source, reader, settings, tokenizer)
     }
 
     /// All rows of `source`, which is a validation set of its own.
-    pub fn whole(
-        source: &DataSource,
-        sequence_length: usize,
-        packing: Packing,
-        tokenizer: &Tokenizer,
-    ) -> Result<Self, DataError> {
-        Self::new(source, SequentialReader::all(source, CancelToken::new()), sequence_length, packing, tokenizer)
+    pub fn whole(source: &DataSource, settings: &StreamSettings, tokenizer: &Tokenizer) -> Result<Self, DataError> {
+        Self::new(source, SequentialReader::all(source, CancelToken::new()), settings, tokenizer)
     }
 
     fn new(
         source: &DataSource,
         reader: SequentialReader,
-        sequence_length: usize,
-        packing: Packing,
+        settings: &StreamSettings,
         tokenizer: &Tokenizer,
     ) -> Result<Self, DataError> {
-        if sequence_length == 0 {
+        if settings.sequence_length == 0 {
             return Err(DataError::Setting { setting: "data.sequence_length", must: "at least 1" });
         }
+        let packer = SequencePacker::new(settings, tokenizer)?;
         let mut held_out = Self {
             name: source.name().to_owned(),
             weight: 1.0,
             reader: PrefetchThread::start(reader, ROWS_PER_READ)?,
-            tokenizer: tokenizer.clone(),
             documents: VecDeque::new(),
-            packed: PackedTokens::new(sequence_length, packing, tokenizer.document_tokens()),
+            packed: packer.empty(),
+            sequence_length: settings.sequence_length,
+            packer,
             skipped: SkippedRows::default(),
             complete: false,
         };
         if held_out.read_sequence(0, &|| source.cancel().is_cancelled())? {
             return Ok(held_out);
         }
-        let missing = source.missing_column(held_out.skipped, source.cancel())?.map(Box::new);
-        Err(DataError::NothingHeldOut { name: held_out.name, missing })
+        source.check_columns(held_out.skipped, source.cancel())?;
+        Err(DataError::NothingHeldOut { name: held_out.name })
     }
 
     /// The data set's name, or the patterns.
@@ -120,7 +117,7 @@ impl HeldOut {
 
     /// Reads until sequence `k` is complete; false if there is no such sequence.
     fn read_sequence(&mut self, k: usize, interrupted: &dyn Fn() -> bool) -> Result<bool, DataError> {
-        while !self.complete && self.packed.targets() < (k + 1) * self.packed.sequence_length() {
+        while !self.complete && !self.packed.is_complete(k) {
             self.read_more(interrupted)?;
         }
         Ok(k < self.packed.sequences())
@@ -140,18 +137,15 @@ impl HeldOut {
         if interrupted() {
             return Err(DataError::Interrupted);
         }
-        let (mut texts, mut ends, mut bytes) = (Vec::new(), Vec::new(), 0);
+        let (mut documents, mut bytes) = (Vec::new(), 0);
         while bytes < BYTES_PER_ENCODE
             && let Some(document) = self.documents.pop_front()
         {
             bytes += document.text.len();
-            texts.push(document.text);
-            ends.push(document.ends_document);
+            documents.push(document);
         }
-        for (text, ends) in self.tokenizer.encode_documents(&texts)?.iter().zip(ends) {
-            self.packed.push(text, ends);
-        }
-        self.complete |= self.packed.targets() >= MAX_TOKENS;
+        self.skipped += self.packer.append(&mut self.packed, documents, &CancelToken::new())?.skipped;
+        self.complete |= self.packed.tokens() >= MAX_TOKENS;
         Ok(())
     }
 }
@@ -182,8 +176,8 @@ impl Iterator for HeldOutBatches<'_> {
         if self.failed {
             return None;
         }
-        let tokenizer = self.held_out.tokenizer.clone();
-        let mut batch = Batch::new(self.held_out.packed.sequence_length(), tokenizer.token_bytes().is_some());
+        let tokenizer = self.held_out.packer.tokenizer().clone();
+        let mut batch = Batch::new(self.held_out.sequence_length, tokenizer.token_bytes().is_some());
         while batch.sequences() < self.sequences && self.next < self.max_sequences {
             match self.held_out.read_sequence(self.next, self.interrupted) {
                 Ok(true) => {

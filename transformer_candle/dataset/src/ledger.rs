@@ -21,6 +21,7 @@ use sha2::{Digest, Sha256};
 pub use self::audit::{Audit, AuditedComponent, AuditedEpoch, audit};
 pub use self::replay::replay;
 use crate::cursor::{ComponentPosition, WindowStart};
+use crate::skipped_rows::is_zero;
 use crate::{AppendFile, Batch, CancelToken, Cursor, DataError, SkippedRows};
 
 /// Consecutive rows of one row group.
@@ -54,6 +55,9 @@ pub struct WindowRecord {
     pub documents: u64,
     /// Skipped rows among these rows.
     pub skipped: SkippedRows,
+    /// Conversations among the documents whose end was cut off; 0 is not written.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub truncated: u64,
     /// Target tokens.
     pub targets: u64,
     /// Packed sequences.

@@ -12,7 +12,8 @@
 //! - `byte_source`, `block_cache`, `formats`: range requests, cached on disk, become rows of row groups.
 //! - `held_out_split`: which rows are trained on, and which are held out.
 //! - `permutation`, `open_shards`: in which order shards and row groups are read. `shuffle_window`: documents are
-//!   shuffled, tokenized (`tokenizer`, `encoder`), packed (`packing`) and shuffled again.
+//!   shuffled, tokenized (`tokenizer`, `encoder`), packed (`packing`) and shuffled again; `sequence_packer` does so
+//!   with text and with conversations (`chat`, `conversation_packing`).
 //! - `window_prefetch`: the thread that prepares the windows of a component; `component_stream`: its sequences;
 //!   `stream`: the [`TokenStream`], which gives batches of all components (`stream_settings`). `cursor`: the position to resume from;
 //!   `fingerprint`: what a cursor belongs to.
@@ -51,6 +52,11 @@
 //!    `k` of length `T` has tokens `kT .. kT + T` of this as inputs and `kT + 1 .. kT + T + 1` as targets; the last
 //!    sequence is padded (`packing`). So every token of a document is a target exactly once, and windows do not depend
 //!    on each other. `packing: documents` gives the same sequences and, for each position, where its document starts.
+//!
+//!    Conversations (`format: chat`) are rendered by the chat template instead, without further tokens; those that
+//!    cannot be are skipped. With `packing: documents` the conversations of a window are put into sequences from the
+//!    longest to the shortest, equally long ones in their order: each where it leaves the least space, in the first of
+//!    several such sequences. With `packing: padded` each has a sequence of its own (`conversation_packing`).
 //! 5. The sequences of the window are permuted by `key("sequences", [seed, epoch, window], "")` and delivered. Windows
 //!    without a sequence are counted but deliver nothing.
 //!
@@ -109,7 +115,9 @@ mod block_cache;
 mod byte_source;
 mod cache_folder;
 mod cancel;
+mod chat;
 mod component_stream;
+mod conversation_packing;
 mod cursor;
 mod documents;
 mod encoder;
@@ -128,6 +136,7 @@ mod mixture_schedule;
 mod open_shards;
 mod packing;
 mod permutation;
+mod sequence_packer;
 mod sequential_reader;
 mod shuffle_window;
 mod skipped_rows;
@@ -141,6 +150,7 @@ pub use append_file::AppendFile;
 pub use batch::{Batch, IGNORED_TARGET};
 pub use cache_folder::cache_root;
 pub use cancel::CancelToken;
+pub use chat::{ChatSettings, ConversationEncoder};
 pub use cursor::{ComponentPosition, Cursor, ShardPosition, WindowStart};
 pub use documents::Documents;
 pub use error::{DataError, MissingColumn};

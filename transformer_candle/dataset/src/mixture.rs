@@ -47,18 +47,24 @@ impl Mixture {
     /// listing, and whatever reads the data on the caller's thread.
     pub fn from_run(run: &ResolvedRun, hub: &HubSettings, cancel: &CancelToken) -> Result<Self, DataError> {
         let data = &run.config.data;
-        let streamed =
-            |streaming: &StreamingConfig| DataSource::streaming(streaming, hub.clone().with_run_config(data), cancel);
+        let streamed = |streaming: &StreamingConfig| {
+            let source = DataSource::streaming(streaming, hub.clone().with_run_config(data), cancel);
+            source.map(|source| source.with_format(data.format))
+        };
+        let local = |patterns: &[String], text_column: &str| {
+            let source = DataSource::local(patterns, Path::new(""), text_column, cancel);
+            source.map(|source| source.with_format(data.format))
+        };
         if let Some(streaming) = &run.streaming {
             return streamed(streaming).map(Self::from);
         }
         if data.mixture.is_empty() && !data.train_shards.is_empty() {
-            return DataSource::local(&data.train_shards, Path::new(""), &data.text_column, cancel).map(Self::from);
+            return local(&data.train_shards, &data.text_column).map(Self::from);
         }
         let component = |component: &MixtureComponent| {
             let text_column = component.text_column.as_deref().unwrap_or(&data.text_column);
             let source = match &component.dataset {
-                None => DataSource::local(&component.shards, Path::new(""), text_column, cancel),
+                None => local(&component.shards, text_column),
                 Some(dataset) => {
                     let streaming = StreamingConfig {
                         config: component.config.clone(),

@@ -36,18 +36,8 @@ pub(crate) struct PackedTokens {
 
 impl PackedTokens {
     pub(crate) fn new(sequence_length: usize, packing: Packing, marks: &DocumentTokens) -> Self {
-        Self::with_capacity(sequence_length, packing, marks, 0)
-    }
-
-    /// Reserves memory for `targets` tokens.
-    pub(crate) fn with_capacity(
-        sequence_length: usize,
-        packing: Packing,
-        marks: &DocumentTokens,
-        targets: usize,
-    ) -> Self {
         let mut packed = Self {
-            tokens: Vec::with_capacity(targets + 1),
+            tokens: Vec::new(),
             document_starts: (packing == Packing::Documents).then(Vec::new),
             surplus_bytes: Vec::new(),
             sequence_length,
@@ -57,6 +47,11 @@ impl PackedTokens {
         };
         packed.end_document();
         packed
+    }
+
+    /// Reserves memory for `tokens` more tokens.
+    pub(crate) fn reserve(&mut self, tokens: usize) {
+        self.tokens.reserve(tokens);
     }
 
     /// Appends a document, followed by end-of-text if `ends_document`.

@@ -3,25 +3,20 @@
 //!
 //! Elsewhere in this crate it is called "window".
 
-use rayon::prelude::*;
-use run_config::Packing;
-
 use crate::DataError;
 use crate::cancel::CancelToken;
 use crate::cursor::WindowStart;
-use crate::formats::Document;
 use crate::ledger::WindowRecord;
 use crate::open_shards::WindowRows;
-use crate::packing::PackedTokens;
 use crate::permutation::{Purpose, key, permutation, shuffle};
-use crate::tokenizer::{EncodedText, Tokenizer};
+use crate::sequence_packer::{PackedSequences, SequencePacker};
 
 /// A window whose sequences are ready to be delivered.
 pub(crate) struct Window {
     pub record: WindowRecord,
     /// Where the following window starts.
     pub next: WindowStart,
-    packed: PackedTokens,
+    packed: PackedSequences,
     /// Indices of the packed sequences in the order of delivery.
     order: Vec<u32>,
 }
@@ -29,9 +24,7 @@ pub(crate) struct Window {
 pub(crate) struct WindowSettings<'a> {
     /// Index of the component in the mixture.
     pub component: usize,
-    pub tokenizer: &'a Tokenizer,
-    pub sequence_length: usize,
-    pub packing: Packing,
+    pub packer: &'a SequencePacker,
     pub seed: u64,
     pub cancel: &'a CancelToken,
 }
@@ -48,14 +41,18 @@ impl Window {
         let mut documents = rows.documents;
         let count = documents.len() as u64;
         shuffle(&mut documents, key(Purpose::Documents, &numbers, ""));
-        let packed = pack(documents, settings)?;
+        let mut packed = settings.packer.empty();
+        let packing = settings.packer.append(&mut packed, documents, settings.cancel)?;
+        let mut skipped = rows.skipped;
+        skipped += packing.skipped;
         let order = permutation(packed.sequences(), key(Purpose::Sequences, &numbers, ""));
         let record = WindowRecord {
             component: settings.component as u64,
             start,
             row_ranges: rows.row_ranges,
-            documents: count,
-            skipped: rows.skipped,
+            documents: count - packing.skipped.total(),
+            skipped,
+            truncated: packing.truncated,
             targets: packed.targets() as u64,
             sequences: order.len() as u64,
         };
@@ -67,28 +64,7 @@ impl Window {
     }
 
     /// The packed tokens, and the index in them of the sequence that is delivered at `position`.
-    pub(crate) fn sequence(&self, position: usize) -> (&PackedTokens, usize) {
+    pub(crate) fn sequence(&self, position: usize) -> (&PackedSequences, usize) {
         (&self.packed, self.order[position] as usize)
     }
-}
-
-/// Tokenizes and packs the documents in this order; each text is dropped once it is tokenized.
-pub(crate) fn pack(documents: Vec<Document>, settings: &WindowSettings) -> Result<PackedTokens, DataError> {
-    let encoded: Vec<Result<(EncodedText, bool), DataError>> = documents
-        .into_par_iter()
-        .map(|document| {
-            settings.cancel.check()?;
-            Ok((settings.tokenizer.encode_document(&document.text)?, document.ends_document))
-        })
-        .collect();
-    let &WindowSettings { tokenizer, sequence_length, packing, .. } = settings;
-    let marks = tokenizer.document_tokens();
-    let added = if marks.starts_with_bos { 2 } else { 1 };
-    let tokens = encoded.iter().flatten().map(|(text, _)| text.ids.len() + added).sum();
-    let mut packed = PackedTokens::with_capacity(sequence_length, packing, marks, tokens);
-    for document in encoded {
-        let (text, ends_document) = document?;
-        packed.push(&text, ends_document);
-    }
-    Ok(packed)
 }

@@ -18,47 +18,68 @@ pub struct SkippedRows {
     pub malformed: u64,
     /// The text is longer than 16 MiB.
     pub too_long: u64,
+    /// The row is not a conversation: it lacks messages, or a message lacks its role or content.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub not_conversation: u64,
+    /// The chat template refuses the conversation.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub template: u64,
+    /// The assistant says nothing in the conversation, or in the part of it that fits into a sequence.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub no_target: u64,
+    /// The conversation is longer than a sequence (`overlong_conversations: skip`).
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub overlong: u64,
+}
+
+/// Ledgers of text keep the form that they had before conversations could be skipped.
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
+pub(crate) fn is_zero(count: &u64) -> bool {
+    *count == 0
 }
 
 impl SkippedRows {
     /// The sum over all reasons.
     pub fn total(&self) -> u64 {
-        self.null + self.empty + self.not_utf8 + self.malformed + self.too_long
+        SkipReason::ALL.iter().map(|&reason| self.of(reason)).sum()
     }
 
     pub(crate) fn count(&mut self, reason: SkipReason) {
-        let counter = match reason {
+        *self.counter(reason) += 1;
+    }
+
+    fn of(mut self, reason: SkipReason) -> u64 {
+        *self.counter(reason)
+    }
+
+    fn counter(&mut self, reason: SkipReason) -> &mut u64 {
+        match reason {
             SkipReason::Null => &mut self.null,
             SkipReason::Empty => &mut self.empty,
             SkipReason::NotUtf8 => &mut self.not_utf8,
             SkipReason::Malformed => &mut self.malformed,
             SkipReason::TooLong => &mut self.too_long,
-        };
-        *counter += 1;
+            SkipReason::NotConversation => &mut self.not_conversation,
+            SkipReason::Template => &mut self.template,
+            SkipReason::NoTarget => &mut self.no_target,
+            SkipReason::Overlong => &mut self.overlong,
+        }
     }
 }
 
 impl AddAssign for SkippedRows {
     fn add_assign(&mut self, other: Self) {
-        self.null += other.null;
-        self.empty += other.empty;
-        self.not_utf8 += other.not_utf8;
-        self.malformed += other.malformed;
-        self.too_long += other.too_long;
+        for reason in SkipReason::ALL {
+            *self.counter(reason) += other.of(reason);
+        }
     }
 }
 
 impl fmt::Display for SkippedRows {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let counts = [
-            (self.null, "without text"),
-            (self.empty, "empty"),
-            (self.not_utf8, "not UTF-8"),
-            (self.malformed, "not a JSON object with a string"),
-            (self.too_long, "over 16 MiB"),
-        ];
+        let counts = SkipReason::ALL.iter().map(|&reason| (self.of(reason), reason.describe()));
         let named: Vec<String> =
-            counts.iter().filter(|(count, _)| *count > 0).map(|(count, what)| format!("{count} {what}")).collect();
+            counts.filter(|(count, _)| *count > 0).map(|(count, what)| format!("{count} {what}")).collect();
         formatter.write_str(&named.join(", "))
     }
 }
@@ -71,4 +92,37 @@ pub(crate) enum SkipReason {
     NotUtf8,
     Malformed,
     TooLong,
+    NotConversation,
+    Template,
+    NoTarget,
+    Overlong,
+}
+
+impl SkipReason {
+    const ALL: [Self; 9] = [
+        Self::Null,
+        Self::Empty,
+        Self::NotUtf8,
+        Self::Malformed,
+        Self::TooLong,
+        Self::NotConversation,
+        Self::Template,
+        Self::NoTarget,
+        Self::Overlong,
+    ];
+
+    /// What a row is that is skipped for it, as in "3 empty".
+    fn describe(self) -> &'static str {
+        match self {
+            Self::Null => "without text",
+            Self::Empty => "empty",
+            Self::NotUtf8 => "not UTF-8",
+            Self::Malformed => "not a JSON object with a string",
+            Self::TooLong => "over 16 MiB",
+            Self::NotConversation => "not a conversation",
+            Self::Template => "refused by the chat template",
+            Self::NoTarget => "in which the assistant says nothing",
+            Self::Overlong => "longer than a sequence",
+        }
+    }
 }

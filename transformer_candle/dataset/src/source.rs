@@ -4,14 +4,14 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
-use run_config::{ResolvedRun, StreamingConfig};
+use run_config::{DataFormat, ResolvedRun, StreamingConfig};
 use serde::{Deserialize, Serialize};
 
 use crate::byte_source::{ByteSource, CancellableSource, LocalFile};
 use crate::cache_folder::cache_root;
 use crate::cancel::CancelToken;
 use crate::error::MissingColumn;
-use crate::formats::{Format, ShardReader};
+use crate::formats::{Columns, Format, ShardReader, has_conversations};
 use crate::held_out_split::{HeldOutSplit, SplitSettings};
 use crate::hub::{HubSettings, Repository, RetryStatus};
 use crate::local_files::{self, LocalListing};
@@ -37,6 +37,7 @@ struct Listing {
     name: String,
     revision: Option<String>,
     text_column: String,
+    format: DataFormat,
     shards: Vec<Shard>,
     location: Location,
     /// Splits decided before: deciding may read many shards.
@@ -77,7 +78,8 @@ impl DataSource {
         if data.validation_shards.is_empty() {
             return Ok(None);
         }
-        Self::local(&data.validation_shards, Path::new(""), &data.text_column, cancel).map(Some)
+        let source = Self::local(&data.validation_shards, Path::new(""), &data.text_column, cancel)?;
+        Ok(Some(source.with_format(data.format)))
     }
 
     /// Opens a data set by name: `demo` from the cache folder, anything else from the Hub. Requests the commit, the
@@ -95,6 +97,7 @@ impl DataSource {
             name: streaming.dataset.clone(),
             revision: Some(repository.revision().to_owned()),
             text_column: streaming.text_column.clone(),
+            format: DataFormat::Text,
             shards: shards.collect(),
             location: Location::Hub(repository),
             held_out_splits: Mutex::default(),
@@ -139,6 +142,7 @@ impl DataSource {
             name: patterns.join(", "),
             revision: None,
             text_column: text_column.to_owned(),
+            format: DataFormat::Text,
             shards,
             location: Location::Local(paths),
             held_out_splits: Mutex::default(),
@@ -148,11 +152,20 @@ impl DataSource {
     }
 
     fn with_name(self, name: &str) -> Self {
-        let listing = match Arc::try_unwrap(self.listing) {
-            Ok(listing) => Arc::new(Listing { name: name.to_owned(), ..listing }),
-            Err(shared) => shared,
-        };
-        Self { listing, ..self }
+        self.with(|listing| name.clone_into(&mut listing.name))
+    }
+
+    /// The same files, whose rows are in this format. Must be asked for before the source is cloned.
+    #[must_use]
+    pub fn with_format(self, format: DataFormat) -> Self {
+        self.with(|listing| listing.format = format)
+    }
+
+    fn with(mut self, change: impl FnOnce(&mut Listing)) -> Self {
+        if let Some(listing) = Arc::get_mut(&mut self.listing) {
+            change(listing);
+        }
+        self
     }
 
     /// Notes on files that were left out of the listing, one sentence each.
@@ -198,15 +211,36 @@ impl DataSource {
         &self.listing.held_out_splits
     }
 
-    /// The reason why rows have no text, if it is that the first shard with fields has no such text column.
-    pub(crate) fn missing_column(
-        &self,
-        skipped: SkippedRows,
-        cancel: &CancelToken,
-    ) -> Result<Option<MissingColumn>, DataError> {
-        if skipped.null + skipped.malformed == 0 {
-            return Ok(None);
+    /// Fails if rows are skipped because the first shard with fields lacks the columns that are read.
+    pub(crate) fn check_columns(&self, skipped: SkippedRows, cancel: &CancelToken) -> Result<(), DataError> {
+        match self.listing.format {
+            DataFormat::Text if skipped.null + skipped.malformed > 0 => match self.missing_column(cancel)? {
+                Some(missing) => Err(DataError::MissingColumn(missing)),
+                None => Ok(()),
+            },
+            DataFormat::Chat if skipped.not_conversation > 0 => self.check_conversations(cancel),
+            _ => Ok(()),
         }
+    }
+
+    fn check_conversations(&self, cancel: &CancelToken) -> Result<(), DataError> {
+        for (index, file) in self.shards().iter().enumerate().take(MAX_SHARDS_PROBED) {
+            let columns: Vec<String> =
+                self.open(index, cancel)?.fields()?.into_iter().map(|field| field.name).collect();
+            let names: Vec<&str> = columns.iter().map(String::as_str).collect();
+            if !columns.is_empty() {
+                let found = has_conversations(&names);
+                return if found {
+                    Ok(())
+                } else {
+                    Err(DataError::NoConversations { file: file.name.clone(), columns })
+                };
+            }
+        }
+        Ok(())
+    }
+
+    fn missing_column(&self, cancel: &CancelToken) -> Result<Option<MissingColumn>, DataError> {
         for (index, file) in self.shards().iter().enumerate().take(MAX_SHARDS_PROBED) {
             let fields = self.open(index, cancel)?.fields()?;
             if !fields.is_empty() {
@@ -240,7 +274,7 @@ impl DataSource {
             Location::Hub(repository) => repository.open(name, *bytes, cancel),
         };
         let source = Arc::new(CancellableSource::new(source, cancel.clone()));
-        format.open(source, &self.listing.text_column, cancel)
+        format.open(source, &Columns::new(self.listing.format, &self.listing.text_column), cancel)
     }
 }
 

@@ -8,8 +8,11 @@ use crate::component_stream::ComponentStream;
 use crate::cursor::ComponentPosition;
 use crate::hub::RetryStatus;
 use crate::ledger::WindowRecord;
+use crate::sequence_packer::SequencePacker;
 use crate::window_prefetch::{ComponentInput, WindowPrefetcher, thread_pool};
-use crate::{Batch, Cursor, DataError, Mixture, SkippedRows, StreamFingerprint, StreamSettings, Tokenizer};
+use crate::{
+    Batch, ConversationEncoder, Cursor, DataError, Mixture, SkippedRows, StreamFingerprint, StreamSettings, Tokenizer,
+};
 
 /// How long dropping a stream waits for its threads. A thread in a dead connection ends later, at its timeout.
 const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(2);
@@ -26,7 +29,7 @@ pub struct TokenStream {
     partial: Option<Batch>,
     /// Whether an error was returned.
     failed: bool,
-    tokenizer: Tokenizer,
+    packer: SequencePacker,
     sequence_length: usize,
     cancel: CancelToken,
 }
@@ -42,7 +45,8 @@ impl TokenStream {
     ) -> Result<Self, DataError> {
         settings.check()?;
         let mixture: Mixture = data.into();
-        let fingerprint = StreamFingerprint::new(&mixture, settings, tokenizer);
+        let packer = SequencePacker::new(settings, tokenizer)?;
+        let fingerprint = StreamFingerprint::new(&mixture, settings, &packer);
         let cursor = match cursor {
             Some(cursor) => cursor.validated(&fingerprint, &mixture, settings.open_shards)?,
             None => Cursor::at_start(fingerprint, mixture.sources().len(), settings.open_shards),
@@ -55,7 +59,7 @@ impl TokenStream {
                 source: mixture.sources()[component].clone(),
                 window_budget: mixture.window_budget(component, settings.shuffle_buffer_size),
             };
-            let prefetcher = WindowPrefetcher::new(input, settings, tokenizer, cancel.clone());
+            let prefetcher = WindowPrefetcher::new(input, settings, packer.clone(), cancel.clone());
             ComponentStream::start(prefetcher, Arc::clone(&workers), position)
         };
         Ok(Self {
@@ -65,7 +69,7 @@ impl TokenStream {
             cursor,
             partial: None,
             failed: false,
-            tokenizer: tokenizer.clone(),
+            packer,
             sequence_length: settings.sequence_length,
             cancel,
         })
@@ -85,7 +89,7 @@ impl TokenStream {
         }
         let mut batch = self.partial.take().unwrap_or_else(|| {
             self.components.iter_mut().for_each(ComponentStream::clear_opened);
-            Batch::new(self.sequence_length, self.tokenizer.token_bytes().is_some())
+            Batch::new(self.sequence_length, self.packer.tokenizer().token_bytes().is_some())
         });
         match self.fill(&mut batch, n, interrupted) {
             Ok(()) => {
@@ -104,7 +108,7 @@ impl TokenStream {
     }
 
     fn fill(&mut self, batch: &mut Batch, n: usize, interrupted: &dyn Fn() -> bool) -> Result<(), DataError> {
-        let token_bytes = self.tokenizer.token_bytes();
+        let token_bytes = self.packer.tokenizer().token_bytes();
         while batch.sequences() < n {
             let component = self.mixture.schedule().next_component(&self.delivered);
             let Some((tokens, index)) = self.components[component].next_sequence(interrupted)? else {
@@ -158,6 +162,16 @@ impl TokenStream {
     /// Skipped rows of the windows that were used so far, for each component.
     pub fn skipped(&self) -> Vec<SkippedRows> {
         self.components.iter().map(ComponentStream::skipped).collect()
+    }
+
+    /// Conversations of the windows that were used so far whose end was cut off, for each component.
+    pub fn truncated(&self) -> Vec<u64> {
+        self.components.iter().map(ComponentStream::truncated).collect()
+    }
+
+    /// Encodes the conversations of the stream; none if its rows are text.
+    pub fn conversation_encoder(&self) -> Option<&ConversationEncoder> {
+        self.packer.chat()
     }
 }
 

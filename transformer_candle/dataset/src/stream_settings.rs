@@ -2,9 +2,9 @@
 
 use run_config::{Packing, ResolvedRun};
 
-use crate::DataError;
 use crate::held_out_split::SplitSettings;
 use crate::memory_bound::max_workers;
+use crate::{ChatSettings, DataError};
 
 /// Shards of a component that are open at the same time, by default.
 pub(crate) const DEFAULT_OPEN_SHARDS: usize = 16;
@@ -14,8 +14,10 @@ pub(crate) const DEFAULT_OPEN_SHARDS: usize = 16;
 pub struct StreamSettings {
     /// Tokens per sequence.
     pub sequence_length: usize,
-    /// Whether batches say where documents start.
+    /// How documents share sequences; batches say where they start if they are kept apart.
     pub packing: Packing,
+    /// How conversations are rendered; none if rows are text.
+    pub chat: Option<ChatSettings>,
     /// Documents in a shuffle window; the windows of all components of a mixture divide it.
     pub shuffle_buffer_size: usize,
     /// Seed of all permutations.
@@ -39,6 +41,7 @@ impl Default for StreamSettings {
         Self {
             sequence_length: 256,
             packing: Packing::default(),
+            chat: None,
             shuffle_buffer_size: 8192,
             seed: 0,
             max_samples: None,
@@ -58,6 +61,7 @@ impl StreamSettings {
         Self {
             sequence_length: data.sequence_length,
             packing: data.packing,
+            chat: ChatSettings::from_config(data),
             shuffle_buffer_size: data.shuffle_buffer_size,
             seed: run.config.runtime.seed,
             max_samples: run.streaming.as_ref().and_then(|streaming| streaming.max_samples),

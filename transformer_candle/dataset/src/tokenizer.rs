@@ -11,7 +11,6 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use bytes::Bytes;
-use rayon::prelude::*;
 use run_config::{ResolvedRun, regular_file};
 use serde_json::Value;
 use sha2::{Digest, Sha256};
@@ -92,11 +91,6 @@ impl Tokenizer {
             vocab_size,
             token_bytes,
         })))
-    }
-
-    /// The texts tokenized in the threads of the current rayon pool.
-    pub(crate) fn encode_documents(&self, texts: &[String]) -> Result<Vec<EncodedText>, DataError> {
-        texts.par_iter().map(|text| self.encode_document(text)).collect()
     }
 
     /// A document's text, or a part of it, tokenized.

@@ -10,9 +10,10 @@ use crate::cursor::WindowStart;
 use crate::held_out_split::HeldOutSplit;
 use crate::mixture::ReadBudget;
 use crate::open_shards::{EpochShards, OpenShards};
+use crate::sequence_packer::SequencePacker;
 use crate::shuffle_window::{Window, WindowSettings};
 use crate::skipped_rows::SkippedRows;
-use crate::{DataError, DataSource, StreamSettings, Tokenizer};
+use crate::{DataError, DataSource, StreamSettings};
 
 /// Threads that read shards of one component; they mostly wait for disks and networks.
 const MAX_READER_THREADS: usize = 8;
@@ -24,7 +25,7 @@ pub(crate) type Message = Result<Option<Window>, DataError>;
 pub(crate) struct WindowPrefetcher {
     component: ComponentInput,
     settings: StreamSettings,
-    tokenizer: Tokenizer,
+    packer: SequencePacker,
     cancel: CancelToken,
 }
 
@@ -54,10 +55,10 @@ impl WindowPrefetcher {
     pub(crate) fn new(
         component: ComponentInput,
         settings: &StreamSettings,
-        tokenizer: &Tokenizer,
+        packer: SequencePacker,
         cancel: CancelToken,
     ) -> Self {
-        Self { component, settings: settings.clone(), tokenizer: tokenizer.clone(), cancel }
+        Self { component, settings: settings.clone(), packer, cancel }
     }
 
     /// Sends windows from `start` on until the last epoch ends, an error occurs, or the receiver is dropped.
@@ -81,13 +82,12 @@ impl WindowPrefetcher {
             let (epoch, is_whole_epoch) = (start.epoch, start.window == 0);
             let totals = self.send_epoch(start, &split, &pools, windows)?;
             if is_whole_epoch && totals.sequences == 0 {
-                if let Some(missing) = source.missing_column(totals.skipped, &self.cancel)? {
-                    return Err(DataError::MissingColumn(missing));
-                }
+                source.check_columns(totals.skipped, &self.cancel)?;
                 return Err(DataError::NoDocuments {
                     name: source.name().to_owned(),
                     rows: totals.documents + totals.skipped.total(),
-                    skipped: totals.skipped,
+                    skipped: Box::new(totals.skipped),
+                    first_problem: self.packer.chat().and_then(|chat| chat.first_problem()).map(str::to_owned),
                     held_out: !split.held_out_shards().is_empty(),
                 });
             }
@@ -107,9 +107,7 @@ impl WindowPrefetcher {
         let shards = EpochShards::new(&self.component.source, split, &self.cancel, self.settings.seed, start.epoch);
         let settings = WindowSettings {
             component: self.component.index,
-            tokenizer: &self.tokenizer,
-            sequence_length: self.settings.sequence_length,
-            packing: self.settings.packing,
+            packer: &self.packer,
             seed: self.settings.seed,
             cancel: &self.cancel,
         };
@@ -117,14 +115,15 @@ impl WindowPrefetcher {
         let mut totals = EpochTotals::default();
         loop {
             let rows = pools.readers.install(|| open_shards.read(&shards, self.component.window_budget))?;
-            totals.documents += rows.documents.len() as u64;
-            totals.skipped += rows.skipped;
             if rows.documents.is_empty() {
+                totals.skipped += rows.skipped;
                 return Ok(totals);
             }
             let (positions, next_shard) = open_shards.positions();
             let next = WindowStart { epoch: start.epoch, window: start.window + 1, next_shard, open_shards: positions };
             let window = pools.workers.install(|| Window::prepare(start, next.clone(), rows, &settings))?;
+            totals.documents += window.record.documents;
+            totals.skipped += window.record.skipped;
             start = next;
             if window.sequences() > 0 {
                 totals.sequences += window.sequences();

@@ -24,7 +24,10 @@ fn bad_rows_are_counted_and_skipped() {
     let (_folder, source) = folder(&[("a.parquet", parquet_rows(&rows, 2)), ("b.jsonl", lines)]);
     let mut stream = open(&source, &settings(), None);
     stream.next_sequences(1000).unwrap();
-    assert_eq!(stream.skipped(), [SkippedRows { null: 3, empty: 1, not_utf8: 1, malformed: 2, too_long: 0 }]);
+    assert_eq!(
+        stream.skipped(),
+        [SkippedRows { null: 3, empty: 1, not_utf8: 1, malformed: 2, ..SkippedRows::default() }]
+    );
     assert_eq!(fixtures::sorted(epoch_texts(&source, &settings()).unwrap()), ["first", "last", "third"]);
 }
 
@@ -39,7 +42,10 @@ fn data_without_documents_is_an_error_with_counts() {
         "{message}"
     );
     assert!(matches!(stream.next_sequences(1), Err(DataError::Closed)));
-    let held_out = HeldOut::whole(&source, 8, Packing::Concat, &tokenizer()).err().unwrap();
+    let held_out =
+        HeldOut::whole(&source, &StreamSettings { sequence_length: 8, ..StreamSettings::default() }, &tokenizer())
+            .err()
+            .unwrap();
     assert!(matches!(held_out, DataError::NothingHeldOut { .. }), "{held_out}");
 }
 

@@ -76,12 +76,19 @@ fn a_single_row_group_loses_its_last_eighth() {
 #[test]
 fn validation_sources_are_read_completely() {
     let (_folder, source, documents) = mixed();
-    let mut held_out = HeldOut::whole(&source, 16, Packing::Concat, &tokenizer()).unwrap();
+    let mut held_out =
+        HeldOut::whole(&source, &StreamSettings { sequence_length: 16, ..StreamSettings::default() }, &tokenizer())
+            .unwrap();
     let batches = held_out.batches(3, usize::MAX).collect::<Result<Vec<_>, _>>().unwrap();
     let bytes: u64 = batches.iter().map(|batch| batch.target_bytes.unwrap()).sum();
     assert_eq!(bytes as usize, documents.iter().map(String::len).sum::<usize>());
     assert!(batches[..batches.len() - 1].iter().all(|batch| batch.sequences() == 3));
-    let mut by_documents = HeldOut::whole(&source, 16, Packing::Documents, &tokenizer()).unwrap();
+    let mut by_documents = HeldOut::whole(
+        &source,
+        &StreamSettings { sequence_length: 16, packing: Packing::Documents, ..StreamSettings::default() },
+        &tokenizer(),
+    )
+    .unwrap();
     let mut starts = Vec::new();
     for (batch, by_documents) in batches.iter().zip(by_documents.batches(3, usize::MAX)) {
         let mut by_documents = by_documents.unwrap();

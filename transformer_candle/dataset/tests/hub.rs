@@ -8,10 +8,9 @@ mod loopback_hub;
 use std::time::{Duration, Instant};
 
 use dataset::hub::HubSettings;
-use dataset::{Batch, CancelToken, DataError, DataSource, Documents, HeldOut, Mixture};
+use dataset::{Batch, CancelToken, DataError, DataSource, Documents, HeldOut, Mixture, StreamSettings};
 use fixtures::{documents, folder_source, gzip, jsonl, open, parquet, sequences, settings, tokenizer, write};
 use loopback_hub::{Fault, LoopbackHub, SHA, streaming};
-use run_config::Packing;
 
 fn files() -> Vec<(&'static str, Vec<u8>)> {
     vec![
@@ -207,7 +206,10 @@ fn evaluation_can_be_interrupted_without_loss() {
     let hub = LoopbackHub::serve(&files.iter().map(|(name, bytes)| (name.as_str(), bytes.clone())).collect::<Vec<_>>());
     let long_retries = HubSettings { retry_timeout: Duration::from_hours(1), ..hub.settings(None) };
     let source = DataSource::streaming(&streaming("owner/name"), long_retries, &CancelToken::new()).unwrap();
-    let held_out = || HeldOut::whole(&source, 32, Packing::Concat, &tokenizer()).unwrap();
+    let held_out = || {
+        HeldOut::whole(&source, &StreamSettings { sequence_length: 32, ..StreamSettings::default() }, &tokenizer())
+            .unwrap()
+    };
     let uninterrupted: Vec<Batch> = held_out().batches(4, usize::MAX).map(Result::unwrap).collect();
     let mut disturbed = held_out();
     hub.fail("/cdn/", Fault::Hang, usize::MAX);
@@ -264,5 +266,8 @@ fn cancellation_ends_reading_on_the_caller_s_thread() {
     let source = &data.sources()[0];
     assert!(matches!(Documents::open(&data, None).next(), Some(Err(DataError::Interrupted))));
     assert!(matches!(HeldOut::open(source, &settings(), &tokenizer()), Err(DataError::Interrupted)));
-    assert!(matches!(HeldOut::whole(source, 8, Packing::Concat, &tokenizer()), Err(DataError::Interrupted)));
+    assert!(matches!(
+        HeldOut::whole(source, &StreamSettings { sequence_length: 8, ..StreamSettings::default() }, &tokenizer()),
+        Err(DataError::Interrupted)
+    ));
 }

@@ -83,7 +83,9 @@ fn target_bytes_are_those_of_the_documents() {
         for sequence_length in [3, 32, 1000] {
             let settings = StreamSettings { sequence_length, ..settings() };
             assert_eq!(all(&source, &settings, tokenizer).target_bytes, Some(bytes as u64));
-            let mut held_out = HeldOut::whole(&source, sequence_length, Packing::Concat, tokenizer).unwrap();
+            let mut held_out =
+                HeldOut::whole(&source, &StreamSettings { sequence_length, ..StreamSettings::default() }, tokenizer)
+                    .unwrap();
             let batches = held_out.batches(4, usize::MAX).map(|batch| batch.unwrap().target_bytes.unwrap());
             assert_eq!(batches.sum::<u64>(), bytes as u64);
         }
@@ -93,7 +95,8 @@ fn target_bytes_are_those_of_the_documents() {
 #[test]
 fn held_out_documents_start_with_bos() {
     let (_folder, source, texts, [with, ..]) = material();
-    let mut held_out = HeldOut::whole(&source, 32, Packing::Concat, &with).unwrap();
+    let mut held_out =
+        HeldOut::whole(&source, &StreamSettings { sequence_length: 32, ..StreamSettings::default() }, &with).unwrap();
     let count = |batch: Batch| targets(&batch).iter().filter(|&&id| id == BOS as i32).count();
     assert_eq!(held_out.batches(4, usize::MAX).map(|batch| count(batch.unwrap())).sum::<usize>(), texts.len());
 }

@@ -258,6 +258,7 @@ fn own_format(schema: &Value) -> Option<OwnFormat> {
         "num-workers" => Some(|text| NumWorkers::from_str(text).map(drop)),
         "time-span" => Some(|text| TimeSpan::from_str(text).map(drop)),
         "lora-modules" => Some(TargetModules::check),
+        "date" => Some(crate::data::check_date),
         "byte-size" => Some(|text| ByteSize::from_str(text).map(drop)),
         _ => None,
     }

@@ -8,6 +8,9 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::{ByteSize, MixtureComponent, TimeSpan};
 
+/// The chat template that [`DataConfig::chat_template`] has by name.
+pub const CHATML: &str = "chatml";
+
 /// The training text, and how it is batched. With a `streaming_config.json` beside the config the
 /// text is streamed from the Hugging Face Hub, and `train_shards` is ignored.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -27,10 +30,25 @@ pub struct DataConfig {
     /// that of `streaming_config.json`.
     #[schemars(length(min = 1))]
     pub text_column: String,
+    /// What a row is: `text`, or `chat`, a conversation.
+    pub format: DataFormat,
+    /// The chat template that renders conversations: `chatml`, or a Jinja file. Default: that of the model's tokenizer
+    /// (`chat_template.jinja`, else `chat_template` in `tokenizer_config.json`).
+    pub chat_template: Option<PathBuf>,
+    /// The day that a chat template takes for today, such as `2026-01-31`. Templates that name the date need it, so that
+    /// a run is the same on another day.
+    #[schemars(extend("format" = "date"))]
+    pub chat_template_date: Option<String>,
+    /// Whether the loss counts only what the assistant says, or what a `completion` says; otherwise it counts every
+    /// token of a conversation.
+    pub assistant_only_loss: bool,
+    /// What happens to a conversation that is longer than `sequence_length`.
+    pub overlong_conversations: OverlongConversations,
     /// Tokens of one training sequence. At most `model.max_position_embeddings`.
     #[schemars(range(min = 2, max = 1_048_576))]
     pub sequence_length: usize,
-    /// How far attention reaches back in a sequence, into which documents are packed end to end.
+    /// How documents share sequences, and how far attention reaches back in them. Default: `concat`; with
+    /// `format: chat`, which knows the other two, `documents`.
     pub packing: Packing,
     /// Whether each document starts with the tokenizer's BOS token. `auto` is what the tokenizer's files say
     /// (`add_bos_token`, else its post-processor), so that a model such as Llama is trained on as it was trained.
@@ -81,6 +99,11 @@ impl Default for DataConfig {
             mixture: Vec::new(),
             validation_shards: Vec::new(),
             text_column: "text".to_owned(),
+            format: DataFormat::Text,
+            chat_template: None,
+            chat_template_date: None,
+            assistant_only_loss: true,
+            overlong_conversations: OverlongConversations::Truncate,
             sequence_length: 256,
             packing: Packing::Concat,
             bos: Bos::Auto,
@@ -105,17 +128,58 @@ impl DataConfig {
     }
 }
 
-/// How far attention reaches in a sequence that holds several documents. Every token is predicted once in both.
+/// What a row of the training data is.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum DataFormat {
+    /// A document, in `text_column`.
+    #[default]
+    Text,
+    /// A conversation, in the columns that trl's SFTTrainer reads: `messages` (or `conversations`), or `prompt` with
+    /// `completion`; also `tools` and `chat_template_kwargs`.
+    Chat,
+}
+
+/// What happens to a conversation that is longer than a sequence.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum OverlongConversations {
+    /// Its start is kept.
+    #[default]
+    Truncate,
+    /// It is left out, and counted with the skipped rows.
+    Skip,
+}
+
+/// Checks that a text is a day, such as `2026-01-31`.
+pub(crate) fn check_date(text: &str) -> Result<(), String> {
+    let fields: Vec<&str> = text.split('-').collect();
+    let in_range = |field: &str, digits: usize, most: u32| {
+        let number = field.parse::<u32>().ok().filter(|_| field.bytes().all(|byte| byte.is_ascii_digit()));
+        field.len() == digits && number.is_some_and(|number| (1..=most).contains(&number))
+    };
+    match fields.as_slice() {
+        [year, month, day] if in_range(year, 4, 9999) && in_range(month, 2, 12) && in_range(day, 2, 31) => Ok(()),
+        _ => Err("must be a day such as 2026-01-31".to_owned()),
+    }
+}
+
+/// How documents share sequences, and how far attention reaches back in them.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Packing {
-    /// To the start of the sequence: across `<|endoftext|>` into the documents before.
+    /// Documents end to end, and attention to the start of the sequence: across `<|endoftext|>` into the documents
+    /// before.
     #[default]
     Concat,
-    /// To the `<|endoftext|>` before the document, from which its first token is predicted; with `bos` to the BOS that
+    /// Documents end to end, and attention to the `<|endoftext|>` before the document, from which its first token is predicted; with `bos` to the BOS that
     /// starts the document. The pieces of at most 64 KiB in which a `.txt` file is shuffled have none between them and
     /// are not separated.
+    ///
+    /// Conversations are put into sequences as a whole, so that few positions are left empty.
     Documents,
+    /// One conversation per sequence; the rest of it is padding, which the loss ignores.
+    Padded,
 }
 
 /// Whether each document starts with the BOS token: `auto`, or a boolean.

@@ -4,7 +4,7 @@ use crate::check::Findings;
 use crate::data::BatchSize;
 use crate::error::Problem;
 use crate::scheduler::ScheduleStrategy;
-use crate::{DataConfig, RunConfig};
+use crate::{DataConfig, DataFormat, Packing, RunConfig};
 
 /// Longest warm-up that is chosen where none is given.
 const LONGEST_WARMUP: u64 = 2000;
@@ -39,6 +39,9 @@ pub(crate) fn fill(config: &mut RunConfig, findings: &mut Findings) {
     }
     if missing("lora.alpha") {
         config.lora.alpha = config.lora.rank.map(|rank| rank as f64);
+    }
+    if missing("data.packing") && config.data.format == DataFormat::Chat {
+        config.data.packing = Packing::Documents;
     }
     translate_tokens_per_step(&mut config.data, findings);
     fill_batch(&mut config.data, findings);

@@ -41,7 +41,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 pub use byte_size::ByteSize;
-pub use data::{BatchSize, Bos, DataConfig, NumWorkers, Packing};
+pub use data::{BatchSize, Bos, CHATML, DataConfig, DataFormat, NumWorkers, OverlongConversations, Packing};
 pub use device::Device;
 pub use error::{ConfigError, Problem};
 pub use format::Format;

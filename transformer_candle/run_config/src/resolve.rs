@@ -4,6 +4,7 @@
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf, absolute};
 
+use crate::data::{CHATML, DataFormat};
 use crate::error::Problem;
 use crate::format;
 use crate::resolved_run::{CheckpointTokenizer, ResolvedRun};
@@ -98,7 +99,9 @@ pub(crate) fn missing_for_training(run: &ResolvedRun) -> Vec<Problem> {
         let problem = Problem::new("tokenizer.special_tokens", format!("{} does not exist", path.display()));
         problems.push(problem.suggest("remove the key for the tokenizer's own, or write the file"));
     }
-    let endless = run.streaming.as_ref().is_some_and(|streaming| streaming.max_samples.is_none());
+    // Sets of conversations are small enough to be read to their end.
+    let endless = data.format == DataFormat::Text
+        && run.streaming.as_ref().is_some_and(|streaming| streaming.max_samples.is_none());
     if let Some(epochs) = run.config.scheduler.total_epochs.filter(|_| endless) {
         let message = format!("is {epochs}, but a stream without max_samples has no known length");
         problems.push(Problem::new("scheduler.total_epochs", message).suggest("give scheduler.total_steps instead"));
@@ -120,6 +123,7 @@ fn make_paths_absolute(run: &mut ResolvedRun) {
         config.tokenizer.merges.as_mut(),
         special_tokens,
         config.data.cache_dir.as_mut(),
+        config.data.chat_template.as_mut().filter(|path| path.as_os_str() != CHATML),
         config.runtime.checkpoint.directory.as_mut(),
         config.runtime.evaluation.best.directory.as_mut(),
         config.runtime.logging.tensorboard_directory.as_mut(),

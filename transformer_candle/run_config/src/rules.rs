@@ -7,7 +7,7 @@ use crate::error::Problem;
 use crate::fill::near_divisor;
 use crate::scheduler::ScheduleStrategy;
 use crate::tokenizer::SpecialTokens;
-use crate::{Algorithm, LoraConfig, RunConfig, TimeSpan};
+use crate::{Algorithm, DataFormat, LoraConfig, Packing, RunConfig, TimeSpan};
 
 /// Checks every rule whose keys were themselves valid.
 pub(crate) fn check(config: &RunConfig, findings: &mut Findings) {
@@ -21,6 +21,8 @@ pub(crate) fn check(config: &RunConfig, findings: &mut Findings) {
     rules.special_tokens_differ();
     rules.mixture_stands_alone();
     rules.components_have_one_source();
+    rules.packing_fits_format();
+    rules.chat_keys_need_chat();
     rules.samples_take_time();
     rules.patience_needs_evaluations();
     rules.one_length();
@@ -174,6 +176,37 @@ impl Rules<'_> {
                 _ => continue,
             };
             self.report(&[&path], Problem::new(&path, message).suggest(suggestion));
+        }
+    }
+
+    fn packing_fits_format(&mut self) {
+        let data = &self.config.data;
+        let problem = match (data.format, data.packing) {
+            (DataFormat::Chat, Packing::Concat) => {
+                Problem::new("data.packing", "is concat, in which one conversation would read the one before")
+                    .suggest("write documents (packed) or padded (one conversation per sequence)")
+            }
+            (DataFormat::Text, Packing::Padded) => {
+                Problem::new("data.packing", "is padded, which pads conversations, but data.format is text")
+                    .suggest("write concat or documents, or data.format: chat")
+            }
+            _ => return,
+        };
+        self.report(&["data.packing", "data.format"], problem);
+    }
+
+    fn chat_keys_need_chat(&mut self) {
+        let data = &self.config.data;
+        if data.format == DataFormat::Chat {
+            return;
+        }
+        let given = [
+            ("data.chat_template", data.chat_template.is_some()),
+            ("data.chat_template_date", data.chat_template_date.is_some()),
+        ];
+        for (key, _) in given.into_iter().filter(|(_, given)| *given) {
+            let problem = Problem::new(key, "is given, but data.format is text, which has no conversations");
+            self.report(&[key, "data.format"], problem.suggest("remove it, or write data.format: chat"));
         }
     }
 

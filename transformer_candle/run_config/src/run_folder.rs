@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 
+use crate::data::CHATML;
 use crate::resolved_run::ResolvedRun;
 
 /// The file's name in a run's folder.
@@ -18,7 +19,7 @@ const CHECKPOINT_DIRECTORY: &str = "/runtime/checkpoint/directory";
 const TENSORBOARD_DIRECTORY: &str = "/runtime/logging/tensorboard_directory";
 
 /// Keys that hold a path or a list of paths and patterns, as JSON pointers.
-const PATHS: [&str; 12] = [
+const PATHS: [&str; 13] = [
     "/model/init_from",
     "/lora/init_from",
     "/tokenizer/tokenizer_json",
@@ -28,6 +29,7 @@ const PATHS: [&str; 12] = [
     "/data/train_shards",
     "/data/validation_shards",
     "/data/cache_dir",
+    "/data/chat_template",
     CHECKPOINT_DIRECTORY,
     "/runtime/evaluation/best/directory",
     TENSORBOARD_DIRECTORY,
@@ -58,6 +60,9 @@ pub fn checkpoint_directory(run_directory: &Path) -> Option<PathBuf> {
 pub(crate) fn locate(document: &mut Value, run_directory: &Path) {
     let former = former_folder(document, run_directory);
     visit(document, &|path| {
+        if path == Path::new(CHATML) {
+            return None;
+        }
         let inside = if path.is_relative() { path } else { path.strip_prefix(former.as_ref()?).ok()? };
         Some(run_directory.join(inside))
     });

@@ -7,10 +7,10 @@ use std::path::PathBuf;
 
 use proptest::prelude::*;
 use run_config::{
-    ActivationRecompute, Architecture, BatchSize, BestConfig, Bos, ByteSize, CheckpointConfig, DataConfig, Device,
-    DivergenceGuardConfig, EvaluationConfig, Format, LoggingConfig, MixtureComponent, ModelConfig, NumWorkers,
-    OptimizerConfig, Packing, Precision, RopeScalingConfig, RunConfig, RuntimeConfig, ScheduleStrategy,
-    SchedulerConfig, SpecialTokens, TimeSpan, TokenizerConfig, presets,
+    ActivationRecompute, Architecture, BatchSize, BestConfig, Bos, ByteSize, CheckpointConfig, DataConfig, DataFormat,
+    Device, DivergenceGuardConfig, EvaluationConfig, Format, LoggingConfig, MixtureComponent, ModelConfig, NumWorkers,
+    OptimizerConfig, OverlongConversations, Packing, Precision, RopeScalingConfig, RunConfig, RuntimeConfig,
+    ScheduleStrategy, SchedulerConfig, SpecialTokens, TimeSpan, TokenizerConfig, presets,
 };
 
 /// A text that a key may hold: not empty, no zero character.
@@ -99,6 +99,11 @@ fn data() -> impl Strategy<Value = DataConfig> {
             mixture: Vec::new(),
             validation_shards,
             text_column: rest.0,
+            format: DataFormat::Text,
+            chat_template: None,
+            chat_template_date: None,
+            assistant_only_loss: true,
+            overlong_conversations: OverlongConversations::Truncate,
             sequence_length: rest.1,
             packing,
             bos,

@@ -7,7 +7,7 @@ use std::{
 };
 
 use dataset::SourceDescription;
-use run_config::{Algorithm, Architecture, Bos, Packing, ResolvedRun, RopeType, RunConfig};
+use run_config::{Algorithm, Architecture, Bos, DataFormat, Packing, ResolvedRun, RopeType, RunConfig};
 use serde_json::{Value, json};
 
 /// Config keys (plus the tokenizer's hash and the data's size or commit) with their values.
@@ -15,6 +15,7 @@ pub type ConfigFingerprint = BTreeMap<String, Value>;
 
 const REVISION: &str = "revision";
 const PACKING: &str = "data.packing";
+const FORMAT: &str = "data.format";
 const BOS: &str = "data.bos";
 const MIXTURE: &str = "data.mixture";
 const ARCHITECTURE: &str = "model.architecture";
@@ -43,6 +44,7 @@ impl fmt::Display for Change {
 fn default_value(key: &str) -> Value {
     match key {
         PACKING => json!(Packing::Concat),
+        FORMAT => json!(DataFormat::Text),
         BOS => json!(Bos::Never),
         ALGORITHM => json!(Algorithm::AdamW),
         ARCHITECTURE => json!(Architecture::Llama),
@@ -114,6 +116,12 @@ pub fn compute(run: &ResolvedRun, tokenizer_hash: &str, sources: &[SourceDescrip
     // As the keys of the model that are left out at their default.
     if data.bos != Bos::Never {
         add(BOS, json!(data.bos));
+    }
+    if data.format != DataFormat::Text {
+        add(FORMAT, json!(data.format));
+        add("data.chat_template_date", json!(data.chat_template_date));
+        add("data.assistant_only_loss", json!(data.assistant_only_loss));
+        add("data.overlong_conversations", json!(data.overlong_conversations));
     }
     add("data.shuffle_buffer_size", json!(data.shuffle_buffer_size));
     add("tokenizer.tokenizer_json (SHA-256)", json!(tokenizer_hash));

@@ -152,6 +152,7 @@ impl TrainerError {
                 | DataError::HubSetting { .. }
                 | DataError::Setting { .. }
                 | DataError::NoBos { .. }
+                | DataError::ChatTemplate { .. }
                 | DataError::Cursor { .. },
             ) => ExitCode::WrongRequest,
             Self::Data(_) => ExitCode::DataUnreadable,

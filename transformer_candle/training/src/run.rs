@@ -208,6 +208,13 @@ impl Session {
                 self.progress.print(&format!("rows{of} skipped: {skipped}"));
             }
         }
+        for (component, truncated) in self.trainer.truncated_conversations().into_iter().enumerate() {
+            if truncated > 0 {
+                let of = self.component_name(component).map_or_else(String::new, |name| format!(" of {name}"));
+                let count = grouped(truncated);
+                self.progress.print(&format!("conversations{of} cut to data.sequence_length: {count}"));
+            }
+        }
     }
 
     /// The name of a mixture component; none for a single source.

@@ -251,6 +251,11 @@ impl Trainer {
         self.data.stream.skipped()
     }
 
+    /// Conversations of each component whose end was cut off since the trainer was made.
+    pub fn truncated_conversations(&self) -> Vec<u64> {
+        self.data.stream.truncated()
+    }
+
     /// What a person should know about how it started, one sentence each.
     pub fn notes(&self) -> &[String] {
         &self.notes

@@ -4,6 +4,7 @@
 //! group `k` is the lines that start in bytes `k * size .. (k + 1) * size`, with `size` a 256th of the file but at
 //! least 64 KiB and at most 4 MiB (about 1000 lines of web text).
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::io::{self, BufRead, Read};
 use std::sync::Arc;
@@ -11,7 +12,7 @@ use std::sync::Arc;
 use serde::de::{DeserializeSeed, Deserializer, Error, IgnoredAny, MapAccess, Visitor};
 use serde_json::Value;
 
-use super::{BYTE_ORDER_MARK, Field, MAX_DOCUMENT_BYTES, Row, ShardReader};
+use super::{BYTE_ORDER_MARK, Columns, Field, MAX_DOCUMENT_BYTES, Row, ShardReader};
 use crate::DataError;
 use crate::byte_source::{ByteSource, RangeReader};
 use crate::skipped_rows::SkipReason;
@@ -23,19 +24,19 @@ const FIELD_SAMPLE_ROWS: usize = 8;
 
 pub(crate) struct JsonlFile {
     source: Arc<dyn ByteSource>,
-    text_column: String,
+    columns: Columns,
     row_group_bytes: u64,
     reader: RangeReader,
     row_group_end: u64,
 }
 
 impl JsonlFile {
-    pub(crate) fn open(source: Arc<dyn ByteSource>, text_column: &str) -> Result<Self, DataError> {
+    pub(crate) fn open(source: Arc<dyn ByteSource>, columns: &Columns) -> Result<Self, DataError> {
         let mut start = RangeReader::new(Arc::clone(&source), 0, 4096);
         reject_array(source.name(), start.fill_buf().map_err(|error| DataError::from_decoder(source.name(), error))?)?;
         let row_group_bytes = (source.length() / 256).clamp(64 << 10, 4 << 20);
         let reader = RangeReader::new(Arc::clone(&source), 0, 0);
-        Ok(Self { source, text_column: text_column.to_owned(), row_group_bytes, reader, row_group_end: 0 })
+        Ok(Self { source, columns: columns.clone(), row_group_bytes, reader, row_group_end: 0 })
     }
 
     fn decoder_error(&self, error: io::Error) -> DataError {
@@ -73,7 +74,7 @@ impl ShardReader for JsonlFile {
             match read_line(&mut self.reader).map_err(|error| self.decoder_error(error))? {
                 None => return Ok(None),
                 Some(line) => {
-                    if let Some(row) = line.row(&self.text_column) {
+                    if let Some(row) = line.row(&self.columns) {
                         return Ok(Some(row));
                     }
                 }
@@ -151,7 +152,7 @@ impl Line {
     }
 
     /// The row of this line; none if it is blank.
-    pub(super) fn row(self, text_column: &str) -> Option<Row> {
+    pub(super) fn row(self, columns: &Columns) -> Option<Row> {
         if self.too_long {
             return Some(Row::Skipped(SkipReason::TooLong));
         }
@@ -161,16 +162,28 @@ impl Line {
         if line.trim().is_empty() {
             return None;
         }
-        let mut deserializer = serde_json::Deserializer::from_str(line);
-        let text = StringField { name: text_column }
-            .deserialize(&mut deserializer)
-            .and_then(|text| deserializer.end().map(|()| text));
+        let text = match columns {
+            Columns::Text(name) => string_field(line, name),
+            Columns::Conversation => is_object(line).map(|()| Some(line.to_owned())),
+        };
         Some(match text {
             Ok(Some(text)) => Row::from_bytes(text.into_bytes(), true),
             Ok(None) => Row::Skipped(SkipReason::Null),
             Err(_) => Row::Skipped(SkipReason::Malformed),
         })
     }
+}
+
+/// Fails unless the line is a JSON object.
+fn is_object(line: &str) -> serde_json::Result<()> {
+    serde_json::from_str::<BTreeMap<String, Value>>(line).map(drop)
+}
+
+/// The string in a field of a JSON object; none if it is null or missing.
+fn string_field(line: &str, name: &str) -> serde_json::Result<Option<String>> {
+    let mut deserializer = serde_json::Deserializer::from_str(line);
+    let text = StringField { name }.deserialize(&mut deserializer)?;
+    deserializer.end().map(|()| text)
 }
 
 /// Deserializes one field of a JSON object, a string or null, and ignores the others.
@@ -217,7 +230,7 @@ mod tests {
     use crate::skipped_rows::SkipReason::{Empty, Malformed, NotUtf8, Null};
 
     fn open(text: &str) -> JsonlFile {
-        JsonlFile::open(MemoryFile::new(text.to_owned(), 1000), "text").unwrap()
+        JsonlFile::open(MemoryFile::new(text.to_owned(), 1000), &Columns::text()).unwrap()
     }
 
     #[test]
@@ -260,7 +273,7 @@ mod tests {
 "#
         .to_vec();
         bytes.extend_from_slice(b"{\"text\": \"\xff\"}\n  \r\n{\"te\\u0078t\": \"l\\u00e4st\"}");
-        let mut file = JsonlFile::open(MemoryFile::new(bytes, 1 << 20), "text").unwrap();
+        let mut file = JsonlFile::open(MemoryFile::new(bytes, 1 << 20), &Columns::text()).unwrap();
         let rows = all_rows(&mut file);
         let skipped: Vec<_> = rows[0]
             .iter()
@@ -277,7 +290,7 @@ mod tests {
     fn byte_order_marks_are_ignored() {
         let text = "\u{feff}{\"text\": \"a\"}\n{\"text\": \"b\"}\n\u{feff}{\"text\": \"\u{feff}c\"}\n";
         assert_eq!(texts(&all_rows(&mut open(text))), ["a", "b", "\u{feff}c"]);
-        assert!(JsonlFile::open(MemoryFile::new("\u{feff}[{}]", 100), "text").is_err());
+        assert!(JsonlFile::open(MemoryFile::new("\u{feff}[{}]", 100), &Columns::text()).is_err());
     }
 
     #[test]
@@ -295,7 +308,7 @@ mod tests {
             "a".repeat(MAX_LINE_BYTES as usize),
             "b".repeat(MAX_DOCUMENT_BYTES + 1)
         );
-        let mut file = JsonlFile::open(MemoryFile::new(text, 8 << 20), "text").unwrap();
+        let mut file = JsonlFile::open(MemoryFile::new(text, 8 << 20), &Columns::text()).unwrap();
         let rows = all_rows(&mut file);
         let flat: Vec<_> = rows.into_iter().flatten().collect();
         assert_eq!(flat[..2], [Row::Skipped(SkipReason::TooLong), Row::Skipped(SkipReason::TooLong)]);
@@ -305,7 +318,7 @@ mod tests {
     #[test]
     fn a_single_json_array_is_rejected() {
         let source = MemoryFile::new("\n [{\"text\": \"a\"}]", 100);
-        let error = JsonlFile::open(source, "text").err().unwrap();
+        let error = JsonlFile::open(source, &Columns::text()).err().unwrap();
         assert!(error.to_string().contains("JSON Lines"), "{error}");
     }
 }

@@ -7,7 +7,7 @@ use std::io::{self, BufRead, BufReader, Read};
 use std::sync::Arc;
 
 use super::jsonl::{read_fields, read_line, reject_array};
-use super::{Compression, Field, Row, ShardReader};
+use super::{Columns, Compression, Field, Row, ShardReader};
 use crate::DataError;
 use crate::byte_source::{ByteSource, RangeReader};
 use crate::cancel::CancelToken;
@@ -18,7 +18,7 @@ const ROW_GROUP_ROWS: u64 = 256;
 pub(crate) struct CompressedJsonlFile {
     source: Arc<dyn ByteSource>,
     compression: Compression,
-    text_column: String,
+    columns: Columns,
     cancel: CancelToken,
     reader: Box<dyn BufRead + Send>,
     /// The position of the reader: the next row of a row group.
@@ -30,13 +30,13 @@ impl CompressedJsonlFile {
     pub(crate) fn open(
         source: Arc<dyn ByteSource>,
         compression: Compression,
-        text_column: &str,
+        columns: &Columns,
         cancel: &CancelToken,
     ) -> Result<Self, DataError> {
         let mut reader = decompress(&source, compression, cancel)?;
         reject_array(source.name(), reader.fill_buf().map_err(|error| DataError::from_decoder(source.name(), error))?)?;
-        let (text_column, cancel) = (text_column.to_owned(), cancel.clone());
-        Ok(Self { source, compression, text_column, cancel, reader, row_group: 0, row: 0 })
+        let (columns, cancel) = (columns.clone(), cancel.clone());
+        Ok(Self { source, compression, columns, cancel, reader, row_group: 0, row: 0 })
     }
 
     /// Reads and counts the next row of the file; skips blank lines.
@@ -45,7 +45,7 @@ impl CompressedJsonlFile {
             let line =
                 read_line(&mut self.reader).map_err(|error| DataError::from_decoder(self.source.name(), error))?;
             let Some(line) = line else { return Ok(None) };
-            if let Some(row) = line.row(&self.text_column) {
+            if let Some(row) = line.row(&self.columns) {
                 self.row += 1;
                 return Ok(Some(row));
             }
@@ -157,9 +157,13 @@ mod tests {
         let frame = |range| zstd::encode_all(lines(range).as_bytes(), 1).unwrap();
         let frames = [frame(0..400), frame(400..1000)].concat();
         for (bytes, compression) in [(members, Compression::Gzip), (frames, Compression::Zstd)] {
-            let mut file =
-                CompressedJsonlFile::open(MemoryFile::new(bytes, 64), compression, "text", &CancelToken::new())
-                    .unwrap();
+            let mut file = CompressedJsonlFile::open(
+                MemoryFile::new(bytes, 64),
+                compression,
+                &Columns::text(),
+                &CancelToken::new(),
+            )
+            .unwrap();
             let rows = all_rows(&mut file);
             assert_eq!(rows.iter().map(Vec::len).collect::<Vec<_>>(), [256, 256, 256, 232]);
             assert_eq!(texts(&rows), expected(0..1000));
@@ -169,7 +173,8 @@ mod tests {
     #[test]
     fn seeking_works_forwards_and_backwards() {
         let source = MemoryFile::new(gzip(&lines(0..600)), 1 << 20);
-        let mut file = CompressedJsonlFile::open(source, Compression::Gzip, "text", &CancelToken::new()).unwrap();
+        let mut file =
+            CompressedJsonlFile::open(source, Compression::Gzip, &Columns::text(), &CancelToken::new()).unwrap();
         let rows = all_rows(&mut file);
         for (row_group, row) in [(1, 200), (0, 0), (2, 87), (2, 88), (0, 256), (1, 0)] {
             assert!(file.seek(row_group, row).unwrap(), "{row_group} {row}");
@@ -182,14 +187,16 @@ mod tests {
     #[test]
     fn exactly_256_rows_are_one_row_group() {
         let source = MemoryFile::new(gzip(&lines(0..256)), 1 << 20);
-        let mut file = CompressedJsonlFile::open(source, Compression::Gzip, "text", &CancelToken::new()).unwrap();
+        let mut file =
+            CompressedJsonlFile::open(source, Compression::Gzip, &Columns::text(), &CancelToken::new()).unwrap();
         assert_eq!(all_rows(&mut file).len(), 1);
     }
 
     #[test]
     fn byte_order_marks_are_ignored() {
         let source = MemoryFile::new(gzip(&format!("\u{feff}{}", lines(0..3))), 1 << 20);
-        let mut file = CompressedJsonlFile::open(source, Compression::Gzip, "text", &CancelToken::new()).unwrap();
+        let mut file =
+            CompressedJsonlFile::open(source, Compression::Gzip, &Columns::text(), &CancelToken::new()).unwrap();
         assert_eq!(texts(&all_rows(&mut file)), expected(0..3));
     }
 
@@ -200,7 +207,8 @@ mod tests {
         assert!(bytes.len() < 1 << 20, "one read of the file");
         let cancel = CancelToken::new();
         let mut file =
-            CompressedJsonlFile::open(MemoryFile::new(bytes, 1 << 20), Compression::Zstd, "text", &cancel).unwrap();
+            CompressedJsonlFile::open(MemoryFile::new(bytes, 1 << 20), Compression::Zstd, &Columns::text(), &cancel)
+                .unwrap();
         cancel.cancel();
         assert!(matches!(file.next_row(), Err(DataError::Closed)));
     }
@@ -209,9 +217,13 @@ mod tests {
     fn truncated_files_are_named_in_errors() {
         let mut bytes = gzip(&lines(0..600));
         bytes.truncate(bytes.len() / 2);
-        let mut file =
-            CompressedJsonlFile::open(MemoryFile::new(bytes, 1 << 20), Compression::Gzip, "text", &CancelToken::new())
-                .unwrap();
+        let mut file = CompressedJsonlFile::open(
+            MemoryFile::new(bytes, 1 << 20),
+            Compression::Gzip,
+            &Columns::text(),
+            &CancelToken::new(),
+        )
+        .unwrap();
         let error = (0..3).find_map(|row_group| file.row_count(row_group).err()).unwrap();
         assert!(matches!(&error, DataError::Format { file, .. } if file == "memory"), "{error}");
     }

@@ -5,6 +5,7 @@
 //! *row* is a position in a row group whether it holds a usable document or not, so that positions do not depend on
 //! what is skipped.
 
+mod columns;
 mod corruption_retry;
 mod jsonl;
 mod jsonl_compressed;
@@ -12,8 +13,10 @@ mod open;
 mod parquet;
 #[cfg(test)]
 pub(crate) mod parquet_fixture;
+mod parquet_rows;
 mod text;
 
+pub(crate) use self::columns::{Columns, has_conversations};
 use crate::DataError;
 use crate::skipped_rows::SkipReason;
 
@@ -26,7 +29,7 @@ const BYTE_ORDER_MARK: &[u8] = "\u{feff}".as_bytes();
 /// A text that is tokenized as a whole.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Document {
-    /// The text; never empty.
+    /// The text, never empty; of a conversation the row as a JSON object.
     pub text: String,
     /// Whether end-of-text follows; false for all chunks of a text file but the last.
     pub ends_document: bool,

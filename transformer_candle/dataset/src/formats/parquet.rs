@@ -15,7 +15,7 @@ use parquet::data_type::{ByteArray, ByteArrayType};
 use parquet::errors::ParquetError;
 use parquet::file::metadata::{
     ColumnChunkMetaData, FooterTail, ParquetMetaData, ParquetMetaDataOptions, ParquetMetaDataReader,
-    ParquetStatisticsPolicy,
+    ParquetStatisticsPolicy, RowGroupMetaData,
 };
 use parquet::file::reader::{ChunkReader, Length};
 use parquet::file::serialized_reader::SerializedPageReader;
@@ -58,13 +58,7 @@ impl ParquetFile {
         let (index, column) = find_column(&metadata, source.name(), text_column)?;
         let row_groups = metadata.row_groups().iter().map(|row_group| {
             let chunk = row_group.column(index);
-            let start = chunk.dictionary_page_offset().unwrap_or_else(|| chunk.data_page_offset());
-            let inside = start >= 0
-                && chunk.compressed_size() >= 0
-                && start as u64 + chunk.compressed_size() as u64 <= source.length();
-            if !inside || row_group.num_rows() < 0 {
-                return Err(corrupted(source.as_ref(), "a row group is outside the file"));
-            }
+            check_bounds(source.as_ref(), row_group, chunk)?;
             Ok(RowGroup { rows: row_group.num_rows() as u64, chunk: chunk.clone() })
         });
         let row_groups = row_groups.collect::<Result<_, _>>()?;
@@ -72,8 +66,7 @@ impl ParquetFile {
     }
 
     fn open_row_group(&self, row_group: &RowGroup) -> Result<OpenRowGroup, ParquetError> {
-        let (start, length) = row_group.chunk.byte_range();
-        let bytes = ChunkBytes { source: Arc::clone(&self.source), end: start + length, block: Mutex::default() };
+        let bytes = ChunkBytes::of(Arc::clone(&self.source), &row_group.chunk);
         let pages = SerializedPageReader::new(Arc::new(bytes), &row_group.chunk, row_group.rows as usize, None)?;
         let reader = ColumnReaderImpl::new(Arc::clone(&self.column), Box::new(pages));
         Ok(OpenRowGroup {
@@ -156,9 +149,24 @@ fn rows_per_batch(rows: u64, bytes: i64) -> u64 {
     MAX_BATCH_BYTES.checked_div(row_bytes).unwrap_or(MAX_BATCH_ROWS).clamp(1, MAX_BATCH_ROWS)
 }
 
+/// Checks that a column chunk is inside the file.
+pub(super) fn check_bounds(
+    source: &dyn ByteSource,
+    row_group: &RowGroupMetaData,
+    chunk: &ColumnChunkMetaData,
+) -> Result<(), DataError> {
+    let start = chunk.dictionary_page_offset().unwrap_or_else(|| chunk.data_page_offset());
+    let inside =
+        start >= 0 && chunk.compressed_size() >= 0 && start as u64 + chunk.compressed_size() as u64 <= source.length();
+    if inside && row_group.num_rows() >= 0 {
+        return Ok(());
+    }
+    Err(corrupted(source, "a row group is outside the file"))
+}
+
 /// Reads the footer, almost always with one read: it has about a kilobyte per row group, and row groups of a few
 /// megabytes are usual.
-fn read_footer(source: &dyn ByteSource) -> Result<ParquetMetaData, DataError> {
+pub(super) fn read_footer(source: &dyn ByteSource) -> Result<ParquetMetaData, DataError> {
     const TAIL: usize = 8;
     let length = source.length();
     if length < 12 {
@@ -223,7 +231,7 @@ fn corrupted(source: &dyn ByteSource, message: &str) -> DataError {
 }
 
 /// The bytes of one column chunk, fetched in blocks: pages are read in order, so that one block serves many.
-struct ChunkBytes {
+pub(super) struct ChunkBytes {
     source: Arc<dyn ByteSource>,
     end: u64,
     block: Mutex<Block>,
@@ -236,6 +244,11 @@ struct Block {
 }
 
 impl ChunkBytes {
+    pub(super) fn of(source: Arc<dyn ByteSource>, chunk: &ColumnChunkMetaData) -> Self {
+        let (start, length) = chunk.byte_range();
+        Self { source, end: start + length, block: Mutex::default() }
+    }
+
     /// At least `length` bytes from `start`, as many as are buffered. Forward reading fetches no byte twice.
     fn read_at_least(&self, start: u64, length: usize) -> Result<Bytes, DataError> {
         if start + length as u64 > self.end {

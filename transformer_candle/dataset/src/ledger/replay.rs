@@ -4,6 +4,7 @@ use std::path::Path;
 
 use super::{LedgerHead, LedgerRecord, StepRecord, WindowRecord, batch_hash, for_each_record};
 use crate::cursor::WindowStart;
+use crate::sequence_packer::SequencePacker;
 use crate::{Batch, Cursor, DataError, Mixture, StreamFingerprint, StreamSettings, TokenStream, Tokenizer};
 
 /// Makes the batch of `step` again and compares it with the checksum in the ledger. Reads only the windows that the
@@ -23,7 +24,7 @@ pub fn replay(
     let ledger_error = |message: String| DataError::Ledger { path: path.to_owned(), message };
     let (before, record) =
         find_step(path, head, step, &mixture)?.ok_or_else(|| ledger_error(format!("it has no step {step}")))?;
-    let fingerprint = StreamFingerprint::new(&mixture, settings, tokenizer);
+    let fingerprint = StreamFingerprint::new(&mixture, settings, &SequencePacker::new(settings, tokenizer)?);
     let mut cursor = Cursor::at_start(fingerprint, mixture.sources().len(), settings.open_shards);
     for (position, before) in cursor.components.iter_mut().zip(before) {
         position.delivered = before.delivered;

@@ -31,7 +31,8 @@ fn stored_records_keep_their_keys() {
     let start = WindowStart { epoch: 1, window: 2, next_shard: 3, open_shards: vec![None] };
     let row_ranges = vec![RowRange { shard: 4, row_group: 5, first_row: 6, rows: 7 }];
     let skipped = SkippedRows::default();
-    let window = WindowRecord { component: 0, start, row_ranges, documents: 7, skipped, targets: 8, sequences: 9 };
+    let window =
+        WindowRecord { component: 0, start, row_ranges, documents: 7, skipped, truncated: 0, targets: 8, sequences: 9 };
     let records = [LedgerRecord::Begin(BeginRecord { step: 1, components }), LedgerRecord::Window(window), record(2)];
     let stored = [
         r#"{"kind":"begin","step":1,"components":[{"epoch":1,"window":2,"sequence":3,"given":4}]}"#.to_owned(),

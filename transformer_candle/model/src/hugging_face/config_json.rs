@@ -76,14 +76,16 @@ fn rope(shape: &ModelShape) -> (Value, Value) {
     (scaling, parameters)
 }
 
-/// The `generation_config.json` of a model: where generation starts and stops.
-pub fn generation_config_json(bos_token_id: Option<u32>, eos_token_id: Option<u32>) -> Value {
+/// The `generation_config.json` of a model: where generation starts, and at which tokens it stops.
+pub fn generation_config_json(bos_token_id: Option<u32>, eos_token_ids: &[u32]) -> Value {
     let mut values = Map::from_iter([("_from_model_config".to_owned(), json!(true))]);
-    for (key, id) in [("bos_token_id", bos_token_id), ("eos_token_id", eos_token_id)] {
-        if let Some(id) = id {
-            values.insert(key.to_owned(), json!(id));
-        }
-    }
+    values.extend(bos_token_id.map(|id| ("bos_token_id".to_owned(), json!(id))));
+    let eos = match eos_token_ids {
+        [] => None,
+        [id] => Some(json!(id)),
+        ids => Some(json!(ids)),
+    };
+    values.extend(eos.map(|eos| ("eos_token_id".to_owned(), eos)));
     Value::Object(values)
 }
 
@@ -114,6 +116,9 @@ mod tests {
 
     #[test]
     fn generation_config_holds_only_the_tokens_there_are() {
-        assert_eq!(generation_config_json(None, Some(7)), json!({ "_from_model_config": true, "eos_token_id": 7 }));
+        let stops = |eos: Value| json!({ "_from_model_config": true, "eos_token_id": eos });
+        assert_eq!(generation_config_json(None, &[7]), stops(json!(7)));
+        assert_eq!(generation_config_json(None, &[7, 9]), stops(json!([7, 9])));
+        assert_eq!(generation_config_json(None, &[]), json!({ "_from_model_config": true }));
     }
 }

@@ -90,7 +90,10 @@ fn write(directory: &Path, contents: &CheckpointContents, create: Create) -> Res
         }
         _ => staging.bytes(files::CONFIG, &pretty(&hugging_face::config_json(shape, precision, bos, end_of_text)))?,
     }
-    staging.bytes(files::GENERATION_CONFIG, &pretty(&hugging_face::generation_config_json(bos, end_of_text)))?;
+    staging.bytes(
+        files::GENERATION_CONFIG,
+        &pretty(&hugging_face::generation_config_json(bos, &tokenizer.stop_tokens())),
+    )?;
     for (file, content) in tokenizer.iter() {
         staging.bytes(file, content)?;
     }

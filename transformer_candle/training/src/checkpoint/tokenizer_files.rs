@@ -3,7 +3,7 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
-use dataset::DocumentTokens;
+use dataset::{ConversationEncoder, DocumentTokens};
 use run_config::regular_file;
 use serde_json::{Map, Value, json};
 
@@ -13,8 +13,9 @@ use super::reader::Checkpoint;
 use crate::error::checkpoint::{Result, failed};
 
 const TOKENIZER_CONFIG: &str = "tokenizer_config.json";
+const CHAT_TEMPLATE: &str = "chat_template.jinja";
 /// Copied as they are, where there are any.
-const KEPT: [&str; 2] = ["special_tokens_map.json", "chat_template.jinja"];
+const KEPT: [&str; 2] = ["special_tokens_map.json", CHAT_TEMPLATE];
 
 /// The path of a checkpoint's tokenizer.
 pub fn tokenizer_in(checkpoint: &Path) -> PathBuf {
@@ -33,6 +34,8 @@ pub fn newest_tokenizer(directory: &Path) -> Option<PathBuf> {
 pub struct TokenizerFiles {
     files: Vec<(&'static str, Vec<u8>)>,
     marks: DocumentTokens,
+    /// Ends a turn of the assistant, where conversations are trained on.
+    end_of_turn: Option<u32>,
 }
 
 impl TokenizerFiles {
@@ -51,7 +54,24 @@ impl TokenizerFiles {
         for name in KEPT {
             files.extend(beside(tokenizer_json, name)?.map(|content| (name, content)));
         }
-        Ok(Self { files, marks: marks.clone() })
+        Ok(Self { files, marks: marks.clone(), end_of_turn: None })
+    }
+
+    /// The files with the chat template that is trained with, so that the model is asked as it was taught.
+    #[must_use]
+    pub fn with_chat(mut self, encoder: &ConversationEncoder) -> Self {
+        if let Some(template) = encoder.template() {
+            self.files.retain(|(name, _)| *name != CHAT_TEMPLATE);
+            self.files.push((CHAT_TEMPLATE, template.as_bytes().to_vec()));
+        }
+        self.end_of_turn = encoder.end_of_turn().map(|token| token.id);
+        self
+    }
+
+    /// The tokens at which generation stops, of which the first ends a document.
+    pub fn stop_tokens(&self) -> Vec<u32> {
+        let end_of_turn = self.end_of_turn.filter(|&id| id != self.end_of_text());
+        std::iter::once(self.end_of_text()).chain(end_of_turn).collect()
     }
 
     /// The id of the token that ends a document.

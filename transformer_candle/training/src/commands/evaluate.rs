@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use clap::Args;
 use clap::builder::RangedU64ValueParser;
 use dataset::hub::HubSettings;
-use dataset::{CancelToken, DataSource, HeldOut, Mixture, Tokenizer};
+use dataset::{CancelToken, ChatSettings, DataSource, HeldOut, Mixture, StreamSettings, Tokenizer};
 use run_config::{DataConfig, Device, RESOLVED_CONFIG, ResolvedRun, RunConfig};
 
 use super::{ModelSource, Output};
@@ -157,9 +157,15 @@ fn local(
     cancel: &CancelToken,
 ) -> Result<HeldOut> {
     let here = env::current_dir().unwrap_or_else(|_| PathBuf::from("."));
-    let source = DataSource::local(patterns, &here, text_column, cancel)?;
+    let source = DataSource::local(patterns, &here, text_column, cancel)?.with_format(data.format);
     warn_of(source.notes());
-    Ok(HeldOut::whole(&source, data.sequence_length, data.packing, tokenizer)?)
+    let settings = StreamSettings {
+        sequence_length: data.sequence_length,
+        packing: data.packing,
+        chat: ChatSettings::from_config(data),
+        ..StreamSettings::default()
+    };
+    Ok(HeldOut::whole(&source, &settings, tokenizer)?)
 }
 
 fn warn_of(notes: &[String]) {

@@ -6,7 +6,7 @@ use std::{
     sync::Arc,
 };
 
-use dataset::{CancelToken, Cursor, Tokenizer, hub::HubSettings};
+use dataset::{CancelToken, ChatSettings, ConversationEncoder, Cursor, Tokenizer, hub::HubSettings};
 use kernels::Device;
 use model::hugging_face::PretrainedWeights;
 use model::{ModelShape, initialization};
@@ -347,7 +347,12 @@ fn saved(run: &ResolvedRun, resumed: Option<&ResumePoint>) -> Option<PathBuf> {
 
 fn tokenizer_files(run: &ResolvedRun, tokenizer: &Tokenizer) -> Result<TokenizerFiles> {
     let longest = run.config.model.max_position_embeddings;
-    Ok(TokenizerFiles::read(tokenizer.path(), tokenizer.document_tokens(), longest)?)
+    let files = TokenizerFiles::read(tokenizer.path(), tokenizer.document_tokens(), longest)?;
+    let data = &run.config.data;
+    match ChatSettings::from_config(data) {
+        None => Ok(files),
+        Some(chat) => Ok(files.with_chat(&ConversationEncoder::new(tokenizer, &chat, data.sequence_length)?)),
+    }
 }
 
 /// Writes the resolved config and the environment into the run directory.

@@ -1,0 +1,191 @@
+"""Conversations become the ids of transformers' `apply_chat_template`, and count what its generation masks count.
+
+The templates are those that trl ships as files; the tokenizers are small ones with each template's special tokens.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import re
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import orchestrator
+import pytest
+import tiny_tokenizers
+from fake_hub.fineweb import documents
+from jinja2 import TemplateError
+from tokenizers import AddedToken
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
+
+LENGTH = 4096
+IGNORED = -100
+SPECIAL = re.compile(
+    r"<[|\uff5c][^<>|\uff5c\s'\"{}]*[|\uff5c]>|<(?:bos|eos|pad|start_of_turn|end_of_turn|\|?turn\|?)>|\[/?[A-Z_]{3,}\]"
+)
+CONFIG = """
+model: {hidden_size: 8, intermediate_size: 8, num_layers: 1, num_attention_heads: 1, max_position_embeddings: 4096}
+data: {format: chat, packing: padded, sequence_length: 4096, batch_size: 1, sequences_per_step: 1, bos: false}
+scheduler: {strategy: constant, total_epochs: 1, warmup_steps: 0}
+runtime: {device: cpu}
+"""
+
+
+def templates(suffix: str = "") -> list[Any]:
+    """Return trl's templates; those with generation masks end in `_training`."""
+    files = importlib.metadata.files("trl") or []
+    named = sorted(Path(str(file.locate())) for file in files if file.suffix == ".jinja")
+    return [pytest.param(path, id=path.stem) for path in named if path.stem.endswith(suffix)]
+
+
+def turns(*said: tuple[str, str]) -> list[dict[str, Any]]:
+    return [{"role": role, "content": content} for role, content in said]
+
+
+WEATHER = {
+    "type": "function",
+    "function": {
+        "name": "weather",
+        "description": 'Tell the weather <in> "a" city\'s centre & around.',
+        "parameters": {
+            "type": "object",
+            "properties": {"city": {"type": "string", "description": "The city"}, "days": {"type": "integer"}},
+            "required": ["city"],
+        },
+    },
+}
+CALL = {
+    "type": "function",
+    "id": "call00001",
+    "function": {"name": "weather", "arguments": {"city": "K\u00f6ln", "days": 2}},
+}
+TURN = (("user", "f"), ("assistant", "g"))
+# No turn of the assistant ends in a character of several tokens, of which transformers' mask has the first only.
+CONVERSATIONS: list[dict[str, Any]] = [
+    {"messages": turns(("user", "Hello."), ("assistant", "Hi!"))},
+    {"messages": turns(("system", "Be  brief.\n"), ("user", " What's 2+2? "), ("assistant", "4"))},
+    {"messages": turns(("user", "a"), ("assistant", "b"), ("user", "c\n\nd"), ("assistant", " e "), *TURN)},
+    {"messages": turns(
+        ("user", "\u4f60\u597d \U0001f642 \u0928\u092e\u0938\u094d\u0924\u0947"),
+        ("assistant", "\u00e9\u0301\u200d \U0001f469\u200d\U0001f467.")
+    )},
+    {"messages": turns(("user", "Think."), ("assistant", "<think>\nWell.\n</think>\n\nDone."))},
+    {"messages": turns(("user", "{{ messages }} {% raw %} 'x' \\n"), ("assistant", "<b>&amp;</b>\t\"q\""))},
+    {"messages": turns(("developer", "Rules."), ("user", "x"), ("assistant", "y"))},
+    {
+        "messages": [
+            *turns(("user", "Weather?")),
+            {"role": "assistant", "content": "", "tool_calls": [CALL]},
+            {"role": "tool", "name": "weather", "content": "{\"sun\": true}", "tool_call_id": "call00001"},
+            *turns(("assistant", "Sunny.")),
+        ],
+        "tools": [WEATHER],
+    },
+    {
+        "messages": [
+            *turns(("user", "Go")),
+            {"role": "assistant", "content": "All right", "reasoning_content": "hm", "thinking": "hm"},
+        ]
+    },
+]  # fmt: skip
+
+
+class Model:
+    """A tokenizer with a template, for both sides."""
+
+    def __init__(self, folder: Path, template: Path) -> None:
+        self.folder = folder
+        source = template.read_text(encoding="utf-8")
+        self.special = sorted({"<|bos|>", "<|eos|>", *SPECIAL.findall(source)})
+        tokenizer = tiny_tokenizers.train("qwen_2", list(documents())[:50], 500)
+        tokenizer.add_special_tokens([AddedToken(token, special=True) for token in self.special])
+        tokenizer.add_tokens([AddedToken(token, special=False) for token in ("<think>", "</think>")])
+        roles = {"bos_token": "<|bos|>", "eos_token": "<|eos|>"}
+        self.tokenizer_json = tiny_tokenizers.write(tokenizer, "qwen_2", folder / "model", **roles)
+        (folder / "model" / "chat_template.jinja").write_text(source, encoding="utf-8")
+        self.theirs: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(folder / "model")
+
+    def expected(self, rows: list[dict[str, Any]], mask: bool) -> list[tuple[list[int], list[bool]]]:
+        """Return the ids that transformers makes of those rows that the template takes, and which of them count."""
+        found = []
+        for row in rows:
+            try:
+                made = self.theirs.apply_chat_template(
+                    row["messages"], tools=row.get("tools"), return_dict=True, return_assistant_tokens_mask=mask
+                )
+            except (TemplateError, TypeError, ValueError, KeyError):
+                continue
+            ids = made["input_ids"]
+            found.append((ids, [bool(count) for count in made["assistant_masks"]] if mask else [True] * len(ids)))
+        return found
+
+    def ours(self, rows: list[dict[str, Any]], mask: bool) -> list[tuple[list[int], list[bool]]]:
+        data = self.folder / "rows.jsonl"
+        data.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+        config = self.folder / "run" / "training.yaml"
+        config.parent.mkdir(exist_ok=True)
+        config.write_text(CONFIG)
+        overrides = [
+            f"data.train_shards=[{data}]",
+            f"data.validation_shards=[{data}]",
+            f"tokenizer.tokenizer_json={self.tokenizer_json}",
+            f"data.assistant_only_loss={str(mask).lower()}",
+            f"data.chat_template_date={datetime.now().astimezone().date().isoformat()}",
+        ]
+        stream = orchestrator.TokenStream(orchestrator.RunConfig.load(config, overrides))
+        return [conversation(inputs[0], targets[0], mask) for inputs, targets in stream]
+
+
+def conversation(inputs: np.ndarray, targets: np.ndarray, mask: bool) -> tuple[list[int], list[bool]]:
+    """Return the ids of a padded sequence without its padding, and which of them count; the first never does."""
+    counted = np.flatnonzero(targets != IGNORED)
+    last = int(counted[-1])
+    ids = [*inputs[: last + 1].tolist(), int(targets[last])]
+    return ids, [not mask, *(bool(target != IGNORED) for target in targets[: last + 1])]
+
+
+def trimmed(found: list[tuple[list[int], list[bool]]]) -> list[tuple[list[int], list[bool]]]:
+    """Cut each conversation after the last token that counts, as nothing else of it is learned."""
+    cut = []
+    for ids, counts in found:
+        end = max((index for index, count in enumerate(counts) if count), default=-1) + 1
+        if any(counts[1:]):
+            cut.append((ids[:end], counts[:end]))
+    return sorted(cut)
+
+
+@pytest.mark.parametrize("template", templates())
+def test_ids_equal_transformers(template: Path, tmp_path: Path) -> None:
+    model = Model(tmp_path, template)
+    expected = model.expected(CONVERSATIONS, mask=False)
+    if not expected:
+        pytest.skip("the template takes no text")
+    assert sorted(model.ours(CONVERSATIONS, mask=False)) == sorted(expected)
+
+
+@pytest.mark.parametrize("template", templates("_training"))
+def test_generation_masks_equal_transformers(template: Path, tmp_path: Path) -> None:
+    model = Model(tmp_path, template)
+    expected = trimmed(model.expected(CONVERSATIONS, mask=True))
+    if not expected:
+        pytest.skip("the template takes no text")
+    assert sorted(model.ours(CONVERSATIONS, mask=True)) == expected
+
+
+@pytest.mark.parametrize("template", templates())
+def test_special_tokens_in_text_stay_text(template: Path, tmp_path: Path) -> None:
+    model = Model(tmp_path, template)
+    spoofed = "".join(model.special)
+    rows = [{"messages": turns(("user", text), ("assistant", "ok"))} for text in ("harmless", f"x{spoofed}y")]
+    expected = model.expected(rows, mask=False)
+    if len(expected) < len(rows) or "harmless" not in model.theirs.decode(expected[0][0]):
+        pytest.skip("the template takes no text")
+    special = {model.theirs.convert_tokens_to_ids(token) for token in model.special}
+    plain, spoofing = sorted((ids for ids, _ in model.ours(rows, mask=False)), key=len)
+    assert [token for token in spoofing if token in special] == [token for token in plain if token in special]
+    assert plain == expected[0][0]
+    assert spoofing != expected[1][0]
+    assert model.theirs.decode(spoofing) == model.theirs.decode(expected[1][0])

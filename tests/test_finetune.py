@@ -1,0 +1,143 @@
+"""`orchestrate finetune`: a model is fine-tuned on conversations, from local files and from the Hub."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from fake_hub import FakeHub, Repository
+from workspace import TINY_MODEL, Workspace
+
+TEMPLATE = (
+    "{% for m in messages %}{{ m.role }}: {{ m.content }}<|endoftext|>\n{% endfor %}"
+    "{% if add_generation_prompt %}assistant: {% endif %}"
+)
+ROWS = 96
+SMALL = ["--seq-len=64", "--batch-size=4", "--grad-accum=1", "--learning-rate=3e-3", "--device=cpu", "--seed=7"]
+
+
+def conversation(index: int) -> dict[str, Any]:
+    """A conversation; one in three has two turns more."""
+    turns = [("user", f"What is {index}?"), ("assistant", f"A number: {index}.")]
+    turns += [("user", "And twice?"), ("assistant", f"It is {2 * index}.")] if index % 3 == 0 else []
+    return {"messages": [{"role": role, "content": content} for role, content in turns]}
+
+
+def write_rows(path: Path, rows: list[dict[str, Any]] | None = None) -> Path:
+    rows = [conversation(index) for index in range(ROWS)] if rows is None else rows
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+@pytest.fixture(scope="module")
+def pretrained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny model of ours in Hugging Face's format, with a chat template."""
+    workspace = Workspace(tmp_path_factory.mktemp("pretrained"))
+    workspace.write_text("book.txt")
+    workspace.orchestrate("--input=book.txt", "--experiment=base", *TINY_MODEL, "--seq-len=64", "--steps=4").succeeded()
+    checkpoint = workspace.run_folder("base") / "checkpoints" / workspace.checkpoints("base")[-1]
+    unwanted = shutil.ignore_patterns("optimizer*", "MANIFEST*", "trainer*")
+    model = Path(shutil.copytree(checkpoint, workspace.root / "model", ignore=unwanted))
+    (model / "chat_template.jinja").write_text(TEMPLATE)
+    return model
+
+
+def finetune(workspace: Workspace, model: Path, *arguments: str | Path) -> Any:
+    return workspace.orchestrate("finetune", "--model", model, "--experiment=chat", *SMALL, *arguments)
+
+
+def test_the_loss_falls_and_the_checkpoint_is_a_chat_model(workspace: Workspace, pretrained: Path) -> None:
+    rows = write_rows(workspace.root / "rows.jsonl")
+    told = finetune(workspace, pretrained, "--input", rows, "--epochs=6").succeeded()
+    assert "fine-tune" in told.out and "6 epochs" in told.out and "learning rate 0.003" in told.out
+    losses = workspace.losses("chat")
+    assert sum(losses[-4:]) < 0.6 * sum(losses[:4]), losses
+    run = workspace.run_folder("chat")
+    assert not (run / "streaming_config.json").exists()
+    assert "format: chat" in (run / "training.yaml").read_text()
+    checkpoint = run / "checkpoints" / workspace.checkpoints("chat")[-1]
+    assert (checkpoint / "chat_template.jinja").read_text() == TEMPLATE
+    workspace.orchestrate("validate-data", run).succeeded()
+    workspace.orchestrate("evaluate", "--experiment=chat").succeeded()
+
+
+def test_a_resumed_run_has_the_same_weights(workspace: Workspace, pretrained: Path) -> None:
+    rows = write_rows(workspace.root / "rows.jsonl")
+    arguments: list[str | Path] = ["--input", rows, "--steps=12", "--checkpoint-every=5", "--packing=padded"]
+    finetune(workspace, pretrained, *arguments).succeeded()
+    checkpoints = workspace.run_folder("chat") / "checkpoints"
+    weights = (checkpoints / "step-00000012" / "model.safetensors").read_bytes()
+    shutil.rmtree(checkpoints / "step-00000012")
+    told = workspace.orchestrate("finetune", "--experiment=chat", "--resume").succeeded()
+    assert "resuming at step 10" in told.out + told.err
+    assert (checkpoints / "step-00000012" / "model.safetensors").read_bytes() == weights
+
+
+def test_bad_rows_are_counted_and_long_ones_cut(workspace: Workspace, pretrained: Path) -> None:
+    bad: list[dict[str, Any]] = [{"messages": []}, {"messages": [{"role": "user", "content": "x"}]}, {"text": "x"}]
+    long = {"messages": [{"role": "user", "content": "x"}, {"role": "assistant", "content": "long " * 100}]}
+    rows = write_rows(workspace.root / "rows.jsonl", [*bad, long, *map(conversation, range(300))])
+    told = finetune(workspace, pretrained, "--input", rows, "--epochs=1").succeeded()
+    shown = told.out + told.err
+    assert "2 not a conversation, 1 in which the assistant says nothing" in shown, shown
+    assert "conversations cut to data.sequence_length: " in shown, shown
+
+
+def test_nested_parquet_gives_the_batches_of_json_lines(workspace: Workspace, pretrained: Path) -> None:
+    rows = [conversation(index) for index in range(ROWS)]
+    rows[1]["messages"][1]["tool_calls"] = [{"type": "function", "function": {"name": "f", "arguments": "{}"}}]
+    (workspace.root / "a").mkdir()
+    (workspace.root / "b").mkdir()
+    write_rows(workspace.root / "a" / "rows.jsonl", rows)
+    pq.write_table(pa.Table.from_pylist(rows), workspace.root / "b" / "rows.parquet")
+    for name in ("a", "b"):
+        finetune(workspace, pretrained, "--input", name, "--run-dir", name + "-run", "--steps=2").succeeded()
+    found = [
+        json.loads((workspace.root / f"{name}-run" / "metrics.jsonl").read_text().splitlines()[0]) for name in "ab"
+    ]
+    assert found[0]["tokens"] > 0
+    script = (
+        "import sys; from orchestrator import RunConfig, TokenStream\n"
+        "stream = TokenStream(RunConfig.load(sys.argv[1], ['scheduler.total_steps=null', 'scheduler.strategy=constant',"
+        " 'scheduler.total_epochs=1', 'data.packing=padded', 'data.held_out_fraction=1e-9', 'data.batch_size=1',"
+        " 'data.sequences_per_step=1', 'data.gradient_accumulation_steps=1']))\n"
+        "print(sorted(row for inputs, targets in stream for row in zip(inputs.tolist(), targets.tolist())))"
+    )
+    read = [workspace.command(workspace.python, "-c", script, f"{name}-run/training.yaml").succeeded() for name in "ab"]
+    assert len(read[0].out) > 1000
+    assert set(read[0].out.split("), (")) & set(read[1].out.split("), ("))
+
+
+def test_conversations_of_the_hub_are_read_to_their_end(
+    hub_workspace: Workspace, hub: FakeHub, hub_root: Path, pretrained: Path
+) -> None:
+    del hub
+    folder = Repository(hub_root, "datasets", "someone/chats").folder
+    folder.mkdir(parents=True, exist_ok=True)
+    rows = [conversation(index) for index in range(ROWS)]
+    pq.write_table(pa.Table.from_pylist(rows), folder / "train.parquet", row_group_size=16)
+    finetune(hub_workspace, pretrained, "--dataset=someone/chats").succeeded()
+    streaming = json.loads((hub_workspace.run_folder("chat") / "streaming_config.json").read_text())
+    assert (streaming["dataset"], streaming["max_samples"]) == ("someone/chats", None)
+    hub_workspace.orchestrate("validate-data", hub_workspace.run_folder("chat")).succeeded()
+
+
+def test_what_cannot_be_trained_with_is_refused(workspace: Workspace, pretrained: Path) -> None:
+    rows = write_rows(workspace.root / "rows.jsonl")
+    bare = Path(shutil.copytree(pretrained, workspace.root / "bare"))
+    (bare / "chat_template.jinja").unlink()
+    finetune(workspace, bare, "--input", rows, "--run-dir=r0").refused(2, "has no chat template", "chatml")
+    finetune(workspace, bare, "--input", rows, "--run-dir=r1", "--chat-template=chatml", "--steps=1").succeeded()
+    template = workspace.root / "counts.jinja"
+    template.write_text("{{ messages | length }}{% for m in messages %}{{ m.content }}{% endfor %}")
+    counts = ("--chat-template", template, "--run-dir=r2")
+    finetune(workspace, pretrained, "--input", rows, *counts).refused(2, "renders the first 2 messages otherwise")
+    text = write_rows(workspace.root / "text.jsonl", [{"text": "x"}] * 9)
+    finetune(workspace, pretrained, "--input", text, "--run-dir=r3").refused(3, "no conversations", "columns are text")
+    finetune(workspace, pretrained, "--run-dir=r4").refused(2, "--dataset", "--input")
+    finetune(workspace, pretrained, "--input", rows, "--epochs=1", "--steps=1").refused(2, "--epochs and --steps")

@@ -1,0 +1,235 @@
+//! Rows of chat data: what trl's `SFTTrainer` reads, checked.
+
+use serde_json::{Map, Value};
+
+use super::special_tokens::has_reserved;
+use crate::skipped_rows::SkipReason;
+
+/// The roles that a message may have.
+const ROLES: [&str; 9] =
+    ["system", "developer", "user", "assistant", "tool", "function", "ipython", "environment", "observation"];
+pub(super) const ASSISTANT: &str = "assistant";
+
+/// Why a row is skipped, and a sentence about it.
+#[derive(Debug, PartialEq)]
+pub(super) struct RowProblem {
+    pub reason: SkipReason,
+    pub message: String,
+}
+
+impl RowProblem {
+    pub(super) fn new(reason: SkipReason, message: impl Into<String>) -> Self {
+        Self { reason, message: message.into() }
+    }
+}
+
+fn malformed(message: impl Into<String>) -> RowProblem {
+    RowProblem::new(SkipReason::NotConversation, message)
+}
+
+/// What a row holds.
+#[derive(Debug, PartialEq)]
+pub(super) enum Conversation {
+    /// Messages, to be rendered by a template.
+    Messages(Messages),
+    /// A text and how it goes on, rendered by none.
+    Completion { prompt: String, completion: String },
+}
+
+/// The messages of a conversation.
+#[derive(Debug, PartialEq)]
+#[expect(clippy::struct_field_names, reason = "`messages` is the column's name")]
+pub(super) struct Messages {
+    /// Objects with a `role`, at least one.
+    pub messages: Vec<Value>,
+    /// How many of them are a `prompt`, in which nothing counts.
+    pub prompt: usize,
+    /// A list of tools, or null.
+    pub tools: Value,
+    /// Other variables of the template (`chat_template_kwargs`).
+    pub variables: Map<String, Value>,
+}
+
+impl Messages {
+    pub(super) fn plain(messages: Vec<Value>) -> Self {
+        Self { messages, prompt: 0, tools: Value::Null, variables: Map::new() }
+    }
+
+    pub(super) fn is_assistant(&self, index: usize) -> bool {
+        self.messages[index]["role"] == ASSISTANT
+    }
+}
+
+impl Conversation {
+    /// Reads a row: `messages` (or `conversations`), or `prompt` and `completion`; with `tools` and
+    /// `chat_template_kwargs`.
+    pub(super) fn parse(row: &str) -> Result<Self, RowProblem> {
+        let mut row: Map<String, Value> =
+            serde_json::from_str(row).map_err(|error| malformed(format!("the row is no JSON object: {error}")))?;
+        if has_reserved(&Value::Object(row.clone())) {
+            return Err(malformed("the row contains noncharacters of Unicode (U+FDD0 to U+FDD4)"));
+        }
+        let mut take = |name: &str| row.remove(name).filter(|value| !value.is_null());
+        let (tools, variables) = (take("tools"), take("chat_template_kwargs"));
+        let (mut messages, prompt) = match (take("messages").or_else(|| take("conversations")), take("prompt")) {
+            (Some(messages), _) => (list("messages", messages)?, 0),
+            (None, Some(prompt)) => {
+                let completion = take("completion").ok_or_else(|| malformed("there is a prompt, but no completion"))?;
+                match (prompt, completion) {
+                    (Value::String(_), Value::String(completion)) if completion.is_empty() => {
+                        return Err(malformed("the completion is empty"));
+                    }
+                    (Value::String(prompt), Value::String(completion)) => {
+                        return Ok(Self::Completion { prompt, completion });
+                    }
+                    (prompt, completion) => {
+                        let mut messages = list("prompt", prompt)?;
+                        let length = messages.len();
+                        messages.extend(list("completion", completion)?);
+                        (messages, length)
+                    }
+                }
+            }
+            (None, None) => return Err(malformed("there are no messages, and no prompt with a completion")),
+        };
+        for (index, message) in messages.iter_mut().enumerate() {
+            check_message(message).map_err(|problem| malformed(format!("message {} {problem}", index + 1)))?;
+        }
+        let conversation =
+            Messages { messages, prompt, tools: parse_tools(tools)?, variables: parse_variables(variables)? };
+        if !(prompt..conversation.messages.len()).any(|index| conversation.is_assistant(index)) {
+            return Err(RowProblem::new(SkipReason::NoTarget, "the assistant says nothing in it"));
+        }
+        Ok(Self::Messages(conversation))
+    }
+}
+
+fn list(name: &str, value: Value) -> Result<Vec<Value>, RowProblem> {
+    match value {
+        Value::Array(messages) if messages.is_empty() => Err(malformed(format!("its {name} are empty"))),
+        Value::Array(messages) => Ok(messages),
+        _ => Err(malformed(format!("its {name} are no list of messages"))),
+    }
+}
+
+/// Checks a message and gives it its usual names; the message of an error follows "message 1".
+fn check_message(message: &mut Value) -> Result<(), String> {
+    let Value::Object(fields) = message else {
+        return Err("is no object with a role and a content".to_owned());
+    };
+    for (name, usual) in [("from", "role"), ("value", "content")] {
+        if !fields.contains_key(usual)
+            && let Some(value) = fields.remove(name)
+        {
+            let value = match value.as_str() {
+                Some("human") if usual == "role" => "user".into(),
+                Some("gpt") if usual == "role" => ASSISTANT.into(),
+                _ => value,
+            };
+            fields.insert(usual.to_owned(), value);
+        }
+    }
+    let role = match fields.get("role") {
+        None | Some(Value::Null) => return Err("has no role".to_owned()),
+        Some(role) => role
+            .as_str()
+            .filter(|role| ROLES.contains(role))
+            .map(str::to_owned)
+            .ok_or_else(|| format!("has the role {role}, which is none of {}", ROLES.join(", ")))?,
+    };
+    let calls = fields.get("tool_calls").and_then(Value::as_array).is_some_and(|calls| !calls.is_empty());
+    let must_speak = (role == "user" || role == ASSISTANT) && !calls;
+    match fields.get("content") {
+        Some(Value::String(text)) if must_speak && text.trim().is_empty() => Err(format!("({role}) is empty")),
+        Some(Value::Array(parts)) => check_parts(parts),
+        None | Some(Value::Null) if must_speak => Err(format!("({role}) has no content")),
+        None | Some(Value::Null | Value::String(_)) => Ok(()),
+        Some(_) => Err(format!("({role}) has a content that is neither a text nor a list of parts")),
+    }
+}
+
+fn check_parts(parts: &[Value]) -> Result<(), String> {
+    match parts.iter().find(|part| part["type"] != "text" || !part["text"].is_string()) {
+        Some(part) => {
+            let kind = part["type"].as_str().unwrap_or("unknown");
+            Err(format!("has a part of the type {kind}: only text can be trained on"))
+        }
+        None if parts.is_empty() => Err("has a content without parts".to_owned()),
+        None => Ok(()),
+    }
+}
+
+/// Tools are a list, which some data sets keep as JSON in a string. None are null, as transformers has it.
+fn parse_tools(tools: Option<Value>) -> Result<Value, RowProblem> {
+    let tools = match tools {
+        None => return Ok(Value::Null),
+        Some(Value::String(json)) => {
+            serde_json::from_str(&json).map_err(|_| malformed("its tools are a string that is no JSON"))?
+        }
+        Some(tools) => tools,
+    };
+    match tools {
+        Value::Array(list) if list.is_empty() => Ok(Value::Null),
+        Value::Array(_) | Value::Null => Ok(tools),
+        _ => Err(malformed("its tools are no list")),
+    }
+}
+
+fn parse_variables(variables: Option<Value>) -> Result<Map<String, Value>, RowProblem> {
+    match variables {
+        None => Ok(Map::new()),
+        Some(Value::Object(variables)) => Ok(variables),
+        Some(_) => Err(malformed("its chat_template_kwargs are no object")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn problem(row: &Value) -> (SkipReason, String) {
+        let problem = Conversation::parse(&row.to_string()).unwrap_err();
+        (problem.reason, problem.message)
+    }
+
+    #[test]
+    fn malformed_conversations_are_named() {
+        let turn = |role: &str, content: &str| json!({"role": role, "content": content});
+        let answer = turn("assistant", "yes");
+        let cases = [
+            (json!({"text": "x"}), "there are no messages"),
+            (json!({"messages": []}), "its messages are empty"),
+            (json!({"messages": "x"}), "its messages are no list"),
+            (json!({"messages": ["x"]}), "message 1 is no object"),
+            (json!({"messages": [{"content": "x"}, answer]}), "message 1 has no role"),
+            (json!({"messages": [turn("user", "x"), turn("bot", "y")]}), "message 2 has the role \"bot\""),
+            (json!({"messages": [turn("user", " \n"), answer]}), "message 1 (user) is empty"),
+            (json!({"messages": [turn("user", "x"), {"role": "assistant"}]}), "message 2 (assistant) has no content"),
+            (json!({"messages": [{"role": "user", "content": [{"type": "image"}]}, answer]}), "of the type image"),
+            (json!({"messages": [{"role": "user", "content": 3}, answer]}), "neither a text nor a list"),
+            (json!({"prompt": "x"}), "no completion"),
+            (json!({"prompt": "x", "completion": ""}), "the completion is empty"),
+            (json!({"messages": [turn("user", "\u{fdd0}"), answer]}), "noncharacters"),
+            (json!({"messages": [turn("user", "x"), answer], "tools": "["}), "its tools are a string"),
+            (json!({"messages": [turn("user", "x"), answer], "chat_template_kwargs": []}), "chat_template_kwargs"),
+        ];
+        for (row, expected) in cases {
+            let (reason, message) = problem(&row);
+            assert_eq!(reason, SkipReason::NotConversation, "{row}");
+            assert!(message.contains(expected), "{row}: {message}");
+        }
+        assert_eq!(problem(&json!({"messages": [turn("user", "x")]})).0, SkipReason::NoTarget);
+        let answered_before = json!({"prompt": [turn("user", "x"), answer], "completion": [turn("user", "y")]});
+        assert_eq!(problem(&answered_before).0, SkipReason::NoTarget);
+    }
+
+    #[test]
+    fn names_of_other_formats_are_translated() {
+        let row =
+            json!({"conversations": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}], "tools": []});
+        let expected = vec![json!({"role": "user", "content": "a"}), json!({"role": "assistant", "content": "b"})];
+        assert_eq!(Conversation::parse(&row.to_string()).unwrap(), Conversation::Messages(Messages::plain(expected)));
+    }
+}

@@ -1,0 +1,372 @@
+//! Chat data: rows of conversations become token ids, and which of them the loss counts.
+//!
+//! `conversation` reads and checks a row; `template` renders it with the model's chat template (`python_text`: values
+//! as Python prints them); `loss_spans` finds what the assistant says in it; `special_tokens` keeps the special tokens
+//! of the template apart from text that spells them.
+
+mod conversation;
+mod loss_spans;
+mod python_text;
+mod special_tokens;
+mod template;
+#[cfg(test)]
+mod tests;
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, OnceLock};
+
+use chrono::NaiveDate;
+use run_config::{CHATML, DataConfig, DataFormat, OverlongConversations, regular_file};
+use serde_json::{Map, Value, json};
+
+use self::conversation::{ASSISTANT, Conversation, Messages, RowProblem};
+use self::loss_spans::Rendered;
+use self::special_tokens::SpecialTokens;
+use self::template::ChatTemplate;
+use crate::skipped_rows::SkipReason;
+use crate::tokenizer::NamedToken;
+use crate::{DataError, Tokenizer};
+
+const TEMPLATE_FILE: &str = "chat_template.jinja";
+const CHATML_TEMPLATE: &str = include_str!("chatml.jinja");
+const CHATML_END: &str = "<|im_end|>";
+
+/// How conversations are rendered, and which tokens count.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ChatSettings {
+    /// A template's file, or `chatml`; none for the one beside the tokenizer.
+    pub template: Option<PathBuf>,
+    /// The day that templates take for today, `2026-01-31`.
+    pub date: Option<String>,
+    /// Whether only what the assistant says counts, or a completion.
+    pub assistant_only_loss: bool,
+    /// What happens to conversations that are longer than a sequence.
+    pub overlong: OverlongConversations,
+}
+
+impl ChatSettings {
+    /// The settings of a run; none for text.
+    pub fn from_config(data: &DataConfig) -> Option<Self> {
+        (data.format == DataFormat::Chat).then(|| Self {
+            template: data.chat_template.clone(),
+            date: data.chat_template_date.clone(),
+            assistant_only_loss: data.assistant_only_loss,
+            overlong: data.overlong_conversations,
+        })
+    }
+}
+
+/// Encodes conversations for a tokenizer. Clones share everything.
+#[derive(Clone)]
+pub struct ConversationEncoder(Arc<State>);
+
+struct State {
+    settings: ChatSettings,
+    /// Inputs of a sequence.
+    sequence_length: usize,
+    /// None if the model has none: then only a `prompt` and a `completion` that are texts can be encoded.
+    template: Option<ChatTemplate>,
+    /// Knows special tokens by their placeholders only.
+    tokenizer: tokenizers::Tokenizer,
+    path: PathBuf,
+    /// Before and after a text that no template renders.
+    leading_bos: Option<u32>,
+    eos: u32,
+    end_of_turn: Option<NamedToken>,
+    /// The first problem of a row, for a person.
+    first_problem: OnceLock<String>,
+}
+
+/// A conversation as token ids.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct EncodedConversation {
+    /// At least two, and at most one more than a sequence has inputs.
+    pub ids: Vec<u32>,
+    /// Whether the loss counts each of them as a target; at least one after the first.
+    pub counted: Vec<bool>,
+    /// Whether its end was cut off.
+    pub truncated: bool,
+}
+
+impl ConversationEncoder {
+    /// Reads the template, and checks that it can be trained with.
+    pub fn new(tokenizer: &Tokenizer, settings: &ChatSettings, sequence_length: usize) -> Result<Self, DataError> {
+        let path = tokenizer.path();
+        let json: Value = read_json(path)?;
+        let special_tokens = SpecialTokens::of(&json);
+        let config = object(read_beside(path, "tokenizer_config.json")?);
+        let mut named_tokens = named_tokens(&object(read_beside(path, "special_tokens_map.json")?));
+        named_tokens.extend(self::named_tokens(&config));
+        let eos_name = named_tokens.iter().rev().find(|(role, _)| role == "eos_token").map(|(_, name)| name.as_str());
+        let end_of_text = tokenizer.document_tokens().end_of_text.clone();
+        let eos = eos_name.and_then(|name| special_tokens.named(name)).map_or(end_of_text.id, |token| token.id);
+        let renamed = serde_json::to_vec(&special_tokens.renamed(json))
+            .map_err(|error| error.to_string())
+            .and_then(|bytes| load(&bytes))
+            .map_err(|message| DataError::Tokenizer { path: path.to_owned(), message })?;
+        let date = settings.date.as_deref().map(parse_date).transpose()?;
+        let source = find_template(settings, path, &config, &special_tokens, &end_of_text.name)?;
+        let template = match source {
+            None => None,
+            Some((origin, source)) => {
+                let compiled = ChatTemplate::compile(origin.clone(), source, &named_tokens, special_tokens, date);
+                Some(compiled.map_err(|message| DataError::ChatTemplate { path: origin, message })?)
+            }
+        };
+        let mut state = State {
+            settings: settings.clone(),
+            sequence_length,
+            template,
+            tokenizer: renamed,
+            path: path.to_owned(),
+            leading_bos: tokenizer.document_tokens().leading_bos(),
+            eos,
+            end_of_turn: None,
+            first_problem: OnceLock::new(),
+        };
+        state.try_template()?;
+        Ok(Self(Arc::new(state)))
+    }
+
+    /// The template as it was read, to be kept with the weights; none if the model has none.
+    pub fn template(&self) -> Option<&str> {
+        self.0.template.as_ref().map(|template| template.source.as_str())
+    }
+
+    /// The special token with which the assistant ends its turns.
+    pub fn end_of_turn(&self) -> Option<&NamedToken> {
+        self.0.end_of_turn.as_ref()
+    }
+
+    /// The ids of a conversation so far, and of what a template puts before the assistant's next answer.
+    pub fn encode_prompt(&self, messages: &[Value]) -> Result<Vec<u32>, DataError> {
+        let template = self.0.template()?;
+        let prepared = template.prepare(&Messages::plain(messages.to_vec()));
+        let text = template
+            .render(&prepared, messages.len(), true)
+            .map_err(|message| DataError::ChatTemplate { path: template.origin.clone(), message })?;
+        let text: String = text.chars().filter(|character| !special_tokens::GENERATION.contains(character)).collect();
+        Ok(self.0.encode(&text)?.get_ids().to_vec())
+    }
+
+    /// The first problem that a row had, in a sentence.
+    pub(crate) fn first_problem(&self) -> Option<&str> {
+        self.0.first_problem.get().map(String::as_str)
+    }
+
+    /// What the order of the data depends on.
+    pub(crate) fn identity(&self) -> [String; 4] {
+        let ChatSettings { date, assistant_only_loss, overlong, .. } = &self.0.settings;
+        [
+            self.template().unwrap_or_default().to_owned(),
+            date.clone().unwrap_or_default(),
+            assistant_only_loss.to_string(),
+            format!("{overlong:?}"),
+        ]
+    }
+
+    /// Encodes a row; or says why it is skipped.
+    pub(crate) fn encode_row(&self, row: &str) -> Result<Result<EncodedConversation, SkipReason>, DataError> {
+        let encoded = match Conversation::parse(row) {
+            Ok(conversation) => self.0.encode_conversation(&conversation)?,
+            Err(problem) => Err(problem),
+        };
+        Ok(encoded.map_err(|RowProblem { reason, message }| {
+            if self.0.first_problem.set(message.clone()).is_ok() {
+                tracing::warn!("a row is skipped: {message}");
+            }
+            reason
+        }))
+    }
+}
+
+impl State {
+    fn template(&self) -> Result<&ChatTemplate, DataError> {
+        self.template.as_ref().ok_or_else(|| {
+            let message = "the model has no chat template: name one in data.chat_template (`chatml`, or a Jinja file)";
+            DataError::ChatTemplate { path: self.path.clone(), message: message.to_owned() }
+        })
+    }
+
+    /// Renders a short conversation: a template that does not allow to find what the assistant says is refused before
+    /// anything is trained.
+    fn try_template(&mut self) -> Result<(), DataError> {
+        let Some(template) = &mut self.template else { return Ok(()) };
+        let everything = !self.settings.assistant_only_loss;
+        let plain = probe(&|text| text.into());
+        let parts = probe(&|text| json!([{"type": "text", "text": text}]));
+        let attempt = |template: &ChatTemplate, messages: &Messages| loss_spans::render(template, messages, everything);
+        let (messages, rendered) = match attempt(template, &plain) {
+            Ok(rendered) => (plain, rendered),
+            Err(problem) => {
+                let path = template.origin.clone();
+                let refused = |_| DataError::ChatTemplate { path, message: problem.message };
+                let rendered = attempt(template, &parts).map_err(refused)?;
+                (parts, rendered)
+            }
+        };
+        template.special_tokens.find_assembled(&rendered.text);
+        let template = template.clone();
+        let rendered = attempt(&template, &messages).unwrap_or(rendered);
+        let encoding = self.encode(&rendered.text)?;
+        let counted = counted(&encoding, &rendered.counted);
+        let said = encoding.get_ids().iter().zip(counted).filter(|(_, counted)| *counted).map(|(id, _)| *id);
+        self.end_of_turn = said
+            .rev()
+            .find_map(|id| template.special_tokens.with_id(id))
+            .map(|token| NamedToken { id: token.id, name: token.name.clone() });
+        Ok(())
+    }
+
+    fn encode(&self, text: &str) -> Result<tokenizers::Encoding, DataError> {
+        let encoding = self.tokenizer.encode(text, false);
+        encoding.map_err(|error| DataError::Tokenizer { path: self.path.clone(), message: error.to_string() })
+    }
+
+    fn encode_conversation(
+        &self,
+        conversation: &Conversation,
+    ) -> Result<Result<EncodedConversation, RowProblem>, DataError> {
+        let everything = !self.settings.assistant_only_loss;
+        let (rendered, bos, eos) = match conversation {
+            Conversation::Messages(messages) => match loss_spans::render(self.template()?, messages, everything) {
+                Ok(rendered) => (rendered, None, None),
+                Err(problem) => return Ok(Err(problem)),
+            },
+            Conversation::Completion { prompt, completion } => {
+                let text = format!("{prompt}{completion}");
+                let start = if everything { 0 } else { prompt.len() };
+                let counted = std::iter::once(start..text.len()).collect();
+                (Rendered { text, counted }, self.leading_bos, Some(self.eos))
+            }
+        };
+        let encoding = self.encode(&rendered.text)?;
+        let text_counts = counted(&encoding, &rendered.counted);
+        let ids = bos.into_iter().chain(encoding.get_ids().iter().copied()).chain(eos).collect();
+        let counted = bos.map(|_| false).into_iter().chain(text_counts).chain(eos.map(|_| true)).collect();
+        Ok(self.fit(ids, counted))
+    }
+
+    /// Cuts a conversation to a sequence.
+    fn fit(&self, mut ids: Vec<u32>, mut counted: Vec<bool>) -> Result<EncodedConversation, RowProblem> {
+        let (tokens, longest) = (ids.len(), self.sequence_length + 1);
+        let truncated = tokens > longest;
+        if truncated && self.settings.overlong == OverlongConversations::Skip {
+            let message = format!("it has {tokens} tokens, and a sequence {}", self.sequence_length);
+            return Err(RowProblem::new(SkipReason::Overlong, message));
+        }
+        ids.truncate(longest);
+        counted.truncate(longest);
+        if !counted.iter().skip(1).any(|&counted| counted) {
+            let message = if truncated {
+                format!("the assistant says nothing in the first {longest} of its {tokens} tokens")
+            } else {
+                "the assistant says nothing in it".to_owned()
+            };
+            return Err(RowProblem::new(SkipReason::NoTarget, message));
+        }
+        Ok(EncodedConversation { ids, counted, truncated })
+    }
+}
+
+/// Two turns, with a content made of a text.
+fn probe(content: &dyn Fn(&str) -> Value) -> Messages {
+    let turn = |role: &str, text: &str| json!({"role": role, "content": content(text)});
+    Messages::plain(vec![
+        turn("user", "How many?"),
+        turn(ASSISTANT, "Two."),
+        turn("user", "And then?"),
+        turn(ASSISTANT, "Three."),
+    ])
+}
+
+/// Whether each token has a part in one of the ranges of the text.
+fn counted(encoding: &tokenizers::Encoding, spans: &[std::ops::Range<usize>]) -> Vec<bool> {
+    let overlaps = |&(start, end): &(usize, usize)| {
+        let next = spans.partition_point(|span| span.end <= start);
+        start < end && spans.get(next).is_some_and(|span| span.start < end)
+    };
+    encoding.get_offsets().iter().map(overlaps).collect()
+}
+
+/// The template of a run and its name: a path, or `chatml`. None if the model has none.
+fn find_template(
+    settings: &ChatSettings,
+    tokenizer: &Path,
+    config: &Map<String, Value>,
+    special_tokens: &SpecialTokens,
+    end_of_text: &str,
+) -> Result<Option<(PathBuf, String)>, DataError> {
+    let read = |path: &Path| {
+        let refused = |message: String| DataError::ChatTemplate { path: path.to_owned(), message };
+        let bytes = regular_file::read(path).map_err(|error| refused(error.to_string()))?;
+        String::from_utf8(bytes).map_err(|_| refused("it is not UTF-8".to_owned()))
+    };
+    match &settings.template {
+        Some(name) if name.as_os_str() == CHATML => {
+            let mut template = CHATML_TEMPLATE.trim_end().to_owned();
+            if special_tokens.named(CHATML_END).is_none() {
+                // The end of a turn must be a token that generation can stop at.
+                template = template.replace(CHATML_END, end_of_text);
+            }
+            Ok(Some((name.clone(), template)))
+        }
+        Some(path) => Ok(Some((path.clone(), read(path)?))),
+        None => {
+            let beside = tokenizer.with_file_name(TEMPLATE_FILE);
+            if beside.exists() {
+                let template = read(&beside)?;
+                return Ok(Some((beside, template)));
+            }
+            let origin = tokenizer.with_file_name("tokenizer_config.json");
+            Ok(template::of_config(config).map(|template| (origin, template.to_owned())))
+        }
+    }
+}
+
+/// The tokens that a file names by their role, such as `bos_token`.
+fn named_tokens(config: &Map<String, Value>) -> Vec<(String, String)> {
+    let tokens = config.iter().filter(|(role, _)| role.ends_with("_token"));
+    let named = tokens.filter_map(|(role, token)| {
+        let name = token.as_str().or_else(|| token["content"].as_str())?;
+        Some((role.clone(), name.to_owned()))
+    });
+    named.collect()
+}
+
+fn load(bytes: &[u8]) -> Result<tokenizers::Tokenizer, String> {
+    let mut tokenizer = tokenizers::Tokenizer::from_bytes(bytes).map_err(|error| error.to_string())?;
+    tokenizer.with_truncation(None).map_err(|error| error.to_string())?;
+    tokenizer.with_padding(None);
+    Ok(tokenizer)
+}
+
+fn parse_date(date: &str) -> Result<NaiveDate, DataError> {
+    NaiveDate::parse_from_str(date, "%Y-%m-%d").map_err(|_| DataError::Setting {
+        setting: "data.chat_template_date",
+        must: "a day of the calendar, such as 2026-01-31",
+    })
+}
+
+fn read_json(path: &Path) -> Result<Value, DataError> {
+    let refused = |message: String| DataError::Tokenizer { path: path.to_owned(), message };
+    let bytes = regular_file::read(path).map_err(|error| refused(error.to_string()))?;
+    serde_json::from_slice(&bytes).map_err(|error| refused(error.to_string()))
+}
+
+/// A file beside the tokenizer; null where there is none.
+fn read_beside(tokenizer: &Path, name: &str) -> Result<Value, DataError> {
+    let path = tokenizer.with_file_name(name);
+    match path.metadata() {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Value::Null),
+        _ => read_json(&path),
+    }
+}
+
+fn object(value: Value) -> Map<String, Value> {
+    match value {
+        Value::Object(object) => object,
+        _ => Map::new(),
+    }
+}

@@ -1,0 +1,189 @@
+//! Special tokens of a template, kept apart from the text of messages that spells them.
+//!
+//! Each special token has a placeholder: its number between two noncharacters of Unicode, which no message may contain.
+//! The template has placeholders instead of its special tokens before it is rendered, and the tokenizer that encodes
+//! the result knows the placeholders by the ids of the special tokens, and these by no name. So a special token comes
+//! from the template or not at all, and everything else about the tokenizer stays as it is: what it strips beside a
+//! token, how it treats the start of a text.
+//!
+//! A template that puts a token together from parts (`'<|' + role + '|>'`) has no literal to replace. Tokens that it
+//! renders for messages without any are looked for in the rendered text instead; those that messages spell are broken
+//! up while it is rendered.
+
+use serde_json::Value;
+
+/// Characters that no message may contain.
+pub(super) const RESERVED: std::ops::RangeInclusive<char> = '\u{fdd0}'..='\u{fdd4}';
+const OPEN: char = '\u{fdd0}';
+const CLOSE: char = '\u{fdd1}';
+/// Stands in the middle of a special token that a message spells.
+const BREAK: char = '\u{fdd2}';
+/// The start and the end of what the assistant says, as a template marks it.
+pub(super) const GENERATION: [char; 2] = ['\u{fdd3}', '\u{fdd4}'];
+
+/// A special token of the tokenizer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct SpecialToken {
+    pub id: u32,
+    pub name: String,
+}
+
+/// The special tokens of a tokenizer, the longest first: one may start with another.
+#[derive(Clone, Debug, Default)]
+pub(super) struct SpecialTokens {
+    tokens: Vec<SpecialToken>,
+    /// Those that the template puts together from parts.
+    assembled: Vec<usize>,
+}
+
+impl SpecialTokens {
+    /// Those that a `tokenizer.json` marks as special.
+    pub(super) fn of(tokenizer_json: &Value) -> Self {
+        let added = tokenizer_json["added_tokens"].as_array().into_iter().flatten();
+        let special = added.filter(|token| token["special"] == true).filter_map(|token| {
+            let id = u32::try_from(token["id"].as_u64()?).ok()?;
+            Some(SpecialToken { id, name: token["content"].as_str().filter(|name| !name.is_empty())?.to_owned() })
+        });
+        let mut tokens: Vec<_> = special.collect();
+        tokens.sort_by(|a, b| (b.name.len(), &a.name).cmp(&(a.name.len(), &b.name)));
+        Self { tokens, assembled: Vec::new() }
+    }
+
+    /// The `tokenizer.json` that knows the special tokens by their placeholders only, and whose offsets include white
+    /// space: those that a post-processor reports may not.
+    pub(super) fn renamed(&self, mut tokenizer_json: Value) -> Value {
+        let rename = |name: &mut Value| {
+            let index = name.as_str().and_then(|name| self.tokens.iter().position(|token| token.name == name));
+            if let Some(index) = index {
+                *name = placeholder(index).into();
+            }
+        };
+        for token in tokenizer_json["added_tokens"].as_array_mut().into_iter().flatten() {
+            if token["special"] == true {
+                rename(&mut token["content"]);
+            }
+        }
+        let model = &mut tokenizer_json["model"];
+        if let Some(unknown) = model.get_mut("unk_token") {
+            rename(unknown);
+        }
+        for (index, token) in self.tokens.iter().enumerate() {
+            match model.get_mut("vocab") {
+                Some(Value::Object(vocab)) => {
+                    if let Some(id) = vocab.shift_remove(&token.name) {
+                        vocab.insert(placeholder(index), id);
+                    }
+                }
+                // Unigram: pairs of token and score, in the order of the ids.
+                Some(Value::Array(vocab)) => {
+                    let own = vocab.iter_mut().filter(|pair| pair[0] == token.name.as_str());
+                    own.for_each(|pair| pair[0] = placeholder(index).into());
+                }
+                _ => {}
+            }
+        }
+        tokenizer_json["post_processor"] = Value::Null;
+        tokenizer_json
+    }
+
+    /// A text with placeholders instead of the special tokens that it spells. Tokens without punctuation are left as
+    /// they are: such a word may be part of a template's program.
+    pub(super) fn with_placeholders(&self, text: &str) -> String {
+        let written = |(index, token): (usize, &SpecialToken)| {
+            token.name.chars().any(|character| !character.is_alphanumeric()).then_some(index)
+        };
+        let written: Vec<usize> = self.tokens.iter().enumerate().filter_map(written).collect();
+        self.replace(text, &written, &mut |index, _, output| output.push_str(&placeholder(index)))
+    }
+
+    /// The text with the names of the tokens instead of placeholders.
+    pub(super) fn with_names(&self, text: &str) -> String {
+        self.tokens.iter().enumerate().fold(text.to_owned(), |text, (index, token)| {
+            if text.contains(OPEN) { text.replace(&placeholder(index), &token.name) } else { text }
+        })
+    }
+
+    /// Finds the tokens that the template puts together from parts in what it renders for messages without special
+    /// tokens.
+    pub(super) fn find_assembled(&mut self, rendered: &str) {
+        let all: Vec<usize> = (0..self.tokens.len()).collect();
+        let mut assembled = Vec::new();
+        self.replace(rendered, &all, &mut |index, _, _| assembled.push(index));
+        assembled.sort_unstable();
+        assembled.dedup();
+        self.assembled = assembled;
+    }
+
+    /// Breaks up the special tokens that the strings of a message spell, where the template may assemble such.
+    pub(super) fn break_up(&self, value: &mut Value) {
+        if self.assembled.is_empty() {
+            return;
+        }
+        match value {
+            Value::String(text) => {
+                *text = self.replace(text, &self.assembled, &mut |_, name, output| {
+                    let mut characters = name.chars();
+                    output.extend(characters.next());
+                    output.push(BREAK);
+                    output.push_str(characters.as_str());
+                });
+            }
+            Value::Array(items) => items.iter_mut().for_each(|item| self.break_up(item)),
+            Value::Object(fields) => fields.values_mut().for_each(|field| self.break_up(field)),
+            _ => {}
+        }
+    }
+
+    /// A rendered text with placeholders instead of the tokens that the template assembled, and the tokens whole that
+    /// [`Self::break_up`] broke up.
+    pub(super) fn finish(&self, rendered: String) -> String {
+        if self.assembled.is_empty() {
+            return rendered;
+        }
+        let text =
+            self.replace(&rendered, &self.assembled, &mut |index, _, output| output.push_str(&placeholder(index)));
+        text.replace(BREAK, "")
+    }
+
+    pub(super) fn named(&self, name: &str) -> Option<&SpecialToken> {
+        self.tokens.iter().find(|token| token.name == name)
+    }
+
+    pub(super) fn with_id(&self, id: u32) -> Option<&SpecialToken> {
+        self.tokens.iter().find(|token| token.id == id)
+    }
+
+    /// Replaces the first and longest of the tokens at each position of the text.
+    fn replace(&self, text: &str, among: &[usize], write: &mut dyn FnMut(usize, &str, &mut String)) -> String {
+        let mut output = String::with_capacity(text.len());
+        let mut rest = text;
+        while let Some(first) = rest.chars().next() {
+            let found = among.iter().find(|&&index| rest.starts_with(&self.tokens[index].name));
+            if let Some(&index) = found {
+                let name = &self.tokens[index].name;
+                write(index, name, &mut output);
+                rest = &rest[name.len()..];
+            } else {
+                output.push(first);
+                rest = &rest[first.len_utf8()..];
+            }
+        }
+        output
+    }
+}
+
+fn placeholder(index: usize) -> String {
+    format!("{OPEN}{index}{CLOSE}")
+}
+
+/// Whether a message contains a reserved character.
+pub(super) fn has_reserved(value: &Value) -> bool {
+    match value {
+        Value::String(text) => text.contains(|character| RESERVED.contains(&character)),
+        Value::Array(items) => items.iter().any(has_reserved),
+        Value::Object(fields) => fields
+            .iter()
+            .any(|(name, field)| name.contains(|character| RESERVED.contains(&character)) || has_reserved(field)),
+        _ => false,
+    }
+}

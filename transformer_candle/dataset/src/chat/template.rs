@@ -1,0 +1,199 @@
+//! A chat template: Jinja as transformers runs it, in minijinja.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use chrono::NaiveDate;
+use minijinja::syntax::SyntaxConfig;
+use minijinja::value::{Serde, Value, ValueKind};
+use minijinja::{Environment, Error, ErrorKind};
+use serde_json::{Map, Value as Json};
+
+use super::conversation::Messages;
+use super::python_text;
+use super::special_tokens::{GENERATION, SpecialTokens};
+
+const NAME: &str = "chat_template";
+
+/// A template with what it is rendered with beside messages. Clones share it.
+#[derive(Clone)]
+pub(super) struct ChatTemplate {
+    /// Where it comes from, for messages.
+    pub origin: PathBuf,
+    /// The template as it was read.
+    pub source: String,
+    /// Whether it marks what the assistant says with `{% generation %}`.
+    pub marks_generation: bool,
+    environment: Arc<Environment<'static>>,
+    /// `bos_token` and the like, with placeholders for special tokens.
+    variables: Vec<(String, Value)>,
+    pub special_tokens: SpecialTokens,
+}
+
+impl ChatTemplate {
+    /// Compiles a template; the message of an error says what is wrong with it.
+    pub(super) fn compile(
+        origin: PathBuf,
+        source: String,
+        named_tokens: &[(String, String)],
+        special_tokens: SpecialTokens,
+        date: Option<NaiveDate>,
+    ) -> Result<Self, String> {
+        let (program, marks_generation) = with_generation_filter(&special_tokens.with_placeholders(&source));
+        let mut environment = Environment::new();
+        let syntax = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build();
+        environment.set_syntax(syntax.map_err(|error| error.to_string())?);
+        environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
+        environment.set_formatter(python_text::format);
+        environment.add_filter("tojson", |value: Value, options| python_text::tojson(&value, options));
+        environment.add_filter("string", |value: Value| python_text::str(&value));
+        environment.add_filter("generation", |said: String| format!("{}{said}{}", GENERATION[0], GENERATION[1]));
+        environment.add_test("sequence", |value: &Value| is_container(value));
+        environment.add_test("iterable", |value: &Value| is_container(value) || value.kind() == ValueKind::Iterable);
+        environment.add_function("raise_exception", |message: String| -> Result<Value, Error> {
+            Err(Error::new(ErrorKind::InvalidOperation, message))
+        });
+        environment.add_function("strftime_now", move |format: String| strftime(date, &format));
+        environment.add_template_owned(NAME, program).map_err(|error| special_tokens.with_names(&describe(&error)))?;
+        let variable =
+            |(name, token): &(String, String)| (name.clone(), Value::from(special_tokens.with_placeholders(token)));
+        Ok(Self {
+            origin,
+            source,
+            marks_generation,
+            environment: Arc::new(environment),
+            variables: named_tokens.iter().map(variable).collect(),
+            special_tokens,
+        })
+    }
+
+    /// A conversation, ready to be rendered as a whole and in part.
+    pub(super) fn prepare(&self, conversation: &Messages) -> PreparedMessages {
+        let prepared = |value: &Json| {
+            let mut value = value.clone();
+            self.special_tokens.break_up(&mut value);
+            Value::from(Serde(&value))
+        };
+        PreparedMessages {
+            messages: conversation.messages.iter().map(prepared).collect(),
+            tools: prepared(&conversation.tools),
+            variables: conversation.variables.iter().map(|(name, value)| (name.clone(), prepared(value))).collect(),
+        }
+    }
+
+    /// The first `count` messages as text, with placeholders for special tokens; the message of an error says why not.
+    pub(super) fn render(
+        &self,
+        conversation: &PreparedMessages,
+        count: usize,
+        add_generation_prompt: bool,
+    ) -> Result<String, String> {
+        let rendered = self.try_render(conversation, count, add_generation_prompt);
+        rendered
+            .map(|text| self.special_tokens.finish(text))
+            .map_err(|error| self.special_tokens.with_names(&describe(&error)))
+    }
+
+    fn try_render(&self, conversation: &PreparedMessages, count: usize, prompt: bool) -> Result<String, Error> {
+        let own = [
+            ("messages", Value::from(conversation.messages[..count].to_vec())),
+            ("tools", conversation.tools.clone()),
+            ("documents", Value::from(())),
+            ("add_generation_prompt", Value::from(prompt)),
+        ];
+        let given = self.variables.iter().chain(&conversation.variables).cloned();
+        let own = own.into_iter().map(|(name, value)| (name.to_owned(), value));
+        self.environment.get_template(NAME)?.render(Value::from_pairs(own.chain(given)))
+    }
+}
+
+/// Messages as values of a template.
+pub(super) struct PreparedMessages {
+    messages: Vec<Value>,
+    tools: Value,
+    variables: Vec<(String, Value)>,
+}
+
+/// What Jinja calls a sequence: everything that has a length and items, strings and dictionaries too.
+fn is_container(value: &Value) -> bool {
+    matches!(value.kind(), ValueKind::String | ValueKind::Seq | ValueKind::Map)
+}
+
+/// The template with `{% filter generation %}` instead of transformers' `{% generation %}`, and whether it has any.
+fn with_generation_filter(source: &str) -> (String, bool) {
+    let (mut program, mut found, mut rest) = (String::with_capacity(source.len()), false, source);
+    while let Some(start) = rest.find("{%") {
+        let (before, tag) = rest.split_at(start + 2);
+        program.push_str(before);
+        let word = tag.trim_start_matches(['-', '+']).trim_start();
+        let name_end = word.find(|character: char| !character.is_alphanumeric()).unwrap_or(word.len());
+        let space = tag.len() - word.len();
+        let replacement = match &word[..name_end] {
+            "generation" => "filter generation",
+            "endgeneration" => "endfilter",
+            _ => "",
+        };
+        rest = tag;
+        if !replacement.is_empty() {
+            found = true;
+            program.push_str(&tag[..space]);
+            program.push_str(replacement);
+            rest = &word[name_end..];
+        }
+    }
+    program.push_str(rest);
+    (program, found)
+}
+
+/// Today, as the config says.
+fn strftime(date: Option<NaiveDate>, format: &str) -> Result<String, Error> {
+    use std::fmt::Write as _;
+    let problem = |message: String| Error::new(ErrorKind::InvalidOperation, message);
+    let date = date.ok_or_else(|| {
+        problem("it names today's date: pin a day in data.chat_template_date, such as 2026-01-31".to_owned())
+    })?;
+    let mut text = String::new();
+    write!(text, "{}", date.and_time(chrono::NaiveTime::MIN).format(format))
+        .map_err(|_| problem(format!("strftime_now does not know the format {format:?}")))?;
+    Ok(text)
+}
+
+/// An error without the engine's own words, where the template raised it.
+fn describe(error: &Error) -> String {
+    let at = error.line().map_or_else(String::new, |line| format!(" (line {line})"));
+    let detail = error.detail().map_or_else(|| error.kind().to_string(), str::to_owned);
+    format!("{detail}{at}")
+}
+
+/// The template that a tokenizer's configuration names: one text, or a list of which one is for tools.
+pub(super) fn of_config(config: &Map<String, Json>) -> Option<&str> {
+    match config.get("chat_template")? {
+        Json::String(template) => Some(template),
+        Json::Array(named) => {
+            let find = |name: &str| named.iter().find(|template| template["name"] == name);
+            find("default").or_else(|| named.first())?["template"].as_str()
+        }
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn generation_tags_become_filters() {
+        let source = "{%- generation -%}x{% endgeneration %}{% if generation %}{% endif %}{%-endgeneration-%}";
+        let (program, found) = with_generation_filter(source);
+        let expected = "{%- filter generation -%}x{% endfilter %}{% if generation %}{% endif %}{%-endfilter-%}";
+        assert_eq!((program.as_str(), found), (expected, true));
+    }
+
+    #[test]
+    fn the_date_is_the_config_s() {
+        let day = NaiveDate::from_ymd_opt(2026, 1, 31);
+        assert_eq!(strftime(day, "%d %b %Y %A").unwrap(), "31 Jan 2026 Saturday");
+        assert!(strftime(None, "%Y").unwrap_err().to_string().contains("data.chat_template_date"));
+        assert!(strftime(day, "%Q").is_err());
+    }
+}

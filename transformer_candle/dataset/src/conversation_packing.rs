@@ -1,0 +1,190 @@
+//! Packing of conversations: each is put into a sequence as a whole.
+//!
+//! A conversation of `n + 1` tokens takes `n` positions: the last token is a target only. With [`Packing::Documents`]
+//! conversations share sequences: from the longest to the shortest, each goes where it leaves the least space, or opens
+//! a sequence (best-fit decreasing, Ding et al., 2024, <https://arxiv.org/abs/2404.10830>). With [`Packing::Padded`]
+//! each has a sequence of its own. The rest of a sequence is padding, which the loss ignores.
+
+use std::collections::BTreeSet;
+use std::ops::Range;
+
+use run_config::Packing;
+
+use crate::batch::{Batch, IGNORED_TARGET};
+use crate::chat::EncodedConversation;
+
+/// Conversations in sequences.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct PackedConversations {
+    /// The tokens of all conversations.
+    ids: Vec<u32>,
+    /// Whether the loss counts each of them as a target.
+    counted: Vec<bool>,
+    /// Where the conversations of each sequence are in these, in the order of their positions.
+    sequences: Vec<Vec<Range<usize>>>,
+    sequence_length: usize,
+    packing: Packing,
+    /// The input of padding.
+    padding: u32,
+    targets: usize,
+}
+
+impl PackedConversations {
+    pub(crate) fn new(sequence_length: usize, packing: Packing, padding: u32) -> Self {
+        Self {
+            ids: Vec::new(),
+            counted: Vec::new(),
+            sequences: Vec::new(),
+            sequence_length,
+            packing,
+            padding,
+            targets: 0,
+        }
+    }
+
+    /// Puts these conversations into new sequences.
+    pub(crate) fn append(&mut self, conversations: &[EncodedConversation]) {
+        let mut ranges = Vec::with_capacity(conversations.len());
+        for conversation in conversations {
+            let start = self.ids.len();
+            self.ids.extend_from_slice(&conversation.ids);
+            self.counted.extend_from_slice(&conversation.counted);
+            self.targets += conversation.counted.iter().skip(1).filter(|&&counted| counted).count();
+            ranges.push(start..self.ids.len());
+        }
+        if self.packing == Packing::Documents {
+            self.fill(ranges);
+        } else {
+            self.sequences.extend(ranges.into_iter().map(|range| vec![range]));
+        }
+    }
+
+    /// Best-fit decreasing.
+    fn fill(&mut self, mut ranges: Vec<Range<usize>>) {
+        ranges.sort_by_key(|range| std::cmp::Reverse(range.len()));
+        // (positions left, index) of the new sequences.
+        let mut open: BTreeSet<(usize, usize)> = BTreeSet::new();
+        for range in ranges {
+            let positions = range.len() - 1;
+            let best = open.range((positions, 0)..).next().copied();
+            let (left, index) = best.unwrap_or_else(|| {
+                self.sequences.push(Vec::new());
+                (self.sequence_length, self.sequences.len() - 1)
+            });
+            open.remove(&(left, index));
+            open.insert((left - positions, index));
+            self.sequences[index].push(range);
+        }
+    }
+
+    /// Number of sequences.
+    pub(crate) fn sequences(&self) -> usize {
+        self.sequences.len()
+    }
+
+    /// Number of targets that the loss counts.
+    pub(crate) fn targets(&self) -> usize {
+        self.targets
+    }
+
+    /// Number of tokens of all conversations.
+    pub(crate) fn tokens(&self) -> usize {
+        self.ids.len()
+    }
+
+    /// Appends sequence `k` to a batch.
+    pub(crate) fn write(&self, k: usize, token_bytes: Option<&[u32]>, batch: &mut Batch) {
+        let first = batch.inputs.len();
+        let mut document_starts = Vec::new();
+        for range in &self.sequences[k] {
+            let start = batch.inputs.len() - first;
+            document_starts.extend(std::iter::repeat_n(start as i32, range.len() - 1));
+            batch.inputs.extend_from_slice(&self.ids[range.start..range.end - 1]);
+            for (&id, &counted) in self.ids[range.clone()].iter().zip(&self.counted[range.clone()]).skip(1) {
+                batch.targets.push(if counted { id as i32 } else { IGNORED_TARGET });
+                batch.target_count += usize::from(counted);
+                if let (Some(total), Some(bytes), true) = (&mut batch.target_bytes, token_bytes, counted) {
+                    *total += u64::from(bytes[id as usize]);
+                }
+            }
+        }
+        let written = batch.inputs.len() - first;
+        batch.inputs.resize(first + self.sequence_length, self.padding);
+        batch.targets.resize(first + self.sequence_length, IGNORED_TARGET);
+        if self.packing == Packing::Documents {
+            // Each position of the padding is a document of its own, which costs attention nothing.
+            document_starts.extend(written as i32..self.sequence_length as i32);
+            batch.document_starts.get_or_insert_default().extend(document_starts);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn conversation(ids: &[u32], counted: &[u32]) -> EncodedConversation {
+        let counted = ids.iter().map(|id| counted.contains(id)).collect();
+        EncodedConversation { ids: ids.to_vec(), counted, truncated: false }
+    }
+
+    fn batch_of(packed: &PackedConversations) -> Batch {
+        let mut batch = Batch::new(packed.sequence_length, true);
+        (0..packed.sequences()).for_each(|k| packed.write(k, Some(&[2; 100]), &mut batch));
+        batch
+    }
+
+    const X: i32 = IGNORED_TARGET;
+
+    #[test]
+    fn short_conversations_share_a_sequence() {
+        let mut packed = PackedConversations::new(6, Packing::Documents, 99);
+        packed.append(&[
+            conversation(&[1, 2, 3], &[2, 3]),
+            conversation(&[11, 12, 13, 14, 15], &[14, 15]),
+            conversation(&[21, 22, 23, 24], &[21, 24]),
+        ]);
+        let batch = batch_of(&packed);
+        assert_eq!(batch.inputs, [11, 12, 13, 14, 1, 2, 21, 22, 23, 99, 99, 99]);
+        assert_eq!(batch.targets, [X, X, 14, 15, 2, 3, X, X, 24, X, X, X]);
+        assert_eq!(batch.document_starts.as_deref(), Some(&[0, 0, 0, 0, 4, 4, 0, 0, 0, 3, 4, 5][..]));
+        assert_eq!((batch.target_count, batch.target_bytes, packed.targets()), (5, Some(10), 5));
+    }
+
+    #[test]
+    fn padded_conversations_have_a_sequence_each() {
+        let mut packed = PackedConversations::new(3, Packing::Padded, 99);
+        packed.append(&[conversation(&[1, 2], &[2]), conversation(&[3, 4, 5, 6], &[6])]);
+        let batch = batch_of(&packed);
+        assert_eq!(batch.inputs, [1, 99, 99, 3, 4, 5]);
+        assert_eq!(batch.targets, [2, X, X, X, X, 6]);
+        assert_eq!(batch.document_starts, None);
+    }
+
+    proptest! {
+        #[test]
+        fn each_conversation_is_in_one_sequence(lengths in prop::collection::vec(2_usize..18, 0..60)) {
+            let conversations: Vec<EncodedConversation> = lengths
+                .iter()
+                .enumerate()
+                .map(|(index, &length)| EncodedConversation {
+                    ids: vec![index as u32; length],
+                    counted: vec![true; length],
+                    truncated: false,
+                })
+                .collect();
+            let mut packed = PackedConversations::new(17, Packing::Documents, 99);
+            packed.append(&conversations);
+            let mut found: Vec<(u32, usize)> = Vec::new();
+            for sequence in &packed.sequences {
+                prop_assert!(sequence.iter().map(|range| range.len() - 1).sum::<usize>() <= 17);
+                found.extend(sequence.iter().map(|range| (packed.ids[range.start], range.len())));
+            }
+            found.sort_unstable();
+            let expected: Vec<(u32, usize)> = lengths.iter().enumerate().map(|(index, &n)| (index as u32, n)).collect();
+            prop_assert_eq!(found, expected);
+        }
+    }
+}

@@ -1,0 +1,175 @@
+//! Documents become packed sequences: text by `packing`, conversations by `conversation_packing`.
+
+use rayon::prelude::*;
+use run_config::Packing;
+
+use crate::batch::Batch;
+use crate::cancel::CancelToken;
+use crate::chat::{ConversationEncoder, EncodedConversation};
+use crate::conversation_packing::PackedConversations;
+use crate::formats::Document;
+use crate::packing::PackedTokens;
+use crate::skipped_rows::{SkipReason, SkippedRows};
+use crate::tokenizer::EncodedText;
+use crate::{DataError, StreamSettings, Tokenizer};
+
+/// Tokenizes and packs. Clones share tokenizer and template.
+#[derive(Clone)]
+pub(crate) struct SequencePacker {
+    tokenizer: Tokenizer,
+    /// Encodes conversations; none for text.
+    chat: Option<ConversationEncoder>,
+    sequence_length: usize,
+    packing: Packing,
+}
+
+/// What became of documents.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct PackedDocuments {
+    /// Conversations that were left out.
+    pub skipped: SkippedRows,
+    /// Conversations whose end was cut off.
+    pub truncated: u64,
+}
+
+/// Sequences of text or of conversations.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum PackedSequences {
+    Text(PackedTokens),
+    Chat(PackedConversations),
+}
+
+impl SequencePacker {
+    pub(crate) fn new(settings: &StreamSettings, tokenizer: &Tokenizer) -> Result<Self, DataError> {
+        let &StreamSettings { sequence_length, packing, .. } = settings;
+        let chat = settings.chat.as_ref();
+        let chat = chat.map(|chat| ConversationEncoder::new(tokenizer, chat, sequence_length)).transpose()?;
+        Ok(Self { tokenizer: tokenizer.clone(), chat, sequence_length, packing })
+    }
+
+    pub(crate) fn tokenizer(&self) -> &Tokenizer {
+        &self.tokenizer
+    }
+
+    pub(crate) fn chat(&self) -> Option<&ConversationEncoder> {
+        self.chat.as_ref()
+    }
+
+    /// No sequences.
+    pub(crate) fn empty(&self) -> PackedSequences {
+        let &Self { sequence_length, packing, .. } = self;
+        let marks = self.tokenizer.document_tokens();
+        match self.chat {
+            None => PackedSequences::Text(PackedTokens::new(sequence_length, packing, marks)),
+            Some(_) => PackedSequences::Chat(PackedConversations::new(sequence_length, packing, marks.end_of_text.id)),
+        }
+    }
+
+    /// Tokenizes documents in the threads of the current pool and appends them in this order; each text is dropped once
+    /// it is tokenized.
+    pub(crate) fn append(
+        &self,
+        packed: &mut PackedSequences,
+        documents: Vec<Document>,
+        cancel: &CancelToken,
+    ) -> Result<PackedDocuments, DataError> {
+        match (packed, &self.chat) {
+            (PackedSequences::Chat(packed), Some(chat)) => append_conversations(packed, chat, documents, cancel),
+            (PackedSequences::Text(packed), _) => self.append_text(packed, documents, cancel),
+            (PackedSequences::Chat(_), None) => {
+                unreachable!("`empty` makes sequences of conversations with an encoder")
+            }
+        }
+    }
+
+    fn append_text(
+        &self,
+        packed: &mut PackedTokens,
+        documents: Vec<Document>,
+        cancel: &CancelToken,
+    ) -> Result<PackedDocuments, DataError> {
+        let encoded: Vec<Result<(EncodedText, bool), DataError>> = documents
+            .into_par_iter()
+            .map(|document| {
+                cancel.check()?;
+                Ok((self.tokenizer.encode_document(&document.text)?, document.ends_document))
+            })
+            .collect();
+        let added = if self.tokenizer.document_tokens().starts_with_bos { 2 } else { 1 };
+        packed.reserve(encoded.iter().flatten().map(|(text, _)| text.ids.len() + added).sum());
+        for document in encoded {
+            let (text, ends_document) = document?;
+            packed.push(&text, ends_document);
+        }
+        Ok(PackedDocuments::default())
+    }
+}
+
+fn append_conversations(
+    packed: &mut PackedConversations,
+    chat: &ConversationEncoder,
+    documents: Vec<Document>,
+    cancel: &CancelToken,
+) -> Result<PackedDocuments, DataError> {
+    let encoded: Vec<Result<Result<EncodedConversation, SkipReason>, DataError>> = documents
+        .into_par_iter()
+        .map(|document| {
+            cancel.check()?;
+            chat.encode_row(&document.text)
+        })
+        .collect();
+    let (mut done, mut conversations) = (PackedDocuments::default(), Vec::with_capacity(encoded.len()));
+    for conversation in encoded {
+        match conversation? {
+            Ok(conversation) => {
+                done.truncated += u64::from(conversation.truncated);
+                conversations.push(conversation);
+            }
+            Err(reason) => done.skipped.count(reason),
+        }
+    }
+    packed.append(&conversations);
+    Ok(done)
+}
+
+impl PackedSequences {
+    /// Number of sequences; the last may be padded.
+    pub(crate) fn sequences(&self) -> usize {
+        match self {
+            Self::Text(packed) => packed.sequences(),
+            Self::Chat(packed) => packed.sequences(),
+        }
+    }
+
+    /// Number of targets that the loss counts.
+    pub(crate) fn targets(&self) -> usize {
+        match self {
+            Self::Text(packed) => packed.targets(),
+            Self::Chat(packed) => packed.targets(),
+        }
+    }
+
+    /// Number of tokens.
+    pub(crate) fn tokens(&self) -> usize {
+        match self {
+            Self::Text(packed) => packed.targets(),
+            Self::Chat(packed) => packed.tokens(),
+        }
+    }
+
+    /// Whether appending more documents leaves sequence `k` as it is.
+    pub(crate) fn is_complete(&self, k: usize) -> bool {
+        match self {
+            Self::Text(packed) => packed.targets() >= (k + 1) * packed.sequence_length(),
+            Self::Chat(packed) => packed.sequences() > k,
+        }
+    }
+
+    /// Appends sequence `k` to a batch.
+    pub(crate) fn write(&self, k: usize, token_bytes: Option<&[u32]>, batch: &mut Batch) {
+        match self {
+            Self::Text(packed) => packed.write(k, token_bytes, batch),
+            Self::Chat(packed) => packed.write(k, token_bytes, batch),
+        }
+    }
+}
