@@ -95,7 +95,7 @@ class Bench:
             if record["kind"] == "train":
                 steps.append(record["step_seconds"] / (record["tokens"] - tokens))
                 tokens = record["tokens"]
-            else:
+            elif record["kind"] == "evaluation":
                 evaluations.append((record["step"], tokens, record["loss"]))
         per_token = quiet_time(steps)
         return [(step, tokens, tokens * per_token, loss) for step, tokens, loss in evaluations]

@@ -16,6 +16,7 @@ from orchestrator import _native
 # The placeholder of a value in a help text, by the schema's format or type.
 METAVARS = {
     "batch-size": "[N|auto]",
+    "num-workers": "[N|auto]",
     "device": "[auto|cpu|cuda|cuda:N]",
     "integer": "N",
     "number": "X",

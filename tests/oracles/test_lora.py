@@ -20,6 +20,7 @@ from workspace import Workspace
 STEPS = 20
 LEARNING_RATE = 1e-3
 TOKENS = list(range(5, 105))
+TEXTS = list(documents())[:200]
 CONFIG = """
 model: {{init_from: {model}}}
 lora: {lora}
@@ -39,7 +40,7 @@ SETTINGS: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
 @pytest.fixture
 def text(workspace: Workspace) -> Path:
     path = workspace.root / "train.jsonl"
-    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in list(documents())[:200]))
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in TEXTS))
     return path
 
 
@@ -68,7 +69,7 @@ def test_twenty_steps_are_those_of_peft(
     workspace: Workspace, text: Path, name: str, lora: dict[str, Any], described: dict[str, Any]
 ) -> None:
     folder = make_model(name, workspace.root / name)
-    write_tokenizer(text, folder)
+    write_tokenizer(name, TEXTS, folder)
     config = make_run(workspace, folder, text, lora)
     trainer = orchestrator.Trainer(config)
     start = trainer.save()
@@ -108,7 +109,7 @@ def test_twenty_steps_are_those_of_peft(
 
 def test_training_goes_on_from_peft_s_adapters(workspace: Workspace, text: Path) -> None:
     folder = make_model("llama_2", workspace.root / "model")
-    write_tokenizer(text, folder)
+    write_tokenizer("llama_2", TEXTS, folder)
     torch.manual_seed(3)
     theirs = get_peft_model(
         base(folder), LoraConfig(r=3, lora_alpha=6, target_modules=["q_proj", "down_proj"], init_lora_weights=False)
@@ -131,7 +132,7 @@ def test_training_goes_on_from_peft_s_adapters(workspace: Workspace, text: Path)
 
 def test_bf16_adapters_are_loaded_by_peft(workspace: Workspace, text: Path) -> None:
     folder = make_model("qwen_3", workspace.root / "model", torch.bfloat16)
-    write_tokenizer(text, folder)
+    write_tokenizer("qwen_3", TEXTS, folder)
     make_run(workspace, folder, text, {"rank": 4})
     config = workspace.root / "run" / "training.yaml"
     flags = ("--override=runtime.precision=bf16", "--override=scheduler.total_steps=5")

@@ -76,12 +76,18 @@ def test_a_run_starts_from_a_repository_and_from_a_folder(workspace: Workspace, 
     assert (written["optimizer"]["algorithm"], written["optimizer"]["learning_rate"]) == ("adamw", 5e-5)
     assert [row["step"] for row in workspace.metrics("more", "evaluation")] == [0, 2, 4]
 
-    (config,) = blocks("pretrained-models.md", "yaml")
+
+@pytest.mark.parametrize("number", [0, 1], ids=["all weights", "adapters"])
+def test_the_configs_train(workspace: Workspace, hub: FakeHub, number: int) -> None:
+    config = blocks("pretrained-models.md", "yaml")[number]
     shards = hub.root / "datasets" / DATASET / "data/CC-MAIN-2013-20"
-    config = config.replace("/models/SmolLM2-135M", str(hub.root / "models" / MODEL))
     path = workspace.root / "run" / "training.yaml"
     path.parent.mkdir()
-    path.write_text(config.replace("corpus/*.parquet", f"{shards}/*.parquet"))
+    path.write_text(
+        re.sub(r"/models/[\w.-]+", str(hub.root / "models" / MODEL), config).replace(
+            "corpus/*.parquet", f"{shards}/*.parquet"
+        )
+    )
     flags = [f"--override={key}={value}" for key, value in SMALL_CONFIG.items()]
     workspace.trainer("train", "--config", path, *flags).succeeded()
     first = json.loads((path.parent / "metrics.jsonl").read_text().splitlines()[0])

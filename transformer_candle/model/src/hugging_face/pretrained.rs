@@ -10,6 +10,7 @@ use half::f16;
 use kernels::{Buffer, DType, bf16};
 use rayon::prelude::*;
 use safetensors::Dtype;
+use safetensors::tensor::Metadata;
 use serde::Deserialize;
 
 use super::weights::zero_between_tensors;
@@ -68,7 +69,10 @@ impl PretrainedWeights {
     /// missing, unknown, or of another shape or type, [`Error::NoWeights`] for missing files, [`Error::Io`] where a file
     /// cannot be read.
     pub fn open(directory: &Path, shape: &ModelShape) -> Result<Self> {
-        Self::of_files(weight_files(directory)?, Part::Model, hf_tensors(shape), shape)
+        let paths = weight_files(directory)?;
+        let headers = paths.iter().map(|path| stored_header(path)).collect::<Result<Vec<_>>>()?;
+        check_count(&headers, shape)?;
+        Self::of_files(paths.into_iter().zip(headers).collect(), Part::Model, hf_tensors(shape), shape)
     }
 
     /// Like [`PretrainedWeights::open`], for the adapters in a directory in peft's format.
@@ -81,22 +85,24 @@ impl PretrainedWeights {
             let problem = format!("{ADAPTER_WEIGHTS} is missing");
             return Err(Error::NoWeights { directory: directory.to_owned(), problem });
         }
-        Self::of_files(vec![path], Part::Adapters, adapter_tensors(shape), shape)
+        let header = stored_header(&path)?;
+        Self::of_files(vec![(path, header)], Part::Adapters, adapter_tensors(shape), shape)
     }
 
-    fn of_files(paths: Vec<PathBuf>, part: Part, tensors: Vec<HfTensor>, shape: &ModelShape) -> Result<Self> {
+    fn of_files(
+        stored: Vec<(PathBuf, StoredHeader)>,
+        part: Part,
+        tensors: Vec<HfTensor>,
+        shape: &ModelShape,
+    ) -> Result<Self> {
         let mut wanted: BTreeMap<String, HfTensor> =
             tensors.into_iter().map(|tensor| (tensor.name.clone(), tensor)).collect();
-        let listing = match &paths[..] {
-            [single] => single.clone(),
-            _ => paths.first().map(|path| path.with_file_name(INDEX)).unwrap_or_default(),
+        let listing = match &stored[..] {
+            [(single, _)] => single.clone(),
+            _ => stored.first().map(|(path, _)| path.with_file_name(INDEX)).unwrap_or_default(),
         };
-        let mut files = Vec::with_capacity(paths.len());
-        for path in paths {
-            let mut file = File::open(&path).map_err(failed("open", &path))?;
-            let bytes = file.metadata().map_err(failed("read", &path))?.len();
-            let header = read_header(&mut file, bytes, &path)?;
-            let data_start = file.stream_position().map_err(failed("read", &path))?;
+        let mut files = Vec::with_capacity(stored.len());
+        for (path, StoredHeader { tensors: header, data_start }) in stored {
             let mut tensors = Vec::new();
             for name in header.offset_keys() {
                 let Some(info) = header.info(&name) else { continue };
@@ -220,6 +226,34 @@ pub fn weight_files(directory: &Path) -> Result<Vec<PathBuf>> {
         return Err(missing(format!("{name} is missing, which {INDEX} names")));
     }
     Ok(names.into_iter().map(|name| directory.join(name)).collect())
+}
+
+/// The header of a file of weights.
+struct StoredHeader {
+    tensors: Metadata,
+    /// The byte of the file that the tensors' offsets count from.
+    data_start: u64,
+}
+
+fn stored_header(path: &Path) -> Result<StoredHeader> {
+    let mut file = File::open(path).map_err(failed("open", path))?;
+    let bytes = file.metadata().map_err(failed("read", path))?.len();
+    let tensors = read_header(&mut file, bytes, path)?;
+    let data_start = file.stream_position().map_err(failed("read", path))?;
+    Ok(StoredHeader { tensors, data_start })
+}
+
+/// Refuses a config with far more parameters than the files hold, whose tensors would take too much memory to list. A
+/// few that are missing are named one by one instead.
+fn check_count(headers: &[StoredHeader], shape: &ModelShape) -> Result<()> {
+    let described = shape.parameter_count();
+    let tensors = headers.iter().flat_map(|header| header.tensors.tensors().into_values());
+    let held: u64 = tensors.map(|tensor| tensor.shape.iter().product::<usize>() as u64).sum();
+    if described / 2 <= held {
+        return Ok(());
+    }
+    let problem = format!("it describes {described} parameters, and the files of weights hold {held}");
+    Err(Error::ConfigJson { problem })
 }
 
 /// Whether a stored tensor follows from others.

@@ -27,7 +27,7 @@ pub struct PlanOptions {
     #[arg(long, value_name = "SIZE")]
     pub memory: Option<ByteSize>,
     /// Plan for about this many tokens, such as 20B, instead of `scheduler.total_steps`.
-    #[arg(long, value_name = "N", value_parser = token_count)]
+    #[arg(long, value_name = "COUNT", value_parser = token_count)]
     pub tokens: Option<u64>,
     /// What the machine draws, for the cost of electricity. [default: the GPU's board power]
     #[arg(long, value_name = "W", value_parser = amount)]
