@@ -139,6 +139,9 @@ impl MemoryPlan {
         };
         let per_parameter = total as f64 / self.parameters as f64;
         let length = format!("{} steps, {} tokens, {per_parameter:.1} per parameter", grouped(steps), tokens(total));
+        let (Some(chinchilla_share), Some(chinchilla_tokens)) = (chinchilla_share, chinchilla_tokens) else {
+            return length;
+        };
         if (chinchilla_share - 1.0).abs() < CHINCHILLA_TOLERANCE {
             return format!("{length}: what Chinchilla's 20 ask for");
         }

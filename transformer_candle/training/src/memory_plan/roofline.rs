@@ -10,7 +10,7 @@ use super::{
 };
 use crate::engine::{EngineSettings, muon_flops};
 use kernels::{DeviceKind, muon};
-use model::{ModelShape, ParameterLayout, dtype_of, head_chunk_rows};
+use model::{ModelShape, ParameterKind, ParameterLayout, dtype_of, head_chunk_rows};
 use run_config::{ActivationRecompute, Algorithm, RunConfig};
 
 /// A launch takes at least this long from the previous one's end.
@@ -78,14 +78,16 @@ impl Roofline {
     /// Lists the operations of a step.
     pub(super) fn new(config: &RunConfig, shape: &ModelShape, settings: EngineSettings) -> Self {
         let step = Step::new(config, shape, settings);
+        let layout = ParameterLayout::new(shape);
         let mut operations = step.blocks();
+        operations.extend(step.adapters(&layout));
         operations.extend(step.head());
         operations.extend(step.embedding_and_last_norm());
         let micro_batches = config.data.sequences_per_step as f64 / settings.micro_batch as f64;
         for operation in &mut operations {
             operation.count *= micro_batches;
         }
-        operations.extend(step.optimizer(config));
+        operations.extend(step.optimizer(config, &layout));
         Self { operations }
     }
 
@@ -151,8 +153,10 @@ impl<'a> Step<'a> {
             operations.extend([
                 self.gemm(StepPart::Gemm, layers * forwards, [n, outputs, inputs], self.element, false),
                 self.gemm(StepPart::Gemm, layers, [n, inputs, outputs], self.element, false),
-                self.gemm(StepPart::Gemm, layers, [outputs, inputs, n], 4.0, true),
             ]);
+            if self.trains_all() {
+                operations.push(self.gemm(StepPart::Gemm, layers, [outputs, inputs, n], 4.0, true));
+            }
         }
         let causal = n * self.sequence_length * a;
         let (row, wide) = (self.element * n * d, self.element * n * packed);
@@ -188,17 +192,41 @@ impl<'a> Step<'a> {
         operations
     }
 
+    /// Whether every weight trains, not adapters only.
+    fn trains_all(&self) -> bool {
+        self.shape.lora.is_none()
+    }
+
+    /// The two matrices of each adapter: forward, and the gradients of inputs and weights.
+    fn adapters(&self, layout: &ParameterLayout) -> Vec<Operation> {
+        let n = self.tokens as f64;
+        let forwards = if self.recompute == ActivationRecompute::Block { 2.0 } else { 1.0 };
+        let adapters = layout.parameters().iter().filter(|parameter| parameter.spec.kind == ParameterKind::Adapter);
+        let operations = adapters.flat_map(|parameter| {
+            let (outputs, inputs) = (parameter.spec.shape[0] as f64, parameter.spec.shape[1] as f64);
+            [
+                self.gemm(StepPart::Gemm, forwards, [n, outputs, inputs], self.element, true),
+                self.gemm(StepPart::Gemm, 1.0, [n, inputs, outputs], self.element, true),
+                self.gemm(StepPart::Gemm, 1.0, [outputs, inputs, n], 4.0, true),
+            ]
+        });
+        operations.collect()
+    }
+
     /// Head and loss in chunks of rows: f32 logits, read twice, and their gradients.
     fn head(&self) -> Vec<Operation> {
         let (d, v) = (self.shape.hidden_size as f64, self.shape.padded_vocab_size as f64);
         let rows = head_chunk_rows(self.tokens, self.shape.padded_vocab_size, DeviceKind::Cuda) as f64;
         let (part, chunks) = (StepPart::HeadAndLoss, self.tokens as f64 / rows);
-        vec![
+        let mut operations = vec![
             self.gemm(part, chunks, [rows, v, d], 4.0, false),
             Self::pass(part, chunks, rows * v * (4.0 + 4.0 + self.element)),
             self.gemm(part, chunks, [rows, d, v], self.element, false),
-            self.gemm(part, chunks, [v, d, rows], 4.0, true),
-        ]
+        ];
+        if self.trains_all() {
+            operations.push(self.gemm(part, chunks, [v, d, rows], 4.0, true));
+        }
+        operations
     }
 
     fn embedding_and_last_norm(&self) -> [Operation; 3] {
@@ -208,22 +236,21 @@ impl<'a> Step<'a> {
     }
 
     /// Norm of the gradients, the update and setting the gradients to zero, once per step.
-    fn optimizer(&self, config: &RunConfig) -> Vec<Operation> {
-        let layout = ParameterLayout::new(self.shape);
-        let (part, all) = (StepPart::Optimizer, layout.elements() as f64);
+    fn optimizer(&self, config: &RunConfig, layout: &ParameterLayout) -> Vec<Operation> {
+        let (part, all) = (StepPart::Optimizer, layout.trainable_elements() as f64);
         let mut operations = vec![Self::pass(part, 2.0, 4.0 * all)];
         if config.optimizer.algorithm == Algorithm::AdamW {
             operations.push(Self::pass(part, 1.0, ADAMW_BYTES * all));
             return operations;
         }
-        let matrices = layout.range(model::ParameterKind::Projection).len() as f64;
+        let matrices = layout.range(ParameterKind::Projection).len() as f64;
         operations.push(Self::pass(part, 1.0, ADAMW_BYTES * (all - matrices)));
         // Gradient and momentum read, momentum and update written; the update read for its norm, read and written to
         // divide by it; and read to change the weights.
         let element = self.element;
         operations.push(Self::pass(part, 1.0, (4.0 + 8.0 + 4.0 * element + 2.0 + 8.0) * matrices));
         let launches = (3 * muon::ITERATIONS * self.shape.num_layers) as f64;
-        let flops = muon_flops(&layout) / launches;
+        let flops = muon_flops(layout) / launches;
         operations.push(Operation { part, rate: Rate::Gemm, count: launches, flops, bytes: 0.0 });
         operations
     }

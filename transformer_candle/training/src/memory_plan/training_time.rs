@@ -18,10 +18,10 @@ pub struct TrainingTime {
     pub steps: u64,
     /// Target tokens.
     pub tokens: u64,
-    /// 20 per parameter.
-    pub chinchilla_tokens: u64,
+    /// 20 per parameter; none where training continues from a model's weights, which have seen tokens.
+    pub chinchilla_tokens: Option<u64>,
     /// `tokens` over `chinchilla_tokens`.
-    pub chinchilla_share: f64,
+    pub chinchilla_share: Option<f64>,
     /// Seconds of training steps, pessimistic and optimistic, without evaluations and checkpoints.
     pub seconds: Option<[f64; 2]>,
     /// The days (UTC) on which training ends if it starts now, such as `2026-12-10`.
@@ -51,7 +51,8 @@ impl TrainingTime {
         now: SystemTime,
     ) -> Option<Self> {
         let (steps, tokens) = (config.scheduler.total_steps?, tokens?);
-        let chinchilla_tokens = CHINCHILLA_TOKENS_PER_PARAMETER * parameters;
+        let is_new = config.model.init_from.is_none() && config.lora.rank.is_none();
+        let chinchilla_tokens = is_new.then_some(CHINCHILLA_TOKENS_PER_PARAMETER * parameters);
         let seconds = speed.map(|speed| speed.tokens_per_second.map(|rate| tokens as f64 / rate));
         let end = |seconds: f64| {
             let end = now.checked_add(Duration::try_from_secs_f64(seconds).ok()?)?;
@@ -60,7 +61,7 @@ impl TrainingTime {
             Some(date.format("%Y-%m-%d").to_string())
         };
         let end_dates = seconds.and_then(|[slow, fast]| Some([end(slow)?, end(fast)?]));
-        let chinchilla_share = tokens as f64 / chinchilla_tokens as f64;
+        let chinchilla_share = chinchilla_tokens.map(|chinchilla| tokens as f64 / chinchilla as f64);
         Some(Self { steps, tokens, chinchilla_tokens, chinchilla_share, seconds, end_dates })
     }
 }
