@@ -103,7 +103,7 @@ mod tests {
 
         Commands:
           train          Train a model from a config file
-          plan           Show what a config needs: parameters, memory by category, FLOPs, disk
+          plan           Show what a config needs: memory, speed, time, disk, cost, and what would fit
           generate       Continue a text with a trained model
           evaluate       Measure a trained model's loss on held-out text
           bench          Measure a config's training speed on synthetic tokens

@@ -36,7 +36,7 @@ pub enum Command {
     /// Streams the data set that `streaming_config.json` beside the config names; without that file it reads
     /// `data.train_shards`.
     Train(train::TrainOptions),
-    /// Show what a config needs: parameters, memory by category, FLOPs, disk.
+    /// Show what a config needs: memory, speed, time, disk, cost, and what would fit.
     Plan(plan::PlanOptions),
     /// Continue a text with a trained model.
     Generate(generate::GenerateOptions),
