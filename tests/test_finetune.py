@@ -78,6 +78,19 @@ def test_a_resumed_run_has_the_same_weights(workspace: Workspace, pretrained: Pa
     assert (checkpoints / "step-00000012" / "model.safetensors").read_bytes() == weights
 
 
+def test_adapters_are_trained_beside_the_model(workspace: Workspace, pretrained: Path) -> None:
+    rows = write_rows(workspace.root / "chats.jsonl")
+    small = [flag for flag in SMALL if not flag.startswith("--learning-rate")]
+    flags = ["--experiment=chat", "--lora-rank=4", "--steps=6", *small]
+    told = workspace.orchestrate("finetune", "--model", pretrained, "--input", rows, *flags).succeeded()
+    assert "adapters of rank 4, learning rate 2e-4 (cosine" in told.out
+    checkpoint = workspace.run_folder("chat") / "checkpoints" / "step-00000006"
+    config = json.loads((checkpoint / "adapter_config.json").read_text())
+    assert (config["r"], config["base_model_name_or_path"]) == (4, str(pretrained))
+    assert not (checkpoint / "model.safetensors").exists()
+    workspace.orchestrate("generate", "--experiment=chat", "--prompt=hello", "--max-tokens=4").succeeded()
+
+
 def test_bad_rows_are_counted_and_long_ones_cut(workspace: Workspace, pretrained: Path) -> None:
     bad: list[dict[str, Any]] = [{"messages": []}, {"messages": [{"role": "user", "content": "x"}]}, {"text": "x"}]
     long = {"messages": [{"role": "user", "content": "x"}, {"role": "assistant", "content": "long " * 100}]}

@@ -31,8 +31,8 @@ BASE_PRESET = "smoke_cpu"
 SEQUENCE_LENGTH = 1024
 """Tokens of a sequence, unless the model takes fewer: trl's `max_length`."""
 SEQUENCES_PER_STEP = 16
-LEARNING_RATE = "2e-5"
-"""trl's for all weights."""
+LEARNING_RATE, ADAPTER_LEARNING_RATE = "2e-5", "2e-4"
+"""trl's for all weights, and ten times that, as its documentation says of adapters."""
 WARMUP_STEPS = 10
 
 
@@ -93,7 +93,7 @@ def _defaults(chosen: Settings, folder: Path, epochs: int | None) -> dict[str, s
         "data.batch_size": "null",
         "data.gradient_accumulation_steps": "null",
         "data.sequences_per_step": str(SEQUENCES_PER_STEP),
-        "optimizer.learning_rate": LEARNING_RATE,
+        "optimizer.learning_rate": ADAPTER_LEARNING_RATE if _adapter_rank(chosen) else LEARNING_RATE,
         "optimizer.weight_decay": "0.0",
         "scheduler.warmup_steps": str(WARMUP_STEPS),
         "scheduler.min_lr": "0.0",
@@ -110,6 +110,13 @@ def _defaults(chosen: Settings, folder: Path, epochs: int | None) -> dict[str, s
         "scheduler.total_steps": "null",
         "scheduler.total_epochs": str(epochs or 1),
     }
+
+
+def _adapter_rank(chosen: Settings) -> str | None:
+    """Return the rank of the adapters that train beside the model; none where all of its weights train."""
+    typed = dict(override.split("=", 1) for override in chosen.config_overrides() if "=" in override)
+    rank = typed.get("lora.rank", "null").strip()
+    return None if rank == "null" else rank
 
 
 def _sequence_length(folder: Path) -> int:
@@ -129,9 +136,11 @@ def _show(defaults: dict[str, str], chosen: Settings) -> None:
         length = f"{typed['scheduler.total_steps']} steps"
     else:
         length = f"{values['scheduler.total_epochs']} epochs" if "scheduler.total_epochs" in values else "1 epoch"
+    rank = _adapter_rank(chosen)
+    trained = f"adapters of rank {rank}" if rank else "all weights"
     step(
         "fine-tune",
-        f"all weights, learning rate {values['optimizer.learning_rate']} ({values['scheduler.strategy']} after "
+        f"{trained}, learning rate {values['optimizer.learning_rate']} ({values['scheduler.strategy']} after "
         f"{values['scheduler.warmup_steps']} steps of warm-up), {length.replace('1 epochs', '1 epoch')}, sequences of "
         f"{values['data.sequence_length']} tokens, packing {values['data.packing']}",
     )

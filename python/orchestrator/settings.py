@@ -43,6 +43,8 @@ CONFIG_FLAGS = (
     ConfigFlag("heads", "model.num_attention_heads", MODEL),
     ConfigFlag("kv_heads", "model.num_key_value_heads", MODEL),
     ConfigFlag("seq_len", "data.sequence_length", MODEL),
+    ConfigFlag("lora_rank", "lora.rank", MODEL),
+    ConfigFlag("lora_alpha", "lora.alpha", MODEL),
     ConfigFlag("batch_size", "data.batch_size", TRAINING),
     ConfigFlag("grad_accum", "data.gradient_accumulation_steps", TRAINING),
     ConfigFlag("steps", "scheduler.total_steps", TRAINING),
