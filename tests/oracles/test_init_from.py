@@ -99,8 +99,9 @@ def test_training_starts_from_the_very_model(workspace: Workspace, text: Path, n
     np.testing.assert_allclose(orchestrator.logits(saved, tokens, device="cpu"), expected, atol=1e-4)
 
 
-def test_the_command_evaluates_before_the_first_step(workspace: Workspace, text: Path) -> None:
-    folder = make_model("llama_3", workspace.root / "model", torch.bfloat16)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bf16", "f16"])
+def test_the_command_evaluates_before_the_first_step(workspace: Workspace, text: Path, dtype: torch.dtype) -> None:
+    folder = make_model("llama_3", workspace.root / "model", dtype)
     write_tokenizer("llama_3", texts_of(text), folder)
     config = Path(run_config(workspace, folder, text).path)
     out = workspace.orchestrate("train", "--config", config, "--override=runtime.precision=bf16").succeeded().out
