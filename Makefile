@@ -18,7 +18,7 @@ CUDA := export CARGO_BUILD_BUILD_DIR="$(TARGET)" CARGO_TARGET_DIR="$(TARGET)/cud
 	environment="$$(PYTHON=$(PYTHON) tools/cuda/toolchain.sh "$(TARGET)/cuda-toolchain")" && eval "$$environment" &&
 STAND_IN := environment="$$(tools/cuda/stand_in.sh "$(TARGET)/cuda-emulated/libraries")" && eval "$$environment" &&
 
-.PHONY: help demo test build cuda cuda-emulated lint format ci oracle check-kernels check-cuda learning-proof bench bench-cpu bench-data bench-quality audit lock wheel binaries clean
+.PHONY: help demo test build cuda cuda-emulated lint format ci oracle check-kernels check-cuda learning-proof bench bench-cpu bench-data bench-quality check-examples audit lock wheel binaries clean
 .NOTPARALLEL:
 
 help:
@@ -31,6 +31,7 @@ help:
 	@echo "make check-kernels check-cuda    the GPU kernels, and training with them, on a machine without a GPU"
 	@echo "make bench   training speed against PyTorch on this CPU, data speed against datasets and DataLoader"
 	@echo "make ci      lint, oracle, check-kernels, check-cuda and test, as .ci/run does"
+	@echo "make check-examples    the examples for Slurm and SkyPilot, run on this machine (a third venv of 460 MB)"
 	@echo "make audit   licenses and known vulnerabilities of all dependencies (compiles cargo-deny)"
 	@echo "make lock    update requirements/*.txt from pyproject.toml"
 
@@ -126,6 +127,10 @@ bench-quality: $(ORACLE)/.extension build
 	$(ORACLE)/bin/python benches/quality/run.py --root "$(QUALITY)"
 
 # cargo-deny is compiled from source for some minutes, which is why CI does not run it.
+# The examples for Slurm and SkyPilot, the latter by SkyPilot itself as well (460 MB).
+check-examples: $(ORACLE)/.extension .venv-skypilot/.requirements binaries
+	$(ORACLE)/bin/python -m pytest $(PARALLEL) tests/oracles/test_examples.py
+
 audit: $(VENV)/.dev
 	cargo install --locked --quiet --root .cargo-tools cargo-deny@0.20.2
 	.cargo-tools/bin/cargo-deny check
@@ -162,6 +167,12 @@ $(ORACLE)/.requirements: requirements/oracle.txt requirements/chat-templates.txt
 	$(ORACLE)/bin/python $(PIP) requirements/chat-templates.txt --no-deps
 	touch $@
 
+# Needs another click than typer does: an environment of its own.
+.venv-skypilot/.requirements: requirements/skypilot.txt
+	$(PYTHON) -m venv .venv-skypilot
+	.venv-skypilot/bin/python $(PIP) requirements/skypilot.txt
+	touch $@
+
 $(ORACLE)/.bench: requirements/bench.txt $(ORACLE)/.extension
 	$(ORACLE)/bin/python $(PIP) requirements/bench.txt
 	touch $@
@@ -183,6 +194,7 @@ lock:
 	$(LOCK) --python-version 3.10 -c requirements/build.txt pyproject.toml --group build --group test --group lint -o requirements/dev.txt
 	$(LOCK) --python-version 3.11 -c requirements/dev.txt pyproject.toml --group oracle -o requirements/oracle.txt
 	$(LOCK) --python-version 3.11 -c requirements/dev.txt -c requirements/oracle.txt pyproject.toml --group oracle --group bench -o requirements/bench.txt
+	$(LOCK) --python-version 3.11 --group pyproject.toml:skypilot -o requirements/skypilot.txt
 	$(LOCK) --python-version 3.10 --no-deps --group pyproject.toml:cuda-compiler -o requirements/cuda-compiler.txt
 	$(LOCK) --python-version 3.11 --no-deps --group pyproject.toml:chat-templates -o requirements/chat-templates.txt
 

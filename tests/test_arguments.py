@@ -45,7 +45,8 @@ def test_an_empty_value_is_refused(
 
 @pytest.mark.parametrize(("command", "option"), options("integers"))
 def test_an_integer_beyond_64_bits_is_refused(command: str, option: str, capsys: pytest.CaptureFixture[str]) -> None:
-    needed = {"train": ["--config=x.yaml", "--launch=bindings"], "validate-data": ["x"]}.get(command, [])
+    config = "--config=x.yaml"
+    needed = {"train": [config, "--launch=bindings"], "plan": [config], "validate-data": ["x"]}.get(command, [])
     for value in (str(2**64), "-" + str(2**64), str(10**30)):
         assert cli._run([*command.split(), *needed, f"{option}={value}"]) == 2
         assert option in capsys.readouterr().err

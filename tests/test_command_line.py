@@ -127,7 +127,7 @@ def test_flags_have_the_type_range_and_text_of_their_keys() -> None:
 
 def test_both_programs_take_the_same_options(workspace: Workspace) -> None:
     commands: Any = typer.main.get_command(cli.app)
-    own = {"train": {"launch"}, "plan": {"preset"}}
+    own = {"train": {"launch", "nproc"}, "plan": {"preset", "depth"}}
     for declared in _native.declared_commands():
         command = commands.commands.get(declared["name"])
         if command is not None:

@@ -223,6 +223,21 @@ def test_weights_of_another_model_are_checked(workspace: Workspace) -> None:
     assert not (workspace.root / "model-hf").exists()
 
 
+def test_a_tokenizer_of_another_model_is_not_exported(workspace: Workspace) -> None:
+    model = workspace.root / "model"
+    shutil.copytree(GOLDEN / "checkpoints" / STEP, model, ignore=shutil.ignore_patterns("*state*", "MANIFEST*"))
+    tokenizer = model / "tokenizer.json"
+    content = json.loads(tokenizer.read_text())
+    content["added_tokens"].append({**content["added_tokens"][0], "id": 70_000, "content": "<|far|>"})
+    tokenizer.write_text(json.dumps(content))
+    export = ["export", "--checkpoint=model", "--format=hf"]
+    workspace.orchestrate(*export).refused(2, "tokenizer.json has the id", "another model's")
+    tokenizer.write_text('{"version":')
+    workspace.orchestrate(*export).refused(2, "tokenizer.json is no tokenizer that can be read")
+    workspace.orchestrate("export", "--checkpoint=model/config.json", "--format=hf").refused(2, "no checkpoint in")
+    assert not (workspace.root / "model-hf").exists()
+
+
 def test_a_full_disk_is_a_sentence_and_leaves_no_part(workspace: Workspace) -> None:
     """A limit on the size of files stands for the disk."""
     shutil.copytree(GOLDEN, workspace.root / "runs" / "E")

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import shutil
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from fake_hub import FakeHub, Repository
+from safetensors.numpy import load_file, save_file
 from workspace import TINY_MODEL, Workspace
 
 TEMPLATE = (
@@ -91,6 +94,43 @@ def test_adapters_are_trained_beside_the_model(workspace: Workspace, pretrained:
     workspace.orchestrate("generate", "--experiment=chat", "--prompt=hello", "--max-tokens=4").succeeded()
 
 
+def stored_as(model: Path, dtype: str, folder: Path) -> Path:
+    """A copy of a model in f32 whose weights are of another type."""
+    shutil.copytree(model, folder)
+    tensors = load_file(folder / "model.safetensors")
+    if dtype == "float16":
+        save_file({name: value.astype(np.float16) for name, value in tensors.items()}, folder / "model.safetensors")
+    config = json.loads((folder / "config.json").read_text())
+    assert config.pop("dtype") == "float32"
+    # Older versions of transformers call it `torch_dtype`.
+    key = "torch_dtype" if dtype == "float16" else "dtype"
+    (folder / "config.json").write_text(json.dumps(config | {key: dtype}))
+    return folder
+
+
+@pytest.mark.parametrize(("stored", "flags", "precision"), [
+    ("float32", [], "fp32"), ("float16", [], "bf16"), ("bfloat16", [], "bf16"),
+    ("bfloat16", ["--precision=fp32"], "fp32"),
+])  # fmt: skip
+def test_weights_of_two_bytes_are_trained_in_bf16(
+    workspace: Workspace, pretrained: Path, stored: str, flags: list[str], precision: str
+) -> None:
+    model, rows = stored_as(pretrained, stored, workspace.root / stored), write_rows(workspace.root / "rows.jsonl")
+    told = finetune(workspace, model, "--input", rows, "--lora-rank=4", "--steps=2", *flags).succeeded()
+    assert f"precision {precision}" in told.out
+    adapters = workspace.run_folder("chat") / "checkpoints" / "step-00000002" / "adapter_model.safetensors"
+    types = {info["dtype"] for info in header(adapters).values()}
+    assert types == {"BF16" if precision == "bf16" else "F32"}
+
+
+def header(path: Path) -> dict[str, Any]:
+    """What a safetensors file says of its tensors."""
+    with path.open("rb") as file:
+        described: dict[str, Any] = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+    described.pop("__metadata__", None)
+    return described
+
+
 def test_bad_rows_are_counted_and_long_ones_cut(workspace: Workspace, pretrained: Path) -> None:
     bad: list[dict[str, Any]] = [{"messages": []}, {"messages": [{"role": "user", "content": "x"}]}, {"text": "x"}]
     long = {"messages": [{"role": "user", "content": "x"}, {"role": "assistant", "content": "long " * 100}]}
@@ -154,3 +194,47 @@ def test_what_cannot_be_trained_with_is_refused(workspace: Workspace, pretrained
     finetune(workspace, pretrained, "--input", text, "--run-dir=r3").refused(3, "no conversations", "columns are text")
     finetune(workspace, pretrained, "--run-dir=r4").refused(2, "--dataset", "--input")
     finetune(workspace, pretrained, "--input", rows, "--epochs=1", "--steps=1").refused(2, "--epochs and --steps")
+
+
+def typed_below(out: str, heading: str) -> list[list[str]]:
+    """The commands of ours under a heading of the summary, as words."""
+    lines = out[out.index(heading) :].splitlines()[1:]
+    return [line.split("#")[0].split()[1:] for line in takewhile(str.strip, lines)]
+
+
+def test_a_run_that_does_not_fit_names_the_way_to_settings_that_do(workspace: Workspace, pretrained: Path) -> None:
+    rows = write_rows(workspace.root / "rows.jsonl")
+    flags = ["--lora-rank=64", "--steps=2", "--device=cpu", "--seq-len=64", "--override=runtime.memory_limit=4.5MB"]
+    tune: list[str | Path] = ["finetune", "--model", pretrained, "--input", rows, "--experiment=chat", *flags]
+    for launch in ("process", "bindings"):
+        told = workspace.orchestrate(*tune, f"--launch={launch}").refused(4, "does not fit")
+        (show,) = typed_below(told.out, "What could be changed, each setting with what it saves and costs")
+        options = workspace.orchestrate(*show).succeeded().out
+        assert "smaller rank         fits        saves" in options and "lora.rank=8 lora.alpha=8" in options
+        apply, train = typed_below(told.out, "The same, written as a config and trained")
+        written = workspace.orchestrate(*apply).succeeded().out
+        assert "lora.rank: 16 (was 64)" in written and "runtime.activation_recompute: block" in written
+        if launch == "process":
+            (workspace.run_folder("chat") / "fits.yaml").unlink()
+    workspace.orchestrate(*train).succeeded()
+    described = workspace.run_folder("chat") / "checkpoints/step-00000002/adapter_config.json"
+    assert json.loads(described.read_text())["r"] == 16
+
+
+def test_a_run_that_diverges_names_the_way_to_stabler_settings(workspace: Workspace, pretrained: Path) -> None:
+    rows = write_rows(workspace.root / "rows.jsonl")
+    guard = "{max_skipped_steps: 3, max_loss_increase: 0.5, window_steps: 2}"
+    flags = ["--epochs=20", "--checkpoint-every=2", f"--override=runtime.divergence_guard={guard}"]
+    small = [flag for flag in SMALL if not flag.startswith("--learning-rate")]
+    tune: list[str | Path] = ["--input", rows, "--experiment=chat", *small, "--learning-rate=1", *flags]
+    told = workspace.orchestrate("finetune", "--model", pretrained, *tune).refused(6, "diverged", "--unstable")
+    (show,) = typed_below(told.out, "What could be changed")
+    shown = workspace.orchestrate(*show).succeeded().out
+    assert "optimizer.learning_rate: 0.00002 (was 1): smaller updates" in shown
+    assert "optimizer.max_grad_norm: 0.5 (was 1)" in shown
+    apply, train = typed_below(told.out, "The same, written as a config and trained")
+    assert "--resume" in train
+    workspace.orchestrate(*apply).succeeded()
+    resumed = workspace.orchestrate(*train, "--override=scheduler.total_epochs=3").succeeded()
+    assert "resuming at step" in resumed.out + resumed.err
+    assert workspace.metrics("chat")[-1]["learning_rate"] <= 2e-5

@@ -27,7 +27,10 @@ def golden(request: pytest.FixtureRequest, workspace: Workspace) -> Path:
 def test_golden_checkpoint_is_intact_and_generates(workspace: Workspace, golden: Path) -> None:
     checkpoint = golden / "checkpoints" / "step-00000004"
     workspace.trainer("checkpoint", "verify", checkpoint).succeeded()
-    words = ("--prompt", "the cat", "--max-tokens", "4", "--temperature", "0", "--json")
+    words = ["--prompt", "the cat", "--max-tokens", "4", "--temperature", "0", "--json"]
+    # Adapters, and the model that they belong to.
+    if (workspace.root / "model").exists():
+        words += ["--base-model", str(workspace.root / "model")]
     answer = workspace.trainer("generate", "--checkpoint", checkpoint, *words).succeeded()
     assert json.loads(answer.out)["prompt"] == "the cat"
 

@@ -139,3 +139,74 @@ def test_training_goes_on_from_a_run_s_adapters(workspace: Workspace, base: Path
     assert evaluations[1][0]["loss"] == pytest.approx(evaluations[0][-1]["loss"], abs=1e-6)
     other = [*start, f"--init-from={base}", "--experiment=third", "--override=lora.rank=8"]
     workspace.orchestrate(*other).refused(2, "lora.rank: is 8, but the adapters in", "have 4")
+
+
+def test_a_run_s_adapters_are_listed(workspace: Workspace, base: Path, text: Path) -> None:
+    train(workspace, base, text, "tuned")
+    listed = workspace.orchestrate("export", "--experiment=tuned", "--list").succeeded().out.splitlines()
+    losses = {row["step"]: row["loss"] for row in workspace.metrics("tuned", "evaluation")}
+    assert [line.split()[:4] for line in listed[1:]] == [
+        [f"step-0000000{step}", str(step), "4", f"{losses[step]:.4f}"] for step in (3, 6)
+    ]
+    assert all("runs/base/checkpoints/step-00000008" in line for line in listed[1:])
+    assert listed[-1].split()[5] == "latest"
+    workspace.orchestrate("export", "--experiment=base", "--list").refused(2, "there are no LoRA adapters in")
+
+
+def test_adapters_that_cannot_be_exported_are_refused(workspace: Workspace, base: Path, text: Path) -> None:
+    last = train(workspace, base, text, "tuned") / "step-00000006"
+    merge = ["export", "--experiment=tuned", "--format=hf", "--merge"]
+    for flags, words in {
+        ("--experiment=base", "--format=hf", "--merge"): ("is a whole model", "nothing to merge, leave out --merge"),
+        ("--experiment=base", "--format=adapter"): ("is a whole model", "--format hf and --format gguf export it"),
+        ("--experiment=tuned", "--format=adapter", "--merge"): ("--format adapter writes the adapters alone",),
+        ("--experiment=tuned", "--format=adapter", "--type=f16"): ("--type f16 is for --format gguf",),
+        ("--experiment=tuned", "--format=hf"): ("holds LoRA adapters", "--merge exports the model with them"),
+        ("--experiment=tuned", "--base-model=x", "--format=hf"): ("give it with --merge",),
+        ("--experiment=tuned", "--list", "--checkpoint=x"): ("say what to list",),
+    }.items():
+        workspace.orchestrate("export", *flags).refused(2, *words)
+    workspace.orchestrate("push", "alice/mine", "--checkpoint=nowhere").refused(2)
+
+    moved = workspace.root / "elsewhere"
+    base.rename(moved)
+    workspace.orchestrate(*merge).refused(2, f"belong to the model in {base}, which is not there")
+    workspace.orchestrate(*merge, f"--base-model={moved}").succeeded()
+    assert (workspace.root / "tuned-hf" / "model.safetensors").stat().st_size > 0
+    weights = moved / "model.safetensors"
+    whole = weights.read_bytes()
+    (moved / "MANIFEST.json").unlink()
+    weights.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    shutil.rmtree(workspace.root / "tuned-hf")
+    changed = (f"model.safetensors in {moved} is not what the adapters in ", "were trained beside")
+    workspace.orchestrate(*merge, f"--base-model={moved}").refused(5, *changed)
+    workspace.orchestrate("export", "--checkpoint", last, "--format=adapter", f"--base-model={moved}").refused(
+        5, *changed
+    )
+    weights.write_bytes(whole)
+
+    adapters = last / "adapter_model.safetensors"
+    content = adapters.read_bytes()
+    adapters.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    damaged: list[str | Path] = ["export", "--checkpoint", last, "--format=hf", "--merge", f"--base-model={moved}"]
+    workspace.orchestrate(*damaged).refused(5, "adapter_model.safetensors", "corrupted")
+    (last / "MANIFEST.json").unlink()
+    adapters.write_bytes(content[:-4] + b"\x00\x00\xc0\x7f")
+    workspace.orchestrate(*damaged).refused(5, "not finite")
+    adapters.write_bytes(content[:-8])
+    workspace.orchestrate(*damaged).refused(5, "adapter_model.safetensors")
+    assert not list(workspace.root.glob("*-hf"))
+
+
+def test_adapters_of_another_model_are_refused(workspace: Workspace, base: Path, text: Path) -> None:
+    first = train(workspace, base, text, "first") / "step-00000006"
+    other = workspace.root / "other"
+    shutil.copytree(base, other)
+    (other / "MANIFEST.json").unlink()
+    weights = (other / "model.safetensors").read_bytes()
+    (other / "model.safetensors").write_bytes(weights[:-1] + bytes([weights[-1] ^ 1]))
+    start = [f"--input={text}", f"--lora-init-from={first}", f"--init-from={other}", "--experiment=second", *RUN, *CUT]
+    start += ["--preset=smoke_cpu", "--device=cpu"]
+    workspace.orchestrate(*start).refused(2, f"adapters in {first}", f"not trained beside the model in {other}")
+    (first / "MANIFEST.json").unlink()
+    workspace.orchestrate(*start).refused(2, f"adapters in {first}", f"not trained beside the model in {other}")

@@ -49,6 +49,47 @@ def test_tokens_and_prices_scale_the_run(workspace: Workspace) -> None:
     assert short["cost"]["rent"][0] == pytest.approx(hours * 2)
 
 
+def test_ranks_share_the_time_and_multiply_the_price(workspace: Workspace) -> None:
+    words = (
+        "--preset=1b",
+        "--gpu=rtx5090",
+        "--override=data.batch_size=4",
+        "--price-per-hour=2",
+        "--price-per-kwh=0.4",
+    )
+    one, four = (plan(workspace, *words, *more) for more in ((), ("--ranks=4",)))
+    exchange = four["speed"]["exchange"]
+    for end in (0, 1):
+        speedup = four["speed"]["tokens_per_second"][end] / one["speed"]["tokens_per_second"][end]
+        assert speedup == pytest.approx(4 * exchange["efficiency"][end])
+        assert 3.7 < speedup < 4
+        for key in ("rent", "electricity"):
+            assert four["cost"][key][end] == pytest.approx(4 / speedup * one["cost"][key][end])
+    slower = plan(workspace, *words, "--ranks=4", "--interconnect=5GB/s")["speed"]
+    assert slower["exchange"]["seconds"] == pytest.approx(
+        [exchange["bytes_per_rank"] / 5e9 / share for share in (0.7, 0.9)]
+    )
+    text = workspace.orchestrate("plan", *words, "--ranks=4").succeeded().out
+    assert "% of 4 times one rank" in text
+    assert "over PCIe 5.0 x16" in text
+
+
+def test_several_machines_need_a_network(workspace: Workspace) -> None:
+    words = ("--preset=1b", "--gpu=h100", "--ranks=16", "--nodes=2")
+    workspace.orchestrate("plan", *words).refused(2, "--interconnect 400Gb/s")
+    assert plan(workspace, *words, "--interconnect=400Gb/s")["speed"]["exchange"]["link"] == "400 Gb/s"
+    workspace.orchestrate("plan", *words[:3], "--nodes=3", "--interconnect=400Gb/s").refused(2, "3 machines")
+
+
+def test_ranks_on_one_cpu_take_the_exchange_longer(workspace: Workspace) -> None:
+    planned = plan(workspace, f"--config={tiny_config(workspace)}", "--gpu=this", "--ranks=2",
+                   "--override=data.sequences_per_step=8")  # fmt: skip
+    exchange = planned["speed"]["exchange"]
+    assert exchange["link"] == "loopback (gloo)"
+    assert exchange["bytes_per_rank"] == pytest.approx(4 * planned["parameters"], rel=0.2), "padding of the vocabulary"
+    assert 0 < exchange["efficiency"][0] < exchange["efficiency"][1] < 1
+
+
 def test_apply_writes_a_config_that_fits(workspace: Workspace) -> None:
     out = workspace.root / "fits.yaml"
     asked = ("--preset=1b", "--gpu=rtx4090", "--override=data.batch_size=32")
@@ -83,6 +124,9 @@ def test_nothing_is_written_if_nothing_fits(workspace: Workspace) -> None:
         ("--tokens=0", "must be a number of tokens"),
         ("--watts=-1", "must be a number, at least 0"),
         ("--price-per-kwh=nan", "must be a number, at least 0"),
+        ("--ranks=2.5", "invalid value"),
+        ("--nodes=2", "add `--ranks N`"),
+        ("--interconnect=400", "must be a rate such as `400Gb/s` (bits) or `50GB/s` (bytes)"),
         ("--apply=fits.json", "the name must end in .yaml"),
         ("--apply=nowhere/fits.yaml", "there is no such folder"),
     ],
@@ -91,12 +135,28 @@ def test_a_bad_value_is_a_sentence(workspace: Workspace, option: str, words: str
     workspace.orchestrate("plan", "--preset=1b", "--gpu=rtx5090", option).refused(2, words)
 
 
-def test_bench_replaces_the_prediction(workspace: Workspace) -> None:
+def tiny_config(workspace: Workspace) -> Path:
     config = workspace.root / "tiny.yaml"
     model = "{vocab_size: 300, hidden_size: 32, intermediate_size: 64, num_layers: 2, num_attention_heads: 4}"
     config.write_text(
         f"model: {model}\ndata: {{sequence_length: 32, batch_size: 2}}\nscheduler: {{total_steps: 100}}\n"
     )
+    return config
+
+
+def test_settings_that_leave_speed_on_the_table_are_named(workspace: Workspace) -> None:
+    config = f"--config={tiny_config(workspace)}"
+    assert plan(workspace, config)["advice"] == []
+    overrides = ("data.batch_size=1", "data.sequences_per_step=8", "runtime.activation_recompute=block")
+    slow = [config, *(f"--override={override}" for override in overrides)]
+    text = workspace.orchestrate("plan", *slow).succeeded().out
+    assert "data.batch_size is 1, and 8 sequences at a time would fit" in text
+    assert "runtime.activation_recompute is block" in text
+    assert len(plan(workspace, *slow)["advice"]) == 2
+
+
+def test_bench_replaces_the_prediction(workspace: Workspace) -> None:
+    config = tiny_config(workspace)
     predicted = plan(workspace, f"--config={config}", "--gpu=this")["speed"]
     assert predicted["source"] == "calibration"
     report = json.loads(workspace.trainer("bench", f"--config={config}", "--steps=3").succeeded().out)

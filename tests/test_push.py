@@ -17,6 +17,7 @@ import pytest
 from fake_hub import FakeHub
 from fake_hub.faults import Kind, Refusal
 from orchestrator import push
+from orchestrator.exported_model import Source
 from workspace import ORCHESTRATE, REPOSITORY, TINY_MODEL, Workspace
 
 TOKEN = "hf_CANARYabcdefghijklmnopqrstuvwxyz0123"
@@ -290,7 +291,7 @@ def test_with_xet_the_same_commit_is_asked_for(monkeypatch: pytest.MonkeyPatch, 
     monkeypatch.setattr(huggingface_hub, "HfApi", Api)
     monkeypatch.setenv("ORCHESTRATE_CACHE_ROOT", str(tmp_path / "cache"))
     monkeypatch.delenv("HF_HUB_DISABLE_XET", raising=False)
-    push.run("alice/tiny", GOLDEN / "checkpoints" / STEP, None, False, "main", None, None)
+    push.run("alice/tiny", Source(GOLDEN / "checkpoints" / STEP, None), False, False, "main", None, None)
     files = ["README.md", "config.json", "generation_config.json", "model.safetensors", "tokenizer.json"]
     files += ["tokenizer_config.json"]
     assert calls["private"] is True

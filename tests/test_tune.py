@@ -294,7 +294,7 @@ def test_the_report_has_history_importance_and_coordinates(prepared: Workspace) 
 
 
 def test_the_guides_search_runs_as_written(prepared: Workspace) -> None:
-    guide = (REPOSITORY / "docs/guide/tuning.md").read_text(encoding="utf-8")
+    guide = (REPOSITORY / "docs/guide/tuning.md").read_text(encoding="utf-8").split("\n## Stages\n")[0]
     (space,) = re.findall(r"```yaml\n(.*?)```", guide, re.DOTALL)
     (command,) = re.findall(r"^orchestrate tune .*$", guide, re.MULTILINE)
     (prepared.root / "space.yaml").write_text(space)

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -50,21 +51,31 @@ class Programs:
     """What was built for a run."""
 
     trainer: Path
-    operations: Path
     mkl_unlock: Path
     scratch: Path
     threads: int
 
     @classmethod
     def build(cls, scratch: Path, threads: int) -> Programs:
-        """The newest build of the trainer, and the rest to go with it; `scratch` is an empty folder."""
+        """The newest build of the trainer, and what unlocks MKL; `scratch` is an empty folder."""
         builds = [TARGET / folder / "transformer-candle" for folder in PROFILES]
         trainer = max((path for path in builds if path.exists()), key=lambda path: path.stat().st_mtime, default=None)
         if trainer is None:
             sys.exit(f"there is no trainer in {TARGET}: `make build` builds it")
         library = scratch / "mkl_unlock.so"
         subprocess.run(["cc", "-shared", "-fPIC", "-o", library, HERE / "mkl_unlock.c"], check=True)
-        return cls(trainer, operations(PROFILES[trainer.parent.name]), library, scratch, threads)
+        return cls(trainer, library, scratch, threads)
+
+    @cached_property
+    def operations(self) -> Path:
+        """The benchmark of the kernels' operations, built as the trainer is."""
+        options = ["--profile", PROFILES[self.trainer.parent.name], "--locked", "--no-run"]
+        target = ["-p", "kernels", "--bench", "operations", "--message-format", "json-render-diagnostics"]
+        built = subprocess.run(
+            ["cargo", "bench", *target, *options], cwd=HERE, check=True, stdout=subprocess.PIPE, text=True
+        )
+        messages = [json.loads(line) for line in built.stdout.splitlines()]
+        return next(Path(it["executable"]) for it in messages if it.get("target", {}).get("kind") == ["bench"])
 
     def step(self, contender: str, shape: str) -> Row:
         """Train; return the speed, the peak resident memory and, for ours, the time of each part of a step."""
@@ -121,12 +132,3 @@ class Programs:
         if process.returncode:
             sys.exit(f"{contender} ended with {process.returncode}: {' '.join(command)}\n{complaints.read_text()}")
         return [json.loads(line) for line in lines if line.startswith("{")], usage.ru_maxrss // 1024
-
-
-def operations(profile: str) -> Path:
-    """Builds the benchmark of the kernels' operations."""
-    options = ["--profile", profile, "--locked", "--no-run", "--message-format", "json-render-diagnostics"]
-    command = ["cargo", "bench", "-p", "kernels", "--bench", "operations", *options]
-    built = subprocess.run(command, cwd=HERE, check=True, stdout=subprocess.PIPE, text=True)
-    messages = [json.loads(line) for line in built.stdout.splitlines()]
-    return next(Path(it["executable"]) for it in messages if it.get("target", {}).get("kind") == ["bench"])

@@ -32,6 +32,8 @@ def main() -> None:
     rows: list[Row] = []
     with tempfile.TemporaryDirectory() as folder, arguments.rows.open("w") as file:
         programs = Programs.build(Path(folder), arguments.threads)
+        if "operations" in arguments.measure:
+            print(f"built {programs.operations}", file=sys.stderr)  # before anything is measured
 
         def note(shape: str, number: int, contender: str, measured: list[Row]) -> None:
             new = [{"shape": shape, "round": number, "contender": contender, **row} for row in measured]

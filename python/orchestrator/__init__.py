@@ -15,6 +15,7 @@ from orchestrator import nvidia_wheels
 
 if TYPE_CHECKING:
     from orchestrator._native import (
+        ChatModel,
         CheckpointError,
         Completion,
         ConfigError,
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
         EvaluationReport,
         MemoryPlan,
         OutOfMemoryError,
+        Reply,
         RunConfig,
         StepReport,
         TokenStream,
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
     )
 
 __all__ = [
+    "ChatModel",
     "CheckpointError",
     "Completion",
     "ConfigError",
@@ -43,6 +46,7 @@ __all__ = [
     "EvaluationReport",
     "MemoryPlan",
     "OutOfMemoryError",
+    "Reply",
     "RunConfig",
     "StepReport",
     "TokenStream",

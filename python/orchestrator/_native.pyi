@@ -6,12 +6,13 @@ Long calls run without the GIL and let Ctrl-C through between steps.
 from collections.abc import Callable, Iterator, Sequence
 from os import PathLike
 from pathlib import Path
-from typing import Any, Literal, final
+from typing import Any, Literal, Protocol, final
 
 import numpy as np
 from numpy.typing import NDArray
 
 __all__ = [
+    "ChatModel",
     "CheckpointError",
     "Completion",
     "ConfigError",
@@ -22,8 +23,10 @@ __all__ = [
     "Documents",
     "EvaluationReport",
     "Gpu",
+    "Memory",
     "MemoryPlan",
     "OutOfMemoryError",
+    "Reply",
     "RunConfig",
     "RunLock",
     "StepReport",
@@ -32,7 +35,9 @@ __all__ = [
     "TrainerError",
     "__version__",
     "cache_root",
+    "check_profile",
     "check_threads",
+    "checked_adapters",
     "checked_model_config",
     "config_to_yaml",
     "declared_commands",
@@ -50,6 +55,7 @@ __all__ = [
     "parse_config",
     "presets",
     "run_command",
+    "train_rank",
     "validate_data",
     "vocab_size",
 ]
@@ -333,13 +339,90 @@ class TokenStream:
     `<|endoftext|>` of the inputs.
     """
 
-    def __new__(cls, config: RunConfig, state: dict[str, Any] | None = None) -> TokenStream:
-        """Start at the beginning, or exactly where `state` says."""
+    def __new__(cls, config: RunConfig, state: dict[str, Any] | None = None, stage: int = 0) -> TokenStream:
+        """Start at the beginning, or exactly where `state` says, with the sequences of one of the config's stages."""
 
     def __iter__(self) -> Iterator[tuple[NDArray[np.int32], NDArray[np.int32]]]: ...
     def __next__(self) -> tuple[NDArray[np.int32], NDArray[np.int32]]: ...
     def state(self) -> dict[str, Any]:
         """Where the next batch starts, as a small JSON-able dict."""
+
+@final
+class ChatModel:
+    """A model that answers in conversations. The keys and values of a conversation are kept from turn to turn."""
+
+    def __new__(
+        cls,
+        checkpoint: _Path,
+        *,
+        base_model: _Path | None = None,
+        chat_template: _Path | None = None,
+        date: str | None = None,
+        device: str = "auto",
+    ) -> ChatModel:
+        """Read a model and its chat template.
+
+        Args:
+            checkpoint: A checkpoint, or any model in Hugging Face's format.
+            base_model: Where the model of LoRA adapters is, if not where they say.
+            chat_template: A template's file, or `chatml`, instead of the model's.
+            date: The day that templates take for today where the model's run has pinned none, `2026-01-31`.
+            device: `auto`, `cpu`, `cuda` or `cuda:N`.
+        """
+
+    @property
+    def context(self) -> int:
+        """Tokens that a conversation may have."""
+
+    def reply(
+        self,
+        messages: list[dict[str, str]],
+        on_text: Callable[[str], object],
+        *,
+        max_tokens: int = 1024,
+        temperature: float = 0.8,
+        top_k: int = 0,
+        top_p: float = 1.0,
+        seed: int = 0,
+    ) -> Reply:
+        """Answer a conversation.
+
+        Args:
+            messages: Each with `role` and `content`. Text in them never becomes a special token.
+            on_text: Called with the answer as it grows.
+            max_tokens: Tokens to write at most.
+            temperature: 0 takes the likeliest token each time.
+            top_k: Choose among the k likeliest tokens; 0 for all.
+            top_p: Choose among the likeliest tokens that make up this probability.
+            seed: The same seed writes the same text.
+        """
+
+@final
+class Reply:
+    """An answer."""
+
+    @property
+    def text(self) -> str:
+        """Its text."""
+
+    @property
+    def tokens(self) -> int:
+        """Its tokens."""
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Tokens of the conversation before it."""
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Tokens per second."""
+
+    @property
+    def finish_reason(self) -> Literal["stop", "length", "context"]:
+        """Why it ended: the model ended its turn, `max_tokens`, or a full context."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """All fields as plain values."""
 
 @final
 class DataSource:
@@ -470,8 +553,43 @@ def check_threads(threads: int | None, workers: int | str) -> None:
         workers: Those that read and tokenise.
     """
 
+def check_profile(steps: str, total_steps: int | None) -> None:
+    """Refuse `--profile` steps that are none, or that a new run does not take.
+
+    Args:
+        steps: Such as `3`, `10-12` or `10..13`.
+        total_steps: Those of the run; None where the config does not say.
+    """
+
 def environment() -> dict[str, Any]:
     """Return what this build is and what it runs on, as environment.json has it."""
+
+@final
+class Memory:
+    """A buffer of the trainer as `numpy.asarray` takes it, which shares its memory; of bf16 the bits, as uint16."""
+
+    @property
+    def __array_interface__(self) -> dict[str, Any]: ...
+
+class _Exchange(Protocol):
+    """What connects the ranks of a run; see `orchestrator.distributed.exchange`."""
+
+    rank: int
+    world_size: int
+    local_world_size: int
+
+    def reduce_gradients(self, gradients: Memory, staging: Memory, shards: list[tuple[int, int]]) -> None: ...
+    def gather_weights(self, weights: Memory, shards: list[tuple[int, int]]) -> None: ...
+    def sum(self, numbers: list[float]) -> list[float]: ...
+    def gather(self, text: str) -> list[str]: ...
+
+def train_rank(words: Sequence[str], exchange: _Exchange) -> int:
+    """Train as one of several ranks, and return the exit code.
+
+    Args:
+        words: The command line of `train` without its name.
+        exchange: What connects the ranks.
+    """
 
 def run_command(
     words: Sequence[str], write: Callable[[str], object], is_terminal: bool = False, lock: RunLock | None = None
@@ -559,6 +677,17 @@ def checked_model_config(directory: _Path, read_weights: bool = True) -> str:
         directory: A checkpoint, or a model in Hugging Face's format.
         read_weights: Whether every number is read too, and has to be finite. Those of a checkpoint never are: they have
             hashes.
+    """
+
+def checked_adapters(directory: _Path, base_model: _Path | None = None) -> dict[str, Any]:
+    """Compare adapters with the model that they belong to.
+
+    Keys: `base_model` (its directory), `is_recorded` (whether the adapters say what its files are, which were then
+    compared), `rank`, and `scale`, what the product of an adapter's two matrices is multiplied by.
+
+    Args:
+        directory: A checkpoint of a LoRA run, or a directory of peft.
+        base_model: Where the model is, if not where the adapters say.
     """
 
 def gpu_table() -> dict[str, dict[str, Any]]:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import copy
+import json
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from orchestrator import _native
+from orchestrator import _native, depth
 from orchestrator.command_error import CommandError
 from orchestrator.input_files import read_text
 from orchestrator.launch import has_nvidia_driver
+from orchestrator.options import trainer_command
 from orchestrator.paths import shown
 from orchestrator.screen import amount, note
 from orchestrator.settings import DEMO_DATASET, Settings
@@ -38,6 +40,8 @@ class BaseConfig:
     values: dict[str, Any]
     described: str
     is_preset: bool
+    depth: int | None = None
+    """The number of layers that it was made from, with `--depth`."""
 
     @property
     def vocab_size(self) -> int | None:
@@ -87,11 +91,14 @@ class BaseConfig:
         """Tokens that the whole run takes, where the config says how long it is."""
         steps = self.values["scheduler"]["total_steps"]
         data = self.values["data"]
+        stages: list[dict[str, int]] = self.values["stages"] or []
+        if stages:
+            return sum(stage["steps"] * stage["sequences_per_step"] * stage["sequence_length"] for stage in stages)
         return steps * data["sequences_per_step"] * data["sequence_length"] if steps else None
 
 
 def choose(settings: Settings) -> BaseConfig:
-    """Return the config to start from: --config, --preset, or the preset that suits this machine."""
+    """Return the config to start from: --config, --depth, --preset, or the preset that suits this machine."""
     overrides, flags = settings.config_overrides(), settings.flags_of_keys()
     if settings.vocab_size is not None:
         # What the tokenizer is asked for; the config that is written holds what came of it.
@@ -100,6 +107,9 @@ def choose(settings: Settings) -> BaseConfig:
         text, kind = _read(settings.config)
         values = _native.parse_config(text, kind, overrides, settings.config, flags)
         return BaseConfig(values, shown(settings.config), is_preset=False)
+    if settings.depth is not None:
+        values = _native.parse_config(depth.preset(settings.depth, settings.vocab_size), "yaml", overrides, flags=flags)
+        return BaseConfig(values, f"depth {settings.depth}", is_preset=True, depth=settings.depth)
     name = settings.preset or _default_preset(settings)
     if settings.init_from is not None:
         # Of a preset's model nothing is left: the keys that are empty are the pretrained model's.
@@ -117,11 +127,39 @@ def preset_text(name: str) -> str:
     return presets[name]
 
 
-def preset_file(name: str, folder: Path) -> Path:
-    """Write a shipped config into a folder and return its path."""
+def config_file(name: str, text: str, folder: Path) -> Path:
+    """Write a config into a folder and return its path."""
     path = folder / f"{name}.yaml"
-    path.write_text(preset_text(name), encoding="utf-8")
+    path.write_text(text, encoding="utf-8")
     return path
+
+
+def preset_of_depth(layers: int, vocab_size: int | None, plan_options: dict[str, Any]) -> str:
+    """Return the config of `--depth`, with what the plan says of it.
+
+    Args:
+        layers: The depth.
+        vocab_size: Tokens in the vocabulary; None for the usual one.
+        plan_options: Those of `plan` that say what to plan for; this machine without one.
+    """
+    text = depth.preset(layers, vocab_size)
+    with tempfile.TemporaryDirectory() as folder:
+        path = config_file(f"depth-{layers}", text, Path(folder))
+        words = trainer_command("plan").words({**plan_options, "config": path, "json": True})
+        printed: list[str] = []
+        if _native.run_command(words, printed.append, False) != 0:
+            raise CommandError(f"the plan of depth {layers} failed")
+    plan = json.loads("".join(printed))
+    if plan["shortage"] is not None:
+        head = [f"{plan['device']['name']}: does not fit, {amount(plan['bytes'])} are needed; take a smaller depth."]
+    else:
+        head = [
+            f"{plan['device']['name']}: {amount(plan['bytes'])} of buffers, as "
+            f"{plan['micro_batch']} x {plan['gradient_accumulation_steps']} sequences."
+        ]
+    said = [f"--{name} {value}" for name, value in plan_options.items() if value is not None]
+    command = " ".join([f"orchestrate plan --depth {layers}", *said])
+    return depth.preset(layers, vocab_size, [f"What `{command}` says:", "", *(f"  {line}" for line in head)])
 
 
 def complete(
@@ -212,6 +250,6 @@ def _gpu(device: str) -> _native.Gpu | None:
 def _fits(preset: str, gpu: _native.Gpu) -> bool:
     """Whether a preset trains in what the GPU has free."""
     with tempfile.TemporaryDirectory() as folder:
-        path = preset_file(preset, Path(folder))
+        path = config_file(preset, preset_text(preset), Path(folder))
         config = _native.RunConfig.load_for_planning(path, [f"runtime.device=cuda:{gpu.ordinal}"])
         return _native.memory_plan(config).to_dict()["shortage"] is None

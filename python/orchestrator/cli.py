@@ -18,7 +18,7 @@ from orchestrator.arguments import Command, Group, stopped
 from orchestrator.command_error import CommandError, ExitCode
 from orchestrator.export import Format, Type
 from orchestrator.options import ConfigFlag, parameter, takes, trainer_command
-from orchestrator.settings import Launch, LaunchMode, Preset, Settings, takes_settings
+from orchestrator.settings import Depth, Launch, LaunchMode, Preset, Ranks, Settings, takes_settings
 from orchestrator.signals import Stopped, stoppable
 
 app = typer.Typer(
@@ -34,14 +34,28 @@ app = typer.Typer(
 
 TRAIN, PLAN = trainer_command("train"), trainer_command("plan")
 DEVICE = ConfigFlag("device", "runtime.device", panel=None)
-ExperimentName = Annotated[
-    str | None, typer.Option(metavar="NAME", help="The newest intact checkpoint of an experiment.")
+GENERATE = trainer_command("generate")
+SAMPLING = ("temperature", "top_k", "top_p", "seed")
+NEWEST = "The newest intact checkpoint of an experiment."
+VocabSize = Annotated[
+    int | None, typer.Option(metavar="N", min=1, help="Tokens in the vocabulary. Default: by the depth.")
 ]
+ExperimentName = Annotated[str | None, typer.Option(metavar="NAME", help=NEWEST)]
 ModelFolder = Annotated[
     Path | None,
     typer.Option(metavar="DIR", help="A checkpoint, a run's folder, or a model in Hugging Face's format."),
 ]
 
+BaseModel = Annotated[
+    str | None,
+    typer.Option(
+        metavar="DIR|OWNER/NAME[@REVISION]", help="The model of LoRA adapters. Default: where it was in training."
+    ),
+]
+ChatTemplate = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE|chatml", help="The chat template. Default: the model's."),
+]
 ShardSize = Annotated[
     str | None, typer.Option(metavar="SIZE", help="The size of a file of weights at most, in hf format. Default: 5GB.")
 ]
@@ -67,29 +81,51 @@ def finetune(**typed: Any) -> None:
 
 
 @app.command("train", cls=Command)
-@takes([*TRAIN.parameters(), parameter("launch", LaunchMode, Launch.AUTO)], TRAIN.about)
-def train(launch: Launch, **typed: Any) -> None:
-    """Run the trainer's `train`, in its program or in this process."""
-    from orchestrator.launch import start
+@takes(
+    [*TRAIN.parameters(), parameter("launch", LaunchMode, Launch.AUTO), parameter("nproc", Ranks, None)], TRAIN.about
+)
+def train(launch: Launch, nproc: int | None, **typed: Any) -> None:
+    """Run the trainer's `train`, in its program, in this process or in several processes."""
+    from orchestrator.launch import check_ranks, start, start_ranks
     from orchestrator.paths import Roots
 
     if launch is Launch.NONE:
         raise CommandError("--launch none has nothing to do here: `train` trains")
+    if nproc is not None:
+        check_ranks(launch)
+        raise typer.Exit(start_ranks(TRAIN.words(typed), nproc))
     raise typer.Exit(start(TRAIN.words(typed), launch, Roots.from_environment().target))
 
 
 @app.command("plan", cls=Command)
-@takes([*PLAN.optional_parameters(), parameter("preset", Preset)], PLAN.about)
-def plan(preset: str | None, **typed: Any) -> None:
-    """Run the trainer's `plan`, also of a shipped config."""
-    from orchestrator.base_config import preset_file
+@takes([*PLAN.optional_parameters(), parameter("preset", Preset), parameter("depth", Depth)], PLAN.about)
+def plan(preset: str | None, depth: int | None, **typed: Any) -> None:
+    """Run the trainer's `plan`, also of a shipped config or of a depth."""
+    from orchestrator.base_config import config_file, preset_text
+    from orchestrator.depth import preset as preset_of_depth
 
-    if (typed["config"] is None) == (preset is None):
-        raise CommandError("say what to plan: --config FILE or --preset NAME")
+    if sum(said is not None for said in (typed["config"], preset, depth)) != 1:
+        raise CommandError("say what to plan: --config FILE, --preset NAME or --depth N")
     with tempfile.TemporaryDirectory() as folder:
         if preset is not None:
-            typed["config"] = preset_file(preset, Path(folder))
+            typed["config"] = config_file(preset, preset_text(preset), Path(folder))
+        elif depth is not None:
+            typed["config"] = config_file(f"depth-{depth}", preset_of_depth(depth), Path(folder))
         raise typer.Exit(_run_in_the_trainer(PLAN.words(typed)))
+
+
+@app.command("preset", cls=Command)
+@takes(
+    [parameter("depth", Depth), *PLAN.parameters(["gpu", "memory"]), parameter("vocab_size", VocabSize)],
+    "Write the config of `--depth N` to standard output, with the reason for each value and what the plan says of it.",
+)
+def preset(depth: int | None, vocab_size: int | None, **plan_options: Any) -> None:
+    """Print the config of a depth."""
+    from orchestrator.base_config import preset_of_depth
+
+    if depth is None:
+        raise CommandError("say how many layers: --depth N")
+    terminal.result(preset_of_depth(depth, vocab_size, plan_options).rstrip("\n"))
 
 
 @app.command("doctor", cls=Command)
@@ -120,22 +156,64 @@ def export(
     checkpoint: ModelFolder = None,
     format: Annotated[
         Format,
-        typer.Option(help="gguf: a file for llama.cpp, Ollama and LM Studio. hf: a folder for transformers and vLLM."),
+        typer.Option(
+            help="gguf: a file for llama.cpp, Ollama and LM Studio. hf: a folder for transformers and vLLM. "
+            "adapter: a folder of LoRA adapters for peft."
+        ),
     ] = Format.GGUF,
+    merge: Annotated[
+        bool, typer.Option("--merge", help="Merge LoRA adapters into the weights of their model.")
+    ] = False,
+    base_model: BaseModel = None,
     type: Annotated[
         Type | None,
         typer.Option(help="The type of a GGUF file's matrices; q8_0 takes half of f16. Default: f16."),
     ] = None,
     max_shard_size: ShardSize = None,
+    list_wanted: Annotated[
+        bool,
+        typer.Option("--list", help="List the LoRA adapters of the run or folder instead: step, rank, loss, base."),
+    ] = False,
     out: Annotated[
         Path | None,
-        typer.Option(metavar="PATH", help="The file or folder. Default: NAME-TYPE.gguf or NAME-hf in this folder."),
+        typer.Option(metavar="PATH", help="The file or folder. Default: NAME-TYPE.gguf or NAME-FORMAT in this folder."),
     ] = None,
 ) -> None:
     """Write a trained model in the format of another program."""
-    from orchestrator.export import run
+    from orchestrator import adapter_list
+    from orchestrator.export import Request, run
+    from orchestrator.exported_model import Source
 
-    run(checkpoint, experiment, format, type, max_shard_size, out)
+    source = Source(checkpoint, experiment, base_model)
+    if list_wanted:
+        source.check("list")
+        adapter_list.run(source)
+        return
+    run(Request(source, format, merge, type, max_shard_size, out))
+
+
+@app.command("chat", cls=Command)
+@takes(
+    [
+        parameter("experiment", Annotated[str | None, typer.Argument(metavar="[EXPERIMENT]", help=NEWEST)]),
+        parameter("checkpoint", ModelFolder),
+        parameter("base_model", BaseModel),
+        parameter("once", Annotated[str | None, typer.Option(metavar="TEXT", help="Answer this and end.")]),
+        parameter("system", Annotated[str | None, typer.Option(metavar="TEXT", help="The system message.")]),
+        parameter("chat_template", ChatTemplate),
+        parameter("max_tokens", Annotated[int, typer.Option(metavar="N", min=1, help="Tokens of an answer.")], 1024),
+        *GENERATE.parameters([*SAMPLING, "device"]),
+    ],
+    "Talk with a fine-tuned model.\n\nWithout a terminal each line of the input is a turn.",
+)
+def chat(once: str | None, system: str | None, chat_template: Path | None, max_tokens: int, **typed: Any) -> None:
+    """Converse in the terminal, or answer what a script asks."""
+    from orchestrator.chat import Request, run
+    from orchestrator.exported_model import Source
+
+    source = Source(typed["checkpoint"], typed["experiment"], typed["base_model"])
+    sampling = {name: typed[name] for name in SAMPLING}
+    run(Request(source, once, system, chat_template, typed["device"] or "auto", max_tokens, sampling))
 
 
 @app.command("push", cls=Command)
@@ -149,11 +227,16 @@ def push(
     branch: Annotated[str, typer.Option(metavar="NAME", help="The branch; made from main if there is none.")] = "main",
     message: Annotated[str | None, typer.Option(metavar="TEXT", help="The commit's message.")] = None,
     max_shard_size: ShardSize = None,
+    merge: Annotated[
+        bool, typer.Option("--merge", help="Upload the model with its LoRA adapters merged. Default: the adapters.")
+    ] = False,
+    base_model: BaseModel = None,
 ) -> None:
     """Upload a trained model to the Hugging Face Hub."""
+    from orchestrator.exported_model import Source
     from orchestrator.push import run
 
-    run(repository, checkpoint, experiment, public, branch, message, max_shard_size)
+    run(repository, Source(checkpoint, experiment, base_model), merge, public, branch, message, max_shard_size)
 
 
 @app.command("watch", cls=Command)

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import enum
 import importlib.util
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from orchestrator import _native
 from orchestrator.command_error import CommandError
 from orchestrator.paths import shown
 from orchestrator.screen import amount, step
+
+if TYPE_CHECKING:
+    from orchestrator.exported_model import Model, Source
 
 
 class Format(str, enum.Enum):
@@ -17,6 +21,7 @@ class Format(str, enum.Enum):
 
     GGUF = "gguf"
     HF = "hf"
+    ADAPTER = "adapter"
 
 
 class Type(str, enum.Enum):
@@ -28,79 +33,95 @@ class Type(str, enum.Enum):
     Q8_0 = "q8_0"
 
 
-def run(
-    checkpoint: Path | None,
-    experiment: str | None,
-    format: Format,
-    kind: Type | None,
-    max_shard_size: str | None,
-    out: Path | None,
-) -> None:
+@dataclass(frozen=True)
+class Request:
+    """What is asked for."""
+
+    source: Source
+    format: Format
+    merge: bool
+    type: Type | None
+    max_shard_size: str | None
+    out: Path | None
+
+
+def run(request: Request) -> None:
     """Write the model of a checkpoint or an experiment, and say how it is used."""
-    check_one_source(checkpoint, experiment, "export")
-    if format is Format.HF:
-        if kind is not None:
-            raise CommandError(f"--type {kind.value} is for --format gguf: --format hf keeps the types of the weights")
-        _write_directory(checkpoint, experiment, max_shard_size, out)
+    request.source.check("export")
+    _check(request)
+    if request.format is Format.GGUF:
+        _write_gguf(request)
     else:
-        if max_shard_size is not None:
-            raise CommandError("--max-shard-size is for --format hf: --format gguf writes one file")
-        _write_gguf(checkpoint, experiment, kind or Type.F16, out)
+        _write_directory(request)
 
 
-def check_one_source(checkpoint: Path | None, experiment: str | None, verb: str) -> None:
-    """Raise a `CommandError` unless the model is named in one of the two ways."""
-    if (checkpoint is None) == (experiment is None):
-        raise CommandError(f"say what to {verb}: --experiment NAME or --checkpoint DIR")
+def _check(request: Request) -> None:
+    """Refuse options that the format does not have."""
+    format = request.format
+    if request.type is not None and format is not Format.GGUF:
+        kept = f"--format {format.value} keeps the types of the weights"
+        raise CommandError(f"--type {request.type.value} is for --format gguf: {kept}")
+    if request.max_shard_size is not None and format is not Format.HF:
+        raise CommandError(f"--max-shard-size is for --format hf: --format {format.value} writes one file of weights")
+    if request.merge and format is Format.ADAPTER:
+        raise CommandError("--merge is for --format hf and --format gguf: --format adapter writes the adapters alone")
+    if request.source.base_model is not None and not request.merge and format is not Format.ADAPTER:
+        raise CommandError("--base-model says where the model of adapters is: give it with --merge or --format adapter")
 
 
-def whole_model_directory(checkpoint: Path | None, experiment: str | None) -> Path:
-    """Return the directory of the model that is named; LoRA adapters are none by themselves."""
-    folder = _native.model_directory(checkpoint, experiment)
-    if (folder / "adapter_config.json").exists() and not (folder / "config.json").exists():
-        raise CommandError(
-            f"{shown(folder)} holds LoRA adapters, not a whole model: peft loads it as it is "
-            "(PeftModel.from_pretrained), and merge_and_unload().save_pretrained(DIR) writes one that can be exported"
-        )
-    return folder
+def opened(source: Source, merge: bool, alone: bool) -> Model:
+    """Open the model that is named, with its adapters merged, or its adapters alone."""
+    from orchestrator import exported_model
+
+    if alone:
+        return exported_model.open_adapters_alone(source)
+    return exported_model.open_merged(source) if merge else exported_model.open_whole(source)
 
 
-def try_it(source: str, revision: str | None = None) -> str:
-    """Return the command that completes a text with a folder's or a repository's model."""
+def try_it(model: Model, source: str, revision: str | None = None) -> str:
+    """Return the command that completes a text, or answers, with a folder's or a repository's model."""
     at = f", revision='{revision}'" if revision else ""
-    call = f"print(pipeline('text-generation', '{source}'{at})('Once upon a time')[0]['generated_text'])"
+    prompt = "[dict(role='user', content='Hello!')]" if model.has_chat_template else "'Once upon a time'"
+    call = f"print(pipeline('text-generation', '{source}'{at})({prompt})[0]['generated_text'])"
     return f'python -c "from transformers import pipeline; {call}"'
 
 
-def _write_directory(checkpoint: Path | None, experiment: str | None, size: str | None, out: Path | None) -> None:
+def _write_directory(request: Request) -> None:
     from orchestrator import hf_directory
 
-    max_shard_size = hf_directory.checked_size(size or hf_directory.MAX_SHARD_SIZE)
-    if out is not None:
-        hf_directory.check_target(out)
-    model = hf_directory.open_model(checkpoint, experiment)
-    target = out or Path(f"{model.name}-hf")
+    max_shard_size = hf_directory.checked_size(request.max_shard_size or hf_directory.MAX_SHARD_SIZE)
+    if request.out is not None:
+        hf_directory.check_target(request.out)
+    model = opened(request.source, request.merge, request.format is Format.ADAPTER)
+    target = request.out or Path(f"{model.name}-{request.format.value}")
     hf_directory.check_target(target)
-    step("model", shown(model.folder))
+    _show(model)
     hf_directory.write(model, target, max_shard_size)
     count, size_of_all = hf_directory.files_of(target)
     step("wrote", f"{shown(target)} ({count} files, {amount(size_of_all)})")
-    step("try it", try_it(str(target)))
+    step("try it", try_it(model, str(target)))
 
 
-def _write_gguf(checkpoint: Path | None, experiment: str | None, kind: Type, out: Path | None) -> None:
+def _show(model: Model) -> None:
+    step("model", shown(model.folder))
+    if model.adapters is not None:
+        step("base", shown(model.adapters.base))
+
+
+def _write_gguf(request: Request) -> None:
     if importlib.util.find_spec("gguf") is None:
         raise CommandError("GGUF files are written by the package gguf: pip install 'transformer-candle[export]'")
     from orchestrator import gguf_file
 
-    model = whole_model_directory(checkpoint, experiment)
-    name = experiment or model.absolute().name
-    target = out or Path(f"{name}-{kind.value}.gguf")
+    model = opened(request.source, request.merge, alone=False)
+    kind = request.type or Type.F16
+    name = request.source.experiment or model.folder.absolute().name
+    target = request.out or Path(f"{name}-{kind.value}.gguf")
     if target.is_dir():
         raise CommandError(f"--out {shown(target)} is a folder: name the file")
     if not target.absolute().parent.is_dir():
         raise CommandError(f"--out {shown(target)}: there is no folder {shown(target.absolute().parent)}")
-    step("model", shown(model))
-    gguf_file.write(model, target, kind.value, name)
+    _show(model)
+    gguf_file.write(model, target, kind.value)
     step("wrote", f"{shown(target)} ({amount(target.stat().st_size)})")
-    step("try it", f"llama-cli -m {target} -no-cnv -p 'Once upon a time'")
+    step("try it", f"llama-cli -m {target} " + ("-cnv" if model.has_chat_template else "-no-cnv -p 'Once upon a time'"))

@@ -13,6 +13,7 @@ from typer import Option
 from orchestrator.command_error import CommandError
 from orchestrator.input_files import read_text
 from orchestrator.options import parameter
+from orchestrator.paths import shown
 from orchestrator.screen import step
 from orchestrator.settings import RUN, TOKENIZER, TRAINING, Settings, flag_parameters, from_flags
 
@@ -22,8 +23,8 @@ Rows have `messages`, or `prompt` and `completion`, as trl's SFTTrainer reads th
 says."""
 
 LEFT_OUT = {
-    "stream", "preset", "config", "init_from", "text_column", "data_format", "hidden_size", "intermediate_size",
-    "layers", "heads", "kv_heads",
+    "stream", "preset", "depth", "config", "init_from", "text_column", "data_format", "hidden_size",
+    "intermediate_size", "layers", "heads", "kv_heads",
 }  # fmt: skip
 """Flags of the pipeline that fine-tuning decides, or that a pretrained model does."""
 
@@ -34,6 +35,8 @@ SEQUENCES_PER_STEP = 16
 LEARNING_RATE, ADAPTER_LEARNING_RATE = "2e-5", "2e-4"
 """trl's for all weights, and ten times that, as its documentation says of adapters."""
 WARMUP_STEPS = 10
+HALF_PRECISION = ("bfloat16", "float16")
+"""Types of weights that are trained in bf16, as transformers names them."""
 
 
 def parameters() -> list[Parameter]:
@@ -61,6 +64,7 @@ def _is_left_out(option: Parameter) -> bool:
 def settings(model: str | None, epochs: int | None, **flags: Any) -> Settings:
     """Return the settings of the pipeline for what was typed, and print the defaults that they start from."""
     from orchestrator import pretrained
+    from orchestrator.adapters import locate, named_base
 
     chosen = from_flags(flags)
     if chosen.resume is not None:
@@ -68,14 +72,21 @@ def settings(model: str | None, epochs: int | None, **flags: Any) -> Settings:
         if given:
             raise CommandError(f"--resume continues a run as it was started: leave out {' and '.join(given)}")
         return chosen
+    adapters = None
+    if typed := chosen.keys.get("lora_init_from"):
+        adapters = locate(typed, "--lora-init-from")
+        model = model or named_base(adapters)
     if model is None:
         raise CommandError("say what to fine-tune: --model DIR, or --model OWNER/NAME of the Hugging Face Hub")
     if chosen.dataset is None and not chosen.input:
         raise CommandError("say what to train on: --dataset OWNER/NAME of the Hub, or --input FILE")
     if epochs is not None and "steps" in chosen.keys:
         raise CommandError("--epochs and --steps both say how long to train: give one of them")
-    folder = pretrained.locate(model)
-    chosen.keys["init_from"] = str(folder)
+    folder = pretrained.locate(model, "--model")
+    if adapters is not None:
+        _refuse_another_repository(adapters, folder)
+        chosen.keys["lora_init_from"] = str(adapters)
+    chosen.keys["init_from"] = model
     chosen.preset = BASE_PRESET
     defaults = _defaults(chosen, folder, epochs)
     chosen.defaults = [f"{key}={value}" for key, value in defaults.items()]
@@ -85,11 +96,12 @@ def settings(model: str | None, epochs: int | None, **flags: Any) -> Settings:
 
 def _defaults(chosen: Settings, folder: Path, epochs: int | None) -> dict[str, str]:
     """Return the config keys that differ from the preset's, and their values."""
+    model = _described(folder)
     keys = {
         "data.format": "chat",
         "data.packing": "documents",
         "data.chat_template_date": datetime.datetime.now().astimezone().date().isoformat(),
-        "data.sequence_length": str(_sequence_length(folder)),
+        "data.sequence_length": str(_sequence_length(model)),
         "data.batch_size": "null",
         "data.gradient_accumulation_steps": "null",
         "data.sequences_per_step": str(SEQUENCES_PER_STEP),
@@ -97,6 +109,7 @@ def _defaults(chosen: Settings, folder: Path, epochs: int | None) -> dict[str, s
         "optimizer.weight_decay": "0.0",
         "scheduler.warmup_steps": str(WARMUP_STEPS),
         "scheduler.min_lr": "0.0",
+        "runtime.precision": _precision(model),
         "runtime.activation_recompute": "null",
         "runtime.log_every_n_steps": "1",
     }
@@ -112,20 +125,53 @@ def _defaults(chosen: Settings, folder: Path, epochs: int | None) -> dict[str, s
     }
 
 
+def _refuse_another_repository(adapters: Path, model: Path) -> None:
+    """Refuse a model of another repository than the adapters name; the trainer compares local models."""
+    from orchestrator import pretrained, training_record
+    from orchestrator.adapters import named_base
+
+    own, named = training_record.repository_of(model), named_base(adapters).partition("@")[0]
+    is_other = own is not None and pretrained.REPOSITORY.fullmatch(named) and not Path(named).is_dir()
+    if own is not None and is_other and own[0].lower() != named.lower():
+        raise CommandError(
+            f"the adapters in {shown(adapters)} were trained beside {named}, not beside {own[0]}: "
+            "leave out --model, or train new adapters"
+        )
+
+
 def _adapter_rank(chosen: Settings) -> str | None:
     """Return the rank of the adapters that train beside the model; none where all of its weights train."""
+    from orchestrator import training_record
+    from orchestrator.adapters import ADAPTER_CONFIG
+
     typed = dict(override.split("=", 1) for override in chosen.config_overrides() if "=" in override)
     rank = typed.get("lora.rank", "null").strip()
+    if rank == "null" and (adapters := typed.get("lora.init_from")):
+        rank = str(training_record.read_object(Path(adapters) / ADAPTER_CONFIG).get("r", "null"))
     return None if rank == "null" else rank
 
 
-def _sequence_length(folder: Path) -> int:
-    """Return the default length of a sequence: as much of it as the model takes."""
+def _described(folder: Path) -> dict[str, Any]:
+    """Return a model's `config.json`; empty if it cannot be read, of which the trainer says what is wrong."""
     try:
-        longest = json.loads(read_text(folder / "config.json")).get("max_position_embeddings")
-    except (OSError, ValueError, AttributeError):
-        longest = None  # the trainer says what is wrong with the file
+        described = json.loads(read_text(folder / "config.json"))
+    except (OSError, ValueError):
+        described = None
+    return described if isinstance(described, dict) else {}
+
+
+def _sequence_length(model: dict[str, Any]) -> int:
+    """Return the default length of a sequence: as much of it as the model takes."""
+    longest = model.get("max_position_embeddings")
     return min(SEQUENCE_LENGTH, longest) if isinstance(longest, int) else SEQUENCE_LENGTH
+
+
+def _precision(model: dict[str, Any]) -> str:
+    """Return the default precision: two bytes per frozen weight where the model is stored in two.
+
+    A CPU without bf16 instructions multiplies bf16 as fast as f32, with half of the memory.
+    """
+    return "bf16" if model.get("dtype", model.get("torch_dtype")) in HALF_PRECISION else "fp32"
 
 
 def _show(defaults: dict[str, str], chosen: Settings) -> None:
@@ -142,5 +188,6 @@ def _show(defaults: dict[str, str], chosen: Settings) -> None:
         "fine-tune",
         f"{trained}, learning rate {values['optimizer.learning_rate']} ({values['scheduler.strategy']} after "
         f"{values['scheduler.warmup_steps']} steps of warm-up), {length.replace('1 epochs', '1 epoch')}, sequences of "
-        f"{values['data.sequence_length']} tokens, packing {values['data.packing']}",
+        f"{values['data.sequence_length']} tokens, packing {values['data.packing']}, precision "
+        f"{values['runtime.precision']}",
     )

@@ -5,7 +5,6 @@ Names of keys and tensors, and what llama.cpp expects in them: the specification
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import re
@@ -13,10 +12,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from orchestrator import _native, gguf_tokenizer
+from orchestrator import gguf_tokenizer
 from orchestrator.command_error import CommandError
+from orchestrator.exported_model import F16_MAX, Model
 from orchestrator.paths import shown
-from orchestrator.safetensors_shards import StoredTensor, stored_tensors
+from orchestrator.safetensors_shards import StoredTensor
 
 if TYPE_CHECKING:
     import numpy as np
@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 Type = Literal["f32", "f16", "bf16", "q8_0"]
 TYPES: dict[Type, str] = {"f32": "ALL_F32", "f16": "MOSTLY_F16", "bf16": "MOSTLY_BF16", "q8_0": "MOSTLY_Q8_0"}
 """The types of matrices, by gguf's name of a file of them. Vectors are always f32."""
-
-HALF_MAX = 65504
 
 OUTER = {
     "model.embed_tokens.weight": "token_embd.weight",
@@ -46,29 +44,30 @@ ARCHITECTURES = {"llama": "llama", "mistral": "llama", "qwen2": "qwen2", "qwen3"
 """`model_type`, and the architecture that llama.cpp runs it as."""
 
 
-def write(model: Path, target: Path, kind: Type, name: str) -> None:
-    """Write the model in the directory `model` to the file `target`, complete or not at all.
+def write(model: Model, target: Path, kind: Type) -> None:
+    """Write the model to the file `target`, complete or not at all.
 
     Args:
-        model: A model directory in Hugging Face's format.
+        model: A model in Hugging Face's format.
         target: The file to write; an existing one is replaced.
         kind: The type of the matrices.
-        name: What the model is called in the file.
     """
     import gguf
 
-    config = json.loads(_native.checked_model_config(model))
+    config = model.checked_config
     architecture = ARCHITECTURES[config["model_type"]]
     if architecture != "llama" and _rope_divisors(config) is not None:
-        raise CommandError(f"{shown(model)} scales its rotary angles, which llama.cpp does not do for {architecture}")
+        raise CommandError(
+            f"{shown(model.folder)} scales its rotary angles, which llama.cpp does not do for {architecture}"
+        )
     staging = target.with_name(f".{target.name}.tmp-{os.getpid()}")
     writer = gguf.GGUFWriter(staging, architecture, use_temp_file=False)
     try:
-        writer.add_name(name)
+        writer.add_name(model.name)
         _add_sizes(writer, config)
         writer.add_file_type(gguf.LlamaFileType[TYPES[kind]])
         writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
-        gguf_tokenizer.add(writer, model, config["vocab_size"])
+        gguf_tokenizer.add(writer, model.tokenizer_folder, config["vocab_size"])
         _write_tensors(writer, model, config, gguf.GGMLQuantizationType[kind.upper()])
         staging.replace(target)
     finally:
@@ -107,12 +106,12 @@ def _rope_divisors(config: dict[str, Any]) -> NDArray[np.float32] | None:
     return divisors
 
 
-def _write_tensors(writer: GGUFWriter, model: Path, config: dict[str, Any], kind: GGMLQuantizationType) -> None:
+def _write_tensors(writer: GGUFWriter, model: Model, config: dict[str, Any], kind: GGMLQuantizationType) -> None:
     """Write the tensors one after the other, so that one of them is in memory at a time."""
     import gguf
     import numpy as np
 
-    tensors = [(_gguf_name(name), tensor) for name, tensor in _weights(model, config)]
+    tensors = [(_gguf_name(name), tensor) for name, tensor in _weights(model.tensors, config)]
     divisors = _rope_divisors(config)
     if divisors is not None:
         writer.add_tensor_info("rope_freqs.weight", divisors.shape, divisors.dtype, divisors.nbytes)
@@ -126,19 +125,19 @@ def _write_tensors(writer: GGUFWriter, model: Path, config: dict[str, Any], kind
     if divisors is not None:
         writer.write_tensor_data(divisors)
     for name, stored in tensors:
-        values = _values(stored)
+        values = stored.values()
         if writer.arch == "llama" and name.endswith(("attn_q.weight", "attn_k.weight")):
             is_query = name.endswith("attn_q.weight")
             values = _interleaved(values, config["num_attention_heads" if is_query else "num_key_value_heads"])
         own = _kind_of(stored, kind)
-        if own is gguf.GGMLQuantizationType.F16 and np.abs(values).max(initial=0) > HALF_MAX:
-            raise CommandError(f"{name} has numbers over {HALF_MAX}, the largest of f16: take --type bf16 or f32")
+        if own is gguf.GGMLQuantizationType.F16 and np.abs(values).max(initial=0) > F16_MAX:
+            raise CommandError(f"{name} has numbers over {F16_MAX}, the largest of f16: take --type bf16 or f32")
         writer.write_tensor_data(gguf.quants.quantize(values, own))
 
 
-def _weights(model: Path, config: dict[str, Any]) -> Iterator[tuple[str, StoredTensor]]:
+def _weights(tensors: dict[str, StoredTensor], config: dict[str, Any]) -> Iterator[tuple[str, StoredTensor]]:
     """Yield the stored tensors that do not follow from others: of those, old checkpoints may hold copies."""
-    for name, tensor in stored_tensors(model).items():
+    for name, tensor in tensors.items():
         if "rotary_emb" not in name and not (name == "lm_head.weight" and config["tie_word_embeddings"]):
             yield name, tensor
 
@@ -156,20 +155,6 @@ def _kind_of(tensor: StoredTensor, kind: GGMLQuantizationType) -> GGMLQuantizati
         return gguf.GGMLQuantizationType.F32
     block, _ = gguf.GGML_QUANT_SIZES[kind]
     return kind if tensor.shape[-1] % block == 0 else gguf.GGMLQuantizationType.F16
-
-
-def _values(tensor: StoredTensor) -> NDArray[np.float32]:
-    """Return a tensor's numbers as f32, which each of the types it is stored in widens to exactly."""
-    import numpy as np
-
-    stored = np.memmap(tensor.file, mode="r", offset=tensor.start, shape=tensor.size)
-    values: NDArray[np.float32]
-    if tensor.dtype == "BF16":
-        values = (stored.view("<u2").astype(np.uint32) << 16).view(np.float32)
-    else:
-        values = stored.view({"F32": "<f4", "F16": "<f2"}[tensor.dtype]).astype(np.float32)
-    shaped: NDArray[np.float32] = values.reshape(tensor.shape)
-    return shaped
 
 
 def _interleaved(values: NDArray[np.float32], heads: int) -> NDArray[np.float32]:

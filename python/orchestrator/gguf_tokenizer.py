@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from orchestrator import model_tokenizer
 from orchestrator.command_error import CommandError
 from orchestrator.paths import shown
 from orchestrator.training_record import read_object
@@ -31,8 +32,10 @@ SPACE = "\u2581"
 
 def add(writer: GGUFWriter, model: Path, vocab_size: int) -> None:
     """Add the tokenizer of a model directory; ids that stand for no token are filled up to `vocab_size`."""
-    path = model / "tokenizer.json"
-    tokenizer = _read(path)
+    path = model / model_tokenizer.FILE
+    tokenizer = model_tokenizer.read(model, vocab_size)
+    if tokenizer is None:
+        raise CommandError(f"a GGUF file needs the model's {shown(path)}, and there is none")
     kind = tokenizer["model"].get("type") or "BPE"
     if kind != "BPE":
         raise CommandError(f"{shown(path)} is a {kind} tokenizer; only BPE is exported to GGUF")
@@ -41,20 +44,6 @@ def add(writer: GGUFWriter, model: Path, vocab_size: int) -> None:
     else:
         _add_byte_level(writer, tokenizer, vocab_size, path)
     _add_special_tokens(writer, model, tokenizer)
-
-
-def _read(path: Path) -> dict[str, Any]:
-    from tokenizers import Tokenizer
-
-    if not path.exists():
-        raise CommandError(f"a GGUF file needs the model's {shown(path)}, and there is none")
-    text = path.read_text(encoding="utf-8")
-    try:
-        Tokenizer.from_str(text)
-    except Exception as error:  # the package raises no other class
-        raise CommandError(f"{shown(path)} is no tokenizer that can be read: {error}") from error
-    content: dict[str, Any] = json.loads(text)
-    return content
 
 
 def _add_byte_level(writer: GGUFWriter, tokenizer: dict[str, Any], vocab_size: int, path: Path) -> None:
@@ -101,9 +90,6 @@ def _tokens(tokenizer: dict[str, Any], vocab_size: int) -> tuple[list[str], list
     from gguf import TokenType
 
     added_tokens = tokenizer.get("added_tokens") or []
-    ids = [*tokenizer["model"]["vocab"].values(), *(added["id"] for added in added_tokens)]
-    if max(ids, default=0) >= vocab_size:
-        raise CommandError(f"tokenizer.json has the id {max(ids)}, but the model has a vocabulary of {vocab_size}")
     tokens, types = [f"[PAD{index}]" for index in range(vocab_size)], [int(TokenType.UNUSED)] * vocab_size
     for token, index in tokenizer["model"]["vocab"].items():
         tokens[index], types[index] = token, int(TokenType.NORMAL)
@@ -168,8 +154,7 @@ def _uncommon_pipeline(path: Path, tokenizer: dict[str, Any]) -> CommandError:
 
 def _add_special_tokens(writer: GGUFWriter, model: Path, tokenizer: dict[str, Any]) -> None:
     config = read_object(model / "tokenizer_config.json")
-    ids = {added["content"]: added["id"] for added in tokenizer.get("added_tokens") or []}
-    ids |= {token: index for token, index in tokenizer["model"]["vocab"].items() if token not in ids}
+    ids = model_tokenizer.ids(tokenizer)
     adders = {
         "bos_token": writer.add_bos_token_id,
         "eos_token": writer.add_eos_token_id,

@@ -1,54 +1,27 @@
-"""Writes a model directory in Hugging Face's format: weights in shards, configs, tokenizer, model card.
+"""Writes a directory in Hugging Face's or peft's format: weights, configs, tokenizer, model card.
 
 What only training needs, such as the optimizer's state, is left out.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
-from orchestrator import _native, model_card, signals, training_record
+from orchestrator import model_card, signals
+from orchestrator.adapters import ADAPTER_CONFIG
 from orchestrator.command_error import CommandError, ExitCode
-from orchestrator.export import whole_model_directory
+from orchestrator.exported_model import Kind, Model
 from orchestrator.paths import shown
-from orchestrator.safetensors_shards import StoredTensor, stored_tensors, write_shards
-from orchestrator.training_record import TrainingRecord
+from orchestrator.safetensors_shards import write_shards
 
 MAX_SHARD_SIZE = "5GB"
 SIZE = re.compile(r"(?P<number>\d+(\.\d+)?)(?P<unit>[KMGT]B)?", re.IGNORECASE)
-COPIED = [
-    "config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json",
-    "added_tokens.json", "vocab.json", "merges.txt", "tokenizer.model", "chat_template.jinja",
-]  # fmt: skip
-"""Copied from the model as they are, those that there are."""
-
-
-@dataclass(frozen=True)
-class Model:
-    """A model to be exported: its files' headers, and how it was trained."""
-
-    folder: Path
-    name: str
-    config: training_record.Row
-    tensors: dict[str, StoredTensor]
-    record: TrainingRecord
-
-
-def open_model(checkpoint: Path | None, experiment: str | None) -> Model:
-    """Find a checkpoint or model, verify it, and read what is known of it."""
-    folder = whole_model_directory(checkpoint, experiment)
-    _native.checked_model_config(folder)
-    run = training_record.run_of(folder, checkpoint, experiment)
-    name = experiment or (run or folder).absolute().name
-    record = training_record.read(folder, run)
-    config = training_record.read_object(folder / "config.json")
-    return Model(folder, name, config, stored_tensors(folder), record)
 
 
 def checked_size(typed: str) -> int | str:
@@ -73,12 +46,14 @@ def write(model: Model, target: Path, max_shard_size: int | str) -> None:
 
 def fill(model: Model, folder: Path, name: str, source: str, max_shard_size: int | str) -> None:
     """Write the model's files into a folder; its card calls it `name` and says to load it from `source`."""
-    card = model_card.written(name, source, model.config, model.tensors, model.record)
+    card = model_card.written(model, name, source)
     try:
-        for file in COPIED:
-            if (model.folder / file).is_file():
-                shutil.copyfile(model.folder / file, folder / file)
-        write_shards(model.tensors, folder, max_shard_size)
+        for file, place in model.files.items():
+            shutil.copyfile(place, folder / file)
+        if model.kind is Kind.ADAPTERS:
+            (folder / ADAPTER_CONFIG).write_text(json.dumps(model.config, indent=2) + "\n", encoding="utf-8")
+        else:
+            write_shards(model.tensors, folder, max_shard_size)
         (folder / model_card.FILE).write_text(card, encoding="utf-8")
     except OSError as error:
         message = f"cannot copy {shown(model.folder)} to {shown(folder)}: {error.strerror or error}"

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 
-from orchestrator import _native, terminal
+from orchestrator import _native, distributed, terminal
 from orchestrator.command_error import CommandError, ExitCode
 from orchestrator.options import trainer_command
 from orchestrator.settings import Launch
@@ -34,12 +34,18 @@ class Job:
     overrides: list[str] = field(default_factory=list)
     resume: str | None = None
     rebatch: bool = False
+    profile: str | None = None
     lock: _native.RunLock | None = None
     """The run directory's lock, if it is held already: the trainer inherits it."""
+    ranks: int | None = None
+    """The number of processes under torchrun; none for one without it."""
 
     def words(self) -> list[str]:
         """Return the command line after the program's name."""
-        typed = {"config": self.config, "override": self.overrides, "resume": self.resume, "rebatch": self.rebatch}
+        typed = {
+            "config": self.config, "override": self.overrides, "resume": self.resume, "rebatch": self.rebatch,
+            "profile": self.profile,
+        }  # fmt: skip
         return trainer_command("train").words(typed)
 
 
@@ -94,11 +100,32 @@ def start(words: list[str], launch: Launch, target: Path | None, lock: _native.R
             f"the trainer program {PROGRAM} is neither in the build folder nor on the PATH: build it with "
             "`cargo build --release`, or use --launch bindings"
         )
-    return _in_this_process(words, lock)
+    with stopping_the_trainer():
+        return _native.run_command(words, terminal.write, sys.stdout.isatty(), lock)
+
+
+def check_ranks(launch: Launch) -> None:
+    """Refuse another way to train beside --nproc, and a machine without PyTorch."""
+    if launch not in (Launch.AUTO, Launch.NONE):
+        raise CommandError("--nproc trains under torchrun: leave out --launch")
+    distributed.require_torch()
+
+
+def start_ranks(words: list[str], ranks: int, lock: _native.RunLock | None = None) -> int:
+    """Run the trainer's `train` in several processes of this machine under torchrun, and return its exit code.
+
+    Args:
+        words: The command line after the program's name.
+        ranks: The number of processes.
+        lock: The run directory's lock, if it is held already: the trainers inherit it.
+    """
+    return _in_a_process([sys.executable, "-m", "orchestrator.distributed.launcher", str(ranks), *words[1:]], lock)
 
 
 def describe(job: Job, launch: Launch, target: Path | None) -> str:
     """Describe what will train."""
+    if job.ranks is not None:
+        return f"{job.config} in {job.ranks} processes of torchrun"
     program = find_program(target) if launch in (Launch.AUTO, Launch.PROCESS) else None
     return " ".join([str(program), *job.words()]) if program else f"{job.config} in this process"
 
@@ -125,7 +152,9 @@ def _in_a_process(command: list[str], lock: _native.RunLock | None) -> int:
     return code if code >= 0 else 128 - code
 
 
-def _in_this_process(words: list[str], lock: _native.RunLock | None) -> int:
+@contextmanager
+def stopping_the_trainer() -> Iterator[None]:
+    """Let signals ask the trainer in this process to save and end; a second Ctrl-C ends it at once."""
     asked_before = False
 
     def stop(number: int, _frame: FrameType | None) -> None:
@@ -138,7 +167,7 @@ def _in_this_process(words: list[str], lock: _native.RunLock | None) -> int:
         raise SystemExit(ExitCode.TERMINATED)
 
     with _handling(stop):
-        return _native.run_command(words, terminal.write, sys.stdout.isatty(), lock)
+        yield
 
 
 @contextmanager

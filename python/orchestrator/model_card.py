@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator import _native
-from orchestrator.safetensors_shards import StoredTensor
+from orchestrator.exported_model import Kind, Model
 from orchestrator.settings import DEMO_DATASET
 from orchestrator.training_record import Row, Source, TrainingRecord
 
@@ -20,87 +20,125 @@ OPTIMIZERS = {"adamw": "AdamW", "muon": "Muon for the projections of the blocks,
 PROGRAM = "transformer_candle"
 
 
-def written(name: str, source: str, config: Row, tensors: dict[str, StoredTensor], record: TrainingRecord) -> str:
+def written(model: Model, name: str, source: str) -> str:
     """Return the card's text.
 
     Args:
+        model: What is exported.
         name: What the model is called.
         source: The folder or the repository that the model is loaded from.
-        config: The model's config.json.
-        tensors: The model's weights.
-        record: How it was trained.
     """
+    record = model.record
     parts = [
-        f"---\n{_front_matter(record)}\n---\n\n{GENERATED}\n\n# {name}\n\n{_summary(config, tensors, record)}",
-        "## Use\n\n" + _usage(source),
-        "## Model\n\n" + _model_table(config, tensors),
+        f"---\n{_front_matter(model)}\n---\n\n{GENERATED}\n\n# {name}\n\n{_summary(model)}",
+        "## Use\n\n" + _usage(model, source),
+        "## Model\n\n" + _model_table(model),
         _data_section(record),
-        _training_section(record),
+        _training_section(model),
         _evaluation_section(record),
         _origin(record),
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
-def _front_matter(record: TrainingRecord) -> str:
+def _front_matter(model: Model) -> str:
     from huggingface_hub import ModelCardData
 
-    datasets = list(dict.fromkeys(source.name for source in record.sources() if source.is_on_hub))
-    base = record.base_model
+    datasets = list(dict.fromkeys(source.name for source in model.record.sources() if source.is_on_hub))
+    base, is_adapter = model.base_model, model.kind is Kind.ADAPTERS
     data = ModelCardData(
-        library_name="transformers",
+        library_name="peft" if is_adapter else "transformers",
         pipeline_tag="text-generation",
         datasets=datasets or None,
         base_model=base[0] if base else None,
+        tags=["lora"] if is_adapter else None,
     )
     return str(data.to_yaml())
 
 
-def _summary(config: Row, tensors: dict[str, StoredTensor], record: TrainingRecord) -> str:
-    parameters = sum(tensor.elements for tensor in tensors.values())
-    about = f"A language model of {parameters:,} parameters with the architecture `{_architecture(config)}`"
+def _summary(model: Model) -> str:
+    record = model.record
+    parameters = sum(tensor.elements for tensor in model.tensors.values())
+    about = f"A language model of {parameters:,} parameters with the architecture `{_architecture(model)}`"
+    if model.kind is Kind.ADAPTERS:
+        about = f"LoRA adapters of {parameters:,} parameters for a model with the architecture `{_architecture(model)}`"
     if record.step is None:
         return f"{about}."
     tokens = f" ({record.state['tokens']:,} tokens)" if "tokens" in record.state else ""
-    start = record.config.get("model", {}).get("init_from")
-    if base := record.base_model:
-        origin = f"from the weights of [{base[0]}](https://huggingface.co/{base[0]}) at `{base[1][:12]}`"
-    elif start:
-        origin = f"from the weights of the local model `{Path(start).name}`"
+    how = "fine-tuned on conversations" if record.is_chat else "trained" if model.adapters else "pre-trained"
+    origin = _beginning(model)
+    ends = "It answers in conversations." if record.is_chat else "It continues text."
+    return f"{about}, {how} {origin}{' ' if origin else ''}for {record.step:,} steps{tokens}. {ends}"
+
+
+def _beginning(model: Model) -> str:
+    """Return which weights training started from."""
+    relation = "beside the weights of" if model.adapters else "from the weights of"
+    if base := model.base_model:
+        return f"{relation} [{base[0]}](https://huggingface.co/{base[0]}) at `{base[1][:12]}`"
+    start = model.adapters.base if model.adapters else model.record.config.get("model", {}).get("init_from")
+    if start:
+        return f"{relation} the local model `{Path(start).name}`"
+    return "from random weights" if model.record.config else ""
+
+
+def _usage(model: Model, source: str) -> str:
+    loader = "AutoModelForCausalLM"
+    imports = "from transformers import AutoModelForCausalLM, AutoTokenizer"
+    if model.kind is Kind.ADAPTERS:
+        loader = "AutoPeftModelForCausalLM"
+        imports = "from peft import AutoPeftModelForCausalLM\nfrom transformers import AutoTokenizer"
+    if model.has_chat_template:
+        prompt = """messages = [{"role": "user", "content": "Hello!"}]
+inputs = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=True, return_tensors="pt")"""
     else:
-        origin = "from random weights" if record.config else ""
-    return f"{about}, pre-trained {origin}{' ' if origin else ''}for {record.step:,} steps{tokens}. It continues text."
-
-
-def _usage(source: str) -> str:
+        prompt = 'inputs = tokenizer("Once upon a time", return_tensors="pt")'
     return f"""```python
-from transformers import AutoModelForCausalLM, AutoTokenizer
+{imports}
 
 tokenizer = AutoTokenizer.from_pretrained("{source}")
-model = AutoModelForCausalLM.from_pretrained("{source}", dtype="auto")
-tokens = model.generate(**tokenizer("Once upon a time", return_tensors="pt"), max_new_tokens=64, do_sample=True)
+model = {loader}.from_pretrained("{source}", dtype="auto")
+{prompt}
+tokens = model.generate(**inputs, max_new_tokens=64, do_sample=True)
 print(tokenizer.decode(tokens[0], skip_special_tokens=True))
 ```"""
 
 
-def _model_table(config: Row, tensors: dict[str, StoredTensor]) -> str:
+def _model_table(model: Model) -> str:
+    config, tensors = _architecture_config(model), model.tensors.values()
     heads = config.get("num_attention_heads")
-    rows = {
-        "architecture": f"`{_architecture(config)}`",
-        "parameters": sum(tensor.elements for tensor in tensors.values()),
-        "layers": config.get("num_hidden_layers"),
-        "hidden size": config.get("hidden_size"),
-        "intermediate size": config.get("intermediate_size"),
-        "attention heads": heads,
-        "key-value heads": config.get("num_key_value_heads") or heads,
-        "head size": config.get("head_dim"),
-        "vocabulary": config.get("vocab_size"),
-        "context length": config.get("max_position_embeddings"),
-        "tied embeddings": "yes" if config.get("tie_word_embeddings") else "no",
-        "stored as": ", ".join(sorted({tensor.dtype for tensor in tensors.values()})),
+    rows: dict[str, object] = {
+        "architecture": f"`{_architecture(model)}`",
+        "parameters": sum(tensor.elements for tensor in tensors),
     }
+    if model.kind is Kind.ADAPTERS:
+        rows |= _adapter_rows(model)
+    else:
+        rows |= {
+            "layers": config.get("num_hidden_layers"),
+            "hidden size": config.get("hidden_size"),
+            "intermediate size": config.get("intermediate_size"),
+            "attention heads": heads,
+            "key-value heads": config.get("num_key_value_heads") or heads,
+            "head size": config.get("head_dim"),
+            "vocabulary": config.get("vocab_size"),
+            "context length": config.get("max_position_embeddings"),
+            "tied embeddings": "yes" if config.get("tie_word_embeddings") else "no",
+        }
+    rows["stored as"] = ", ".join(sorted({tensor.dtype for tensor in tensors}))
     known = [(label, f"{value:,}" if isinstance(value, int) else value) for label, value in rows.items() if value]
     return _table(["", ""], known)
+
+
+def _adapter_rows(model: Model) -> dict[str, object]:
+    config = model.config
+    modules = config["target_modules"]
+    return {
+        "rank": config["r"],
+        "alpha": f"{config['lora_alpha']:g}" + (" (rsLoRA)" if config.get("use_rslora") else ""),
+        "dropout": f"{config['lora_dropout']:g}" if config.get("lora_dropout") else None,
+        "modules": modules if isinstance(modules, str) else ", ".join(modules),
+    }
 
 
 def _data_section(record: TrainingRecord) -> str:
@@ -131,7 +169,17 @@ def _linked(source: Source) -> str:
     return f"local files `{source.name}`"
 
 
-def _training_section(record: TrainingRecord) -> str:
+def _stages(stages: list[dict[str, Any]]) -> dict[str, str]:
+    """Return the row of what the stages of a run differ in, which stands for its batch."""
+    texts = (
+        f"{stage['steps']:,} steps of {stage['sequences_per_step']:,} sequences of {stage['sequence_length']:,} tokens"
+        for stage in stages
+    )
+    return {"batch": "; then ".join(texts)} if stages else {}
+
+
+def _training_section(model: Model) -> str:
+    record = model.record
     if not record.config:
         return ""
     data, optimizer, schedule, runtime = (record.config[part] for part in ("data", "optimizer", "scheduler", "runtime"))
@@ -143,6 +191,8 @@ def _training_section(record: TrainingRecord) -> str:
         "tokens": f"{record.state['tokens']:,}",
         "batch": f"{sequences:,} sequences of {length:,} tokens"
         + (f", reached after {warmup:,} steps" if warmup else ""),
+        **_stages(record.config.get("stages") or []),
+        "adapters": _adapters(model),
         "precision": runtime["precision"],
         "optimizer": f"{OPTIMIZERS.get(optimizer['algorithm'], optimizer['algorithm'])}; "
         f"betas {optimizer['beta1']:g} and {optimizer['beta2']:g}, weight decay {optimizer['weight_decay']:g}"
@@ -151,7 +201,14 @@ def _training_section(record: TrainingRecord) -> str:
         f"{schedule['warmup_steps']:,} warm-up steps, at least {schedule['min_lr']:g}",
         "seed": runtime["seed"],
     }
-    return "## Training\n\n" + _table(["", ""], rows.items())
+    return "## Training\n\n" + _table(["", ""], [row for row in rows.items() if row[1] is not None])
+
+
+def _adapters(model: Model) -> str | None:
+    """Return what was trained beside the weights of a model that the adapters are merged into."""
+    if model.adapters is None or model.kind is Kind.ADAPTERS:
+        return None
+    return f"LoRA of rank {model.adapters.rank} and scale {model.adapters.scale:g}, merged into the weights"
 
 
 def _evaluation_section(record: TrainingRecord) -> str:
@@ -212,9 +269,15 @@ def _origin(record: TrainingRecord) -> str:
     return f"Trained with {PROGRAM} {made['version']}{commit}{place}; {exported}."
 
 
-def _architecture(config: Row) -> str:
+def _architecture(model: Model) -> str:
+    config = _architecture_config(model)
     named = config.get("architectures") or [config.get("model_type", "unknown")]
     return str(named[0])
+
+
+def _architecture_config(model: Model) -> Row:
+    """Return the model's own config.json; that of adapters is another file."""
+    return model.checked_config if model.kind is Kind.ADAPTERS else model.config
 
 
 def _table(heads: list[str], rows: Iterable[Iterable[object]], numeric: bool = False) -> str:

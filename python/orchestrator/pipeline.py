@@ -10,8 +10,10 @@ from typing import Any
 
 from orchestrator import (
     _native,
+    adapters,
     base_config,
     demo_data,
+    depth,
     launch,
     pretrained,
     resume,
@@ -19,6 +21,7 @@ from orchestrator import (
     signals,
     summary,
     tokenizer,
+    training_record,
 )
 from orchestrator.base_config import BaseConfig
 from orchestrator.command_error import CommandError, ExitCode
@@ -53,8 +56,15 @@ def run(settings: Settings) -> int:
     roots = Roots.from_environment()
     _check_conflicts(settings)
     named = settings.init_from
+    if typed := settings.keys.get("lora_init_from"):
+        start = adapters.locate(typed, "--lora-init-from")
+        settings.keys["lora_init_from"] = str(start)
+        if settings.resume is None and settings.config is None:
+            named = named or adapters.named_base(start)
     if named is not None:
         settings.keys["init_from"] = str(pretrained.locate(named))
+        if repository := training_record.repository_of(Path(settings.keys["init_from"])):
+            step("model", f"{repository[0]} at {repository[1][:12]}")
     place = _place(settings, roots)
     if settings.resume is not None:
         return _resume(settings, place, roots)
@@ -64,6 +74,8 @@ def run(settings: Settings) -> int:
             pretrained.download(named, base.pretrained)
         pretrained.check(base.pretrained, settings.tokenizer_json or base.tokenizer_json)
     _native.check_threads(base.values["runtime"]["threads"], base.values["data"]["num_workers"])
+    if settings.profile is not None:
+        _native.check_profile(settings.profile, base.values["scheduler"]["total_steps"])
     with _native.RunLock(place.folder.absolute()) as lock, signals.on_forced_exit(lock.release):
         _refuse_an_earlier_run(place, base, settings)
         source = _open_source(settings, base)
@@ -74,7 +86,8 @@ def run(settings: Settings) -> int:
         if settings.launch is Launch.NONE:
             summary.show_prepared(config)
             return ExitCode.DONE
-        return _train(launch.Job(config, lock=lock), settings.launch, roots, place)
+        job = launch.Job(config, profile=settings.profile, lock=lock, ranks=settings.nproc)
+        return _train(job, settings.launch, roots, place)
 
 
 def _streamed(settings: Settings) -> list[str]:
@@ -97,8 +110,11 @@ def _check_conflicts(settings: Settings) -> None:
         raise CommandError(
             "this machine makes the data set demo itself, and there is only one: leave out --revision and --data-config"
         )
-    if settings.config is not None and settings.preset is not None:
-        raise CommandError("--config and --preset both say what to start from: give one of them")
+    starts = {"--config": settings.config, "--preset": settings.preset, "--depth": settings.depth}
+    if len(given := [flag for flag, value in starts.items() if value is not None]) > 1:
+        raise CommandError(f"{' and '.join(given)} say what to start from: give one of them")
+    if settings.depth is not None and settings.init_from is not None:
+        raise CommandError("--init-from takes the model's own sizes: leave out --depth")
     if settings.skip_tokenizer and settings.force_retrain_tokenizer:
         raise CommandError("--skip-tokenizer and --force-retrain-tokenizer contradict each other: give one of them")
     retrains = {"--vocab-size": settings.vocab_size, "--force-retrain-tokenizer": settings.force_retrain_tokenizer}
@@ -106,8 +122,11 @@ def _check_conflicts(settings: Settings) -> None:
         raise CommandError(f"--init-from trains on with the model's tokenizer: leave out {' and '.join(given)}")
     if settings.rebatch and settings.resume is None:
         raise CommandError("--rebatch changes how a resumed run computes its steps: give it with --resume")
-    if settings.resume is not None and settings.launch is Launch.NONE:
-        raise CommandError("--resume trains and --launch none does not: give one of them")
+    if settings.nproc is not None:
+        launch.check_ranks(settings.launch)
+    trains = {"--resume": settings.resume, "--profile": settings.profile}
+    for flag in (flag for flag, value in trains.items() if value is not None and settings.launch is Launch.NONE):
+        raise CommandError(f"{flag} trains and --launch none does not: give one of them")
 
 
 def _place(settings: Settings, roots: Roots) -> Place:
@@ -251,6 +270,8 @@ def _write_files(settings: Settings, place: Place, base: BaseConfig, source: Sou
         run_files.keep_chat_template(place.folder, template)
         values["data"]["chat_template"] = None
     text = _native.config_to_yaml(values)
+    if base.depth is not None:
+        text = depth.reasons(base.depth, settings.vocab_size, values) + text
     streaming = None
     if source.shards is None and source.mixture is None:
         streaming = run_files.StreamingConfig(
@@ -294,7 +315,8 @@ def _resume(settings: Settings, place: Place, roots: Roots) -> int:
     if not config.is_file():
         raise CommandError(_no_such_run(place, roots))
     resume.check(settings, place.folder)
-    job = launch.Job(config, settings.config_overrides(), settings.resume, rebatch=settings.rebatch)
+    overrides = settings.config_overrides()
+    job = launch.Job(config, overrides, settings.resume, settings.rebatch, settings.profile, ranks=settings.nproc)
     return _train(job, settings.launch, roots, place)
 
 
@@ -308,9 +330,23 @@ def _no_such_run(place: Place, roots: Roots) -> str:
 
 def _train(job: launch.Job, mode: Launch, roots: Roots, place: Place) -> int:
     step("training", launch.describe(job, mode, roots.target))
-    code = launch.start(job.words(), mode, roots.target, job.lock)
+    try:
+        if job.ranks is None:
+            code = launch.start(job.words(), mode, roots.target, job.lock)
+        else:
+            code = launch.start_ranks(job.words(), job.ranks, job.lock)
+    except _native.TrainerError as error:
+        _suggest_settings(job, error.exit_code)
+        raise
+    _suggest_settings(job, code)
     if code == ExitCode.DONE:
         summary.show_finished(job, place, tokenizer.facts(place.folder / run_files.TOKENIZER.parent))
     elif code in (ExitCode.INTERRUPTED, ExitCode.TERMINATED):
         summary.show_stopped(job, place)
     return code
+
+
+def _suggest_settings(job: launch.Job, code: int) -> None:
+    """Say what finds other settings, if the run's are too large or unstable."""
+    if code in (ExitCode.OUT_OF_MEMORY, ExitCode.DIVERGED):
+        summary.show_refused(job, code)

@@ -18,8 +18,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from orchestrator import _native, hf_directory, model_card
+from orchestrator.adapters import has_adapters
 from orchestrator.command_error import CommandError
-from orchestrator.export import check_one_source, try_it
+from orchestrator.export import opened, try_it
+from orchestrator.exported_model import Model, Source
 from orchestrator.hub_errors import explained
 from orchestrator.paths import shown
 from orchestrator.pretrained import REPOSITORY
@@ -28,8 +30,11 @@ from orchestrator.screen import amount, note, step, warn
 if TYPE_CHECKING:
     from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
 
-WEIGHTS = ["model.safetensors", "model-*.safetensors", "model.safetensors.index.json"]
-"""Removed from the repository where the pushed model has no such file: it may be in fewer shards."""
+WEIGHTS = [
+    "model.safetensors", "model-*.safetensors", "model.safetensors.index.json", "config.json",
+    "adapter_model.safetensors", "adapter_config.json",
+]  # fmt: skip
+"""Removed from the repository where what is pushed has no such file: fewer shards, or adapters instead of a model."""
 MAIN = "main"
 
 
@@ -44,15 +49,15 @@ class Target:
 
 def run(
     repository: str,
-    checkpoint: Path | None,
-    experiment: str | None,
+    source: Source,
+    merge: bool,
     public: bool,
     branch: str,
     message: str | None,
     max_shard_size: str | None,
 ) -> None:
     """Upload the model of a checkpoint or an experiment, and say how it is loaded."""
-    check_one_source(checkpoint, experiment, "push")
+    source.check("push")
     size = hf_directory.checked_size(max_shard_size or hf_directory.MAX_SHARD_SIZE)
     named = REPOSITORY.fullmatch(repository)
     if named is None or named["revision"]:
@@ -69,7 +74,7 @@ def run(
     with explained(api, repository):
         validate_repo_id(repository)
         user = api.whoami()["name"]
-    model = hf_directory.open_model(checkpoint, experiment)
+    model = _opened(source, merge)
     step("model", shown(model.folder))
     tag = None if model.record.step is None else f"step-{model.record.step:08}"
     with _staging(repository) as folder:
@@ -82,7 +87,21 @@ def run(
             else:
                 step("tag", _tag(api, repository, tag, commit))
     step("page", f"{api.endpoint}/{repository}" + ("" if branch == MAIN else f"/tree/{branch}"))
-    step("try it", try_it(repository) if branch == MAIN else try_it(repository, tag or branch))
+    step("try it", try_it(model, repository, None if branch == MAIN else tag or branch))
+
+
+def _opened(source: Source, merge: bool) -> Model:
+    """Open the model; adapters are uploaded alone, beside a model that others can find."""
+    if merge or not has_adapters(source.folder()):
+        return opened(source, merge, alone=False)
+    model = opened(source, merge=False, alone=True)
+    if model.base_model is None:
+        raise CommandError(
+            f"the adapters in {shown(model.folder)} belong to the model in {model.config['base_model_name_or_path']}, "
+            "which nobody else has: --base-model OWNER/NAME[@REVISION] names its repository on the Hub, "
+            "--merge uploads the model with the adapters"
+        )
+    return model
 
 
 @contextmanager

@@ -1,15 +1,22 @@
-"""Splits the tensors of a model directory into safetensors files, byte by byte: no type is converted or even known."""
+"""The tensors of a model directory, and their way into safetensors files: copied byte by byte, in their own types."""
 
 from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import TYPE_CHECKING
 
 from orchestrator.command_error import CommandError, ExitCode
 from orchestrator.paths import shown
+
+if TYPE_CHECKING:
+    import numpy as np
+    from huggingface_hub import SafetensorsFileMetadata
+    from numpy.typing import NDArray
 
 INDEX = "model.safetensors.index.json"
 PIECE = 16 << 20
@@ -27,24 +34,71 @@ class StoredTensor:
     start: int
     size: int
 
+    def values(self) -> NDArray[np.float32]:
+        """Return the numbers as f32, to which each of the types that are read widens exactly."""
+        import numpy as np
+
+        stored = np.memmap(self.file, mode="r", offset=self.start, shape=self.size)
+        values: NDArray[np.float32]
+        if self.dtype == "BF16":
+            values = (stored.view("<u2").astype(np.uint32) << 16).view(np.float32)
+        else:
+            values = stored.view({"F32": "<f4", "F16": "<f2"}[self.dtype]).astype(np.float32)
+        shaped: NDArray[np.float32] = values.reshape(self.shape)
+        return shaped
+
+    def pieces(self) -> Iterator[bytes]:
+        """Yield the bytes, some at a time."""
+        with self.file.open("rb") as source:
+            source.seek(self.start)
+            left = self.size
+            while left:
+                piece = source.read(min(left, PIECE))
+                if not piece:
+                    message = f"{shown(self.file)} is corrupted: it was cut while it was read"
+                    raise CommandError(message, ExitCode.CHECKPOINT_CORRUPTED)
+                yield piece
+                left -= len(piece)
+
 
 def stored_tensors(model: Path) -> dict[str, StoredTensor]:
     """Return the tensors of a model directory in the order of its layers, after a look at every file's header."""
     from huggingface_hub import get_local_safetensors_metadata
-    from huggingface_hub.errors import NotASafetensorsRepoError, SafetensorsParsingError
+    from huggingface_hub.errors import NotASafetensorsRepoError
 
     try:
-        files = get_local_safetensors_metadata(model).files_metadata
+        with _corruption_told(model):
+            files = get_local_safetensors_metadata(model).files_metadata
     except NotASafetensorsRepoError as error:
         raise CommandError(f"{shown(model)} has neither model.safetensors nor {INDEX}") from error
     except FileNotFoundError as error:
         raise CommandError(f"{INDEX} of {shown(model)} names {error.filename}, which is not there") from error
+    return _in_order((model / name, metadata) for name, metadata in files.items())
+
+
+def tensors_of_file(path: Path) -> dict[str, StoredTensor]:
+    """Return the tensors of one safetensors file in the order of a model's layers."""
+    from huggingface_hub import parse_local_safetensors_file_metadata
+
+    with _corruption_told(path):
+        metadata = parse_local_safetensors_file_metadata(path)
+    return _in_order([(path, metadata)])
+
+
+@contextmanager
+def _corruption_told(place: Path) -> Iterator[None]:
+    from huggingface_hub.errors import SafetensorsParsingError
+
+    try:
+        yield
     except (SafetensorsParsingError, ValueError, KeyError) as error:
-        message = f"a safetensors file of {shown(model)} is corrupted: {error}"
+        message = f"a safetensors file of {shown(place)} is corrupted: {error}"
         raise CommandError(message, ExitCode.CHECKPOINT_CORRUPTED) from error
+
+
+def _in_order(files: Iterable[tuple[Path, SafetensorsFileMetadata]]) -> dict[str, StoredTensor]:
     tensors: dict[str, StoredTensor] = {}
-    for name, metadata in files.items():
-        path = model / name
+    for path, metadata in files:
         with path.open("rb") as file:
             data = 8 + int.from_bytes(file.read(8), "little")
         for tensor, info in metadata.tensors.items():
@@ -91,20 +145,8 @@ def _write(path: Path, tensors: dict[str, StoredTensor]) -> None:
     with path.open("wb") as target:
         target.write(len(text).to_bytes(8, "little") + text)
         for tensor in ordered.values():
-            _copy(tensor, target)
-
-
-def _copy(tensor: StoredTensor, target: BinaryIO) -> None:
-    with tensor.file.open("rb") as source:
-        source.seek(tensor.start)
-        left = tensor.size
-        while left:
-            piece = source.read(min(left, PIECE))
-            if not piece:
-                message = f"{shown(tensor.file)} is corrupted: it was cut while it was read"
-                raise CommandError(message, ExitCode.CHECKPOINT_CORRUPTED)
-            target.write(piece)
-            left -= len(piece)
+            for piece in tensor.pieces():
+                target.write(piece)
 
 
 def _by_number(name: str) -> list[tuple[int, str]]:

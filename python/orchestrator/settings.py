@@ -12,6 +12,7 @@ from typing import Annotated, Any, get_type_hints
 
 from typer import Context, Option
 
+from orchestrator.depth import MAX_DEPTH, MIN_DEPTH
 from orchestrator.options import ConfigFlag, parameter, takes, trainer_command
 
 DEFAULT_DATASET = "HuggingFaceFW/fineweb"
@@ -45,6 +46,7 @@ CONFIG_FLAGS = (
     ConfigFlag("seq_len", "data.sequence_length", MODEL),
     ConfigFlag("lora_rank", "lora.rank", MODEL),
     ConfigFlag("lora_alpha", "lora.alpha", MODEL),
+    ConfigFlag("lora_init_from", "lora.init_from", MODEL),
     ConfigFlag("batch_size", "data.batch_size", TRAINING),
     ConfigFlag("grad_accum", "data.gradient_accumulation_steps", TRAINING),
     ConfigFlag("steps", "scheduler.total_steps", TRAINING),
@@ -64,7 +66,7 @@ CONFIG_FLAGS = (
 )
 """A flag, the config key that it sets, and its panel."""
 
-TRAINER_FLAGS = ("override", "resume", "rebatch")
+TRAINER_FLAGS = ("override", "resume", "rebatch", "profile")
 """The options of the trainer's `train` that the pipeline takes as well."""
 
 
@@ -87,6 +89,25 @@ Preset = Annotated[
         RUN,
         "Start from this shipped config. Default: the largest that this machine's GPU trains, else smoke_cpu.",
         metavar="NAME",
+    ),
+]
+Ranks = Annotated[
+    int | None,
+    _flag(
+        RUN,
+        "Train in N processes on this machine's CPU, started by torchrun. Needs PyTorch.",
+        metavar="N",
+        min=1,
+    ),
+]
+Depth = Annotated[
+    int | None,
+    _flag(
+        RUN,
+        "Start from a model of N layers: width, heads, learning rate, batch and length of training follow from it.",
+        metavar="N",
+        min=MIN_DEPTH,
+        max=MAX_DEPTH,
     ),
 ]
 LaunchMode = Annotated[
@@ -207,11 +228,14 @@ class Settings:
         None
     )
     preset: Preset = None
+    depth: Depth = None
     launch: LaunchMode = Launch.AUTO
+    nproc: Ranks = None
 
     override: list[str] | None = None
     resume: str | None = None
     rebatch: bool = False
+    profile: str | None = None
     keys: dict[str, Any] = field(default_factory=dict)
     """The values of `CONFIG_FLAGS`, by the flags' names."""
     defaults: list[str] = field(default_factory=list)

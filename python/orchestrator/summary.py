@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator import _native
+from orchestrator.command_error import ExitCode
 from orchestrator.launch import Job
 from orchestrator.paths import Place, shown, this_command
 from orchestrator.run_files import read_streaming_config
@@ -34,25 +35,57 @@ def show_stopped(job: Job, place: Place) -> None:
     plain(f"{this_command()} {place.flags} --resume")
 
 
+def show_refused(job: Job, code: int) -> None:
+    """Print what finds the settings of a run that does not fit, or that diverged."""
+    unstable = " --unstable" if code == ExitCode.DIVERGED else ""
+    target = job.config.with_name("stable.yaml" if unstable else "fits.yaml")
+    has_checkpoint = (job.config.parent / "checkpoints" / "latest").exists()
+    heading(
+        "What could be changed, each setting with what it saves and costs" if not unstable else "What could be changed"
+    )
+    plain(f"{this_command()} plan --config {job.config}{unstable}")
+    heading("The same, written as a config and trained")
+    plain(f"{this_command()} plan --config {job.config}{unstable} --apply {target}")
+    plain(f"{this_command()} train --config {target}{' --resume' if has_checkpoint else ''}")
+
+
 def show_finished(job: Job, place: Place, text: Facts | None) -> None:
     """Print the result of a run that reached its last step."""
     run = _native.RunConfig.load(job.config, job.overrides)
+    config = run.to_dict()
+    is_chat, has_adapters = config["data"]["format"] == "chat", config["lora"]["rank"] is not None
     metrics = _last_metrics(run.run_directory / "metrics.jsonl")
     heading("What it learnt")
     _show_losses(metrics, text)
     streaming = read_streaming_config(run.run_directory)
     prompt = "def " if streaming and streaming["dataset"] == DEMO_DATASET else ""
-    _show_sample(run, prompt)
+    if not is_chat:
+        _show_sample(run, prompt)
     heading("Where it is")
-    plain(f"checkpoints  {shown(run.checkpoint_directory)} (transformers' from_pretrained loads them)")
+    reader = "peft's" if has_adapters else "transformers'"
+    plain(f"checkpoints  {shown(run.checkpoint_directory)} ({reader} from_pretrained loads them)")
     plain(f"metrics      {shown(run.run_directory / 'metrics.jsonl')}")
-    logging = run.to_dict()["runtime"]["logging"]
+    logging = config["runtime"]["logging"]
     if logging["tensorboard"]:
         plain(f"TensorBoard  {logging['tensorboard_directory']}")
     heading("What to type next")
+    if is_chat:
+        _suggest_for_chat(place, has_adapters)
+        return
     steps = metrics.get("train", {}).get("step", 0)
     plain(f"{this_command()} generate {place.model_flags} --prompt '{prompt or 'The '}'")
     plain(f"{this_command()} {place.flags} --resume --steps {2 * steps}")
+
+
+def _suggest_for_chat(place: Place, has_adapters: bool) -> None:
+    """Print what one does with a model that was fine-tuned on conversations."""
+    plain(f"{this_command()} chat {place.experiment if place.is_usual else place.model_flags}")
+    plain(f"{this_command()} evaluate {place.model_flags}")
+    if has_adapters:
+        plain(f"{this_command()} export {place.model_flags} --format adapter   # a directory for peft")
+    merge = " --merge" if has_adapters else ""
+    plain(f"{this_command()} export {place.model_flags} --format hf{merge}   # for transformers and vLLM")
+    plain(f"{this_command()} export {place.model_flags} --format gguf{merge}   # for llama.cpp and Ollama")
 
 
 def _last_metrics(path: Path) -> dict[str, dict[str, Any]]:

@@ -46,6 +46,11 @@ class TrainingRecord:
         return self.state.get("step")
 
     @property
+    def is_chat(self) -> bool:
+        """Whether it was trained on conversations."""
+        return bool(self.config.get("data", {}).get("format") == "chat")
+
+    @property
     def base_model(self) -> tuple[str, str] | None:
         """The repository of the Hub, and its commit, whose weights training started from."""
         return repository_of(Path(self.config.get("model", {}).get("init_from") or ""))

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from cuda_emulator.library import Emulator
 from cuda_emulator.runs import Runs, Tiny
 
 TINY = Tiny(steps=2, checkpoint_every=2)
+with_adapters_or_without = pytest.mark.parametrize(
+    "lora", [None, {"rank": 4, "dropout": 0.1}], ids=["all-weights", "adapters"]
+)
 
 
 def without(runs: Runs, library: str, tmp_path: Path) -> Runs:
@@ -116,11 +121,13 @@ def test_a_limit_on_the_gpus_memory_is_kept_to(runs: Runs) -> None:
     runs.train("run", "--override", "runtime.memory_limit=8MiB").refused(4, "runtime.memory_limit")
 
 
-def test_a_step_waits_once_and_allocates_nothing(runs: Runs) -> None:
+@with_adapters_or_without
+def test_a_step_waits_once_and_allocates_nothing(runs: Runs, lora: dict[str, Any] | None) -> None:
     """What the trainer promises of a step, counted as the difference of two runs."""
+    base = runs.checkpoint(runs.trained("base", Tiny(steps=2), "cpu"), 2) if lora else None
     counts = {}
     for steps in (4, 8):
-        tiny = Tiny(steps=steps, checkpoint_every=100, accumulation=3)
+        tiny = Tiny(steps=steps, checkpoint_every=100, accumulation=3, init_from=base, lora=lora)
         counting = runs.having(report=runs.workspace.root / f"report-{steps}.json")
         counting.write(f"run-{steps}", tiny)
         off = ("--override", "runtime.evaluation.every_n_steps=null")
@@ -136,8 +143,12 @@ def test_a_step_waits_once_and_allocates_nothing(runs: Runs) -> None:
     assert more["spins"] == 0, "the data loader needs the cores"
 
 
-def test_the_plan_is_what_the_gpu_then_holds(runs: Runs) -> None:
+@with_adapters_or_without
+def test_the_plan_is_what_the_gpu_then_holds(runs: Runs, lora: dict[str, Any] | None) -> None:
+    base = runs.checkpoint(runs.trained("base", TINY, "cpu"), 2) if lora else None
     counting = runs.having(report=runs.workspace.root / "report.json")
-    planned = counting.metrics(counting.trained("run", TINY))[-1]["memory_bytes"]
-    # Beside the plan: a piece of 4 MiB in which weights are made before the first step, and the ends of allocations.
-    assert planned <= counting.emulator.report()["allocated_high"] <= planned + (4 << 20) + (64 << 10)
+    planned = counting.metrics(counting.trained("run", replace(TINY, init_from=base, lora=lora)))[-1]["memory_bytes"]
+    # Beside the plan: a piece of 4 MiB in which weights are made before the first step, one more for those of adapters,
+    # and the ends of allocations.
+    pieces = 2 if lora else 1
+    assert planned <= counting.emulator.report()["allocated_high"] <= planned + pieces * (4 << 20) + (64 << 10)

@@ -53,14 +53,15 @@ def test_the_gpu_learns_what_the_cpu_learns(runs: Runs, tiny: Tiny, precision: s
     assert held_out[1] == pytest.approx(held_out[0], rel=of_a_loss)
 
 
+@pytest.mark.parametrize("dropout", [0.0, 0.25])
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_the_gpu_trains_adapters_as_the_cpu_does(runs: Runs, precision: str) -> None:
+def test_the_gpu_trains_adapters_as_the_cpu_does(runs: Runs, precision: str, dropout: float) -> None:
     of_a_loss, of_gradients = TOLERANCE[precision]
     base = runs.checkpoint(runs.trained("base", replace(LARGER, precision="fp32"), "cpu"), 3)
     first = replace(LARGER, precision=precision, init_from=base, lora={"rank": 4, "alpha": 8})
     # Adapters that add something: beside a B of zeros A has no gradient.
     adapters = runs.checkpoint(runs.trained("first", first, "cpu"), 3)
-    tiny = replace(first, lora={"init_from": str(adapters)})
+    tiny = replace(first, lora={"init_from": str(adapters), "dropout": dropout})
     on_cpu, on_gpu = (runs.steps(runs.trained(device, tiny, device)) for device in ("cpu", "cuda"))
     worst = errors(runs, "cuda", "cpu")
     assert len(worst) == 2 * 7 * tiny.layers
@@ -72,11 +73,30 @@ def test_the_gpu_trains_adapters_as_the_cpu_does(runs: Runs, precision: str) -> 
     assert held_out[1] == pytest.approx(held_out[0], rel=of_a_loss)
 
 
-def test_dropout_of_adapters_is_refused_on_a_gpu(runs: Runs) -> None:
-    base = runs.checkpoint(runs.trained("base", Tiny(steps=2), "cpu"), 2)
-    runs.write("dropping", Tiny(init_from=base, lora={"rank": 4, "dropout": 0.1}))
-    runs.train("dropping").refused(2, "trains adapters without dropout only, and lora.dropout is 0.1")
-    runs.train("dropping", device="cpu").succeeded()
+def test_a_mask_depends_on_the_step_and_not_on_the_micro_batch(runs: Runs) -> None:
+    """Nor on the schedule: a key that comes too early or too late would give a micro-batch the mask of another."""
+    base = runs.checkpoint(runs.trained("base", replace(LARGER, precision="fp32"), "cpu"), 3)
+    tiny = replace(LARGER, precision="fp32", init_from=base, lora={"rank": 4, "dropout": 0.25}, batch=1, accumulation=4)
+    expected = runs.steps(runs.trained("cut", tiny))
+    runs.having(order="reversed", schedule="others-early").trained("early", tiny)
+    assert runs.steps("early") == expected
+    runs.trained("whole", replace(tiny, batch=4, accumulation=1))
+    runs.trained("none", replace(tiny, lora={"rank": 4}))
+    for (_, loss, norm), (_, of_whole, norm_of_whole) in zip(expected, runs.steps("whole"), strict=True):
+        assert (of_whole, norm_of_whole) == pytest.approx((loss, norm), rel=2e-5)
+    assert runs.steps("none")[-1][1] != pytest.approx(expected[-1][1], rel=2e-5)
+
+
+def test_a_run_with_dropout_resumes_bit_for_bit(runs: Runs) -> None:
+    base = runs.checkpoint(runs.trained("base", replace(LARGER, precision="fp32"), "cpu"), 3)
+    tiny = replace(LARGER, init_from=base, lora={"rank": 4, "dropout": 0.25}, steps=4, checkpoint_every=2)
+    runs.trained("straight", tiny)
+    runs.write("halves", tiny)
+    runs.train("halves", "--max-steps", "2").succeeded()
+    runs.train("halves", "--resume").succeeded()
+    assert runs.steps("halves") == runs.steps("straight")
+    halves, straight = (runs.checkpoint(name, 4) / "optimizer.safetensors" for name in ("halves", "straight"))
+    assert halves.read_bytes() == straight.read_bytes()
 
 
 @pytest.mark.parametrize(

@@ -1,10 +1,11 @@
-"""Make the golden checkpoints: `python tests/golden/make_checkpoints.py FORMAT TRAINER`.
+"""Make the golden checkpoints: `python tests/golden/make_checkpoints.py FORMAT TRAINER [KIND...]`.
 
 Each folder of `checkpoints/` is a run that was stopped after 4 of 8 steps, as a landed version of the trainer wrote it,
 and `expected.json`: what the same version wrote of steps 5 to 8 without a stop. `tests/test_golden_checkpoints.py`
 resumes each. A folder is made once, by the version whose format it shows, and never made again; a new format gets
 folders of its own. `first` is the first format; `execution` adds how steps are computed; `windows` is the same format,
-stopped after its first shuffle window, so that the data cursor lies within a file.
+stopped after its first shuffle window, so that the data cursor lies within a file. The kinds `adapters_...` train
+adapters beside the frozen model in `model/`.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from pathlib import Path
 CHECKPOINTS = Path(__file__).parent / "checkpoints"
 STOPPED_AT, STEPS = 4, 8
 CONFIG = """
-model: {{hidden_size: 16, intermediate_size: 32, num_layers: 1, num_attention_heads: 2, num_key_value_heads: 1}}
+{model}
 tokenizer: {{tokenizer_json: tokenizer.json}}
 data: {{{data}, sequence_length: 32, batch_size: {batch_size}, sequences_per_step: 4, shuffle_buffer_size: 4,
        held_out_fraction: 0.1, num_workers: 1}}
@@ -37,28 +38,48 @@ runtime:
 """
 SHARDS = "train_shards: [corpus.jsonl]"
 MIXTURE = "mixture: [{shards: [corpus.jsonl], weight: 3}, {shards: [few.jsonl], weight: 1}]"
-RUNS = {"fp32": (SHARDS, "fp32"), "bf16_mixture": (MIXTURE, "bf16")}
+RANDOM = (
+    "model: {hidden_size: 16, intermediate_size: 32, num_layers: 1, num_attention_heads: 2, num_key_value_heads: 1}"
+)
+ADAPTERS = "model: {init_from: model}\nlora: {rank: 2, alpha: 4, dropout: 0.1}"
+RUNS = {
+    "fp32": (RANDOM, SHARDS, "fp32"), "bf16_mixture": (RANDOM, MIXTURE, "bf16"),
+    "adapters_fp32": (ADAPTERS, SHARDS, "fp32"), "adapters_bf16": (ADAPTERS, SHARDS, "bf16"),
+}  # fmt: skip
 KEPT = ("training.yaml", "resolved_config.json", "ledger.jsonl", "metrics.jsonl")
+OF_A_MODEL = ("config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json")
 
 
-def main(format_name: str, trainer: Path) -> None:
-    for kind, (data, precision) in RUNS.items():
+def main(format_name: str, trainer: Path, kinds: list[str]) -> None:
+    for kind in kinds or RUNS:
         with tempfile.TemporaryDirectory(prefix="golden-") as scratch:
-            make(CHECKPOINTS / f"{format_name}_{kind}", Path(scratch), trainer.resolve(), data, precision)
+            make(CHECKPOINTS / f"{format_name}_{kind}", Path(scratch), trainer.resolve(), *RUNS[kind])
 
 
-def make(golden: Path, scratch: Path, trainer: Path, data: str, precision: str) -> None:
+def make(golden: Path, scratch: Path, trainer: Path, model: str, data: str, precision: str) -> None:
     (scratch / "tokenizer.json").write_text(tokenizer_json(), encoding="utf-8")
     (scratch / "corpus.jsonl").write_text(documents(120), encoding="utf-8")
     (scratch / "few.jsonl").write_text(documents(20), encoding="utf-8")
-    text = CONFIG.format(data=data, precision=precision, batch_size=2, steps=STEPS, stopped_at=STOPPED_AT)
-    for name, most in (("stopped", STOPPED_AT), ("straight", STEPS)):
+
+    def train(name: str, model: str, most: int) -> None:
         run = scratch / name
         run.mkdir()
+        settings = {"model": model, "data": data, "precision": precision, "batch_size": 2}
+        text = CONFIG.format(**settings, steps=STEPS, stopped_at=STOPPED_AT)
         (run / "training.yaml").write_text(text, encoding="utf-8")
         words = [trainer, "train", "--config", run / "training.yaml", "--max-steps", str(most)]
         subprocess.run([str(word) for word in words], cwd=scratch, check=True)
+
+    if model == ADAPTERS:
+        train("base", RANDOM, STOPPED_AT)
+        (scratch / "model").mkdir()
+        for name in OF_A_MODEL:
+            shutil.copy2(scratch / "base" / "checkpoints" / f"step-{STOPPED_AT:08}" / name, scratch / "model" / name)
+    train("stopped", model, STOPPED_AT)
+    train("straight", model, STEPS)
     shutil.rmtree(golden, ignore_errors=True)
+    if model == ADAPTERS:
+        shutil.copytree(scratch / "model", golden / "model")
     shutil.copytree(scratch / "stopped" / "checkpoints", golden / "run" / "checkpoints")
     for name in KEPT:
         shutil.copy2(scratch / "stopped" / name, golden / "run" / name)
@@ -122,4 +143,4 @@ def tokenizer_json() -> str:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], Path(sys.argv[2]))
+    main(sys.argv[1], Path(sys.argv[2]), sys.argv[3:])

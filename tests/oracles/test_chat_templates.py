@@ -175,6 +175,40 @@ def test_generation_masks_equal_transformers(template: Path, tmp_path: Path) -> 
     assert sorted(model.ours(CONVERSATIONS, mask=True)) == expected
 
 
+PROMPTS: list[list[dict[str, Any]]] = [
+    turns(("user", "Hello.")),
+    turns(("system", "Be brief."), ("user", " What's 2+2? ")),
+    turns(("user", "a"), ("assistant", "b"), ("user", "c\n\nd")),
+]
+
+
+@pytest.mark.parametrize("template", [template for template in templates() if not template.id.endswith("_training")])
+def test_a_completion_counts_as_trl_has_it(template: Path, tmp_path: Path) -> None:
+    """trl's `SFTTrainer` counts what the ids of prompt and completion have behind the ids of the prompt."""
+    model = Model(tmp_path, template)
+    rows, expected = [], []
+    for prompt in PROMPTS:
+        completion = turns(("assistant", "Four, I say."))
+        try:
+            asked, whole = (
+                model.theirs.apply_chat_template(messages, add_generation_prompt=part, return_dict=True)["input_ids"]
+                for messages, part in ((prompt, True), ([*prompt, *completion], False))
+            )
+        except (TemplateError, TypeError, ValueError, KeyError):
+            continue
+        if whole[: len(asked)] == asked and len(asked) < len(whole):
+            rows.append({"prompt": prompt, "completion": completion})
+            expected.append((whole, [False] * len(asked) + [True] * (len(whole) - len(asked))))
+    if not expected:
+        pytest.skip("no rendered prompt is the start of the rendered conversation")
+    try:
+        found = model.ours(rows, mask=True)
+    except orchestrator.ConfigError as refused:
+        assert "renders the first" in str(refused)
+        pytest.skip("the template renders messages otherwise when more follow")
+    assert sorted(found) == sorted(expected)
+
+
 @pytest.mark.parametrize("template", templates())
 def test_special_tokens_in_text_stay_text(template: Path, tmp_path: Path) -> None:
     model = Model(tmp_path, template)

@@ -144,6 +144,7 @@ def test_a_tokenizer_of_another_model_is_refused(workspace: Workspace) -> None:
     larger = tiny_tokenizers.train("llama_2", list(documents())[:100], 500)
     tiny_tokenizers.write(larger, "llama_2", model)
     refused(workspace, model, 2, "tokenizer.json has the id 499", "a vocabulary of 384")
+    write_tokenizer("llama_2", list(documents())[:100], model)
     change(model / "tokenizer.json", pre_tokenizer={"type": "Whitespace"})
     refused(workspace, model, 2, "llama.cpp has no name for", "Whitespace")
     (model / "tokenizer.json").unlink()

@@ -28,8 +28,8 @@ SMALL_CONFIG = {
     "runtime.device": "cpu", "runtime.evaluation.max_batches": 2, "data.held_out_fraction": 0.1,
 }  # fmt: skip
 STEP = "step-00000004"
-ELSEWHERE = ("hf auth login", "pip install", "vllm serve", "llama-cli")
-"""Commands of other programs."""
+ELSEWHERE = ("hf auth login", "pip install", "vllm serve", "llama-cli", "MODEL=")
+"""Commands of other programs, and the shell's."""
 
 
 def blocks(guide: str, language: str) -> list[str]:

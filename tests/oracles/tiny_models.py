@@ -19,6 +19,7 @@ LLAMA_3 = {
 }  # fmt: skip
 MODELS: dict[str, dict[str, Any]] = {
     "llama_2": {"model_type": "llama"},
+    "tinyllama": {"model_type": "llama", "num_attention_heads": 8, "num_key_value_heads": 1, "rms_norm_eps": 1e-5},
     "smollm_2": {"model_type": "llama", "tie_word_embeddings": True, "num_key_value_heads": 4},
     "llama_3": {"model_type": "llama", "head_dim": 16, "rope_parameters": LLAMA_3, "tie_word_embeddings": True},
     "mistral": {"model_type": "mistral", "head_dim": 16, "sliding_window": None},
@@ -32,7 +33,7 @@ MODELS: dict[str, dict[str, Any]] = {
 
 def write_tokenizer(name: str, texts: list[str], folder: Path) -> None:
     """Write a tokenizer of the kind that this model has, trained on `texts`."""
-    kind = "qwen_2" if name.startswith("qwen") else name
+    kind = "qwen_2" if name.startswith("qwen") else {"tinyllama": "llama_2"}.get(name, name)
     tiny_tokenizers.write(tiny_tokenizers.train(kind, texts, SIZES["vocab_size"]), kind, folder)
 
 

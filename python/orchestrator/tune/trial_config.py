@@ -90,6 +90,11 @@ def open_base(config: Path, tokens: int | None, threads: int | None) -> Base:
         raise CommandError(
             f"{shown(config)} gives scheduler.total_epochs: a search compares runs of equal tokens, so give total_steps"
         )
+    if resolved["stages"]:
+        raise CommandError(
+            f"{shown(config)} gives stages: a search compares runs of one stage, so search without them and add them "
+            "to the config of the winner"
+        )
     values = _native.parse_config(text, FORMATS[config.suffix], [], config)
     full = steps * resolved["data"]["sequences_per_step"] * resolved["data"]["sequence_length"]
     tokenizer = Path(resolved["tokenizer"]["tokenizer_json"])

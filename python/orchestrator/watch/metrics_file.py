@@ -78,11 +78,13 @@ class Metrics:
     utilization: deque[Row] = field(default_factory=lambda: deque(maxlen=WINDOW))
     evaluation: Row | None = None
     best: Row | None = None
-    """The evaluation with the lowest loss."""
+    """The evaluation with the lowest loss, of the current stage."""
     samples: dict[str, Row] = field(default_factory=dict)
     """The newest sample of each prompt, the newest last."""
     advice: dict[str, Row] = field(default_factory=dict)
     """By its text, the newest last."""
+    stage: Row | None = None
+    """The beginning of the current stage."""
     end: Row | None = None
     """Why training ended; none if a later line follows."""
     step: int = 0
@@ -104,6 +106,10 @@ class Metrics:
             self._add_evaluation(row)
         elif kind == "utilization":
             self.utilization.append(row)
+        elif kind == "stage":
+            self.stage = row
+            # Held-out losses of stages with other sequences or data do not compare.
+            self.best = None
         elif kind == "sample":
             _keep(self.samples, str(row.get("prompt", "")), row)
         elif kind == "advice":

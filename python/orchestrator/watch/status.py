@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from orchestrator.input_files import read_text
 from orchestrator.screen import duration
@@ -45,6 +45,14 @@ class State(enum.Enum):
         return self in (State.STOPPED, State.ENDED, State.KILLED, State.REMOVED)
 
 
+class Stage(NamedTuple):
+    """A stage of a run."""
+
+    end: int
+    """Its last step, if no stage before it lasts longer than the config says."""
+    tokens_per_step: int
+
+
 @dataclass(frozen=True)
 class Status:
     """A run at one moment. Times are in seconds; what is not known is none."""
@@ -57,6 +65,8 @@ class Status:
     lock: TrainerLock
     step: int
     total_steps: int | None
+    stages: list[Stage]
+    """Those of the config; empty for a run without stages."""
     latest: Checkpoint | None
     best: Checkpoint | None
     line_age: float | None
@@ -75,6 +85,20 @@ class Status:
         return min(1.0, self.step / self.total_steps) if self.total_steps else None
 
     @property
+    def stage(self) -> int | None:
+        """The current stage, from 0; none for a run without stages."""
+        if not self.stages:
+            return None
+        stage = self.metrics.stage.get("stage") if self.metrics.stage else 0
+        return stage if type(stage) is int and 0 <= stage < len(self.stages) else None
+
+    @property
+    def _rows_of_stage(self) -> list[Row]:
+        """The newest train rows of the current stage, whose steps take the time that the next ones will take."""
+        first = self.metrics.stage["step"] if self.metrics.stage else 0
+        return [row for row in self.metrics.recent if row["step"] >= first] or list(self.metrics.recent)
+
+    @property
     def train(self) -> Row | None:
         """The last train row."""
         return self.metrics.recent[-1] if self.metrics.recent else None
@@ -82,7 +106,7 @@ class Status:
     @property
     def seconds_per_step(self) -> float | None:
         """Median step time of the last lines, with the time of saving and evaluating that a step takes on average."""
-        steps = _present(number(row, "step_seconds") for row in self.metrics.recent)
+        steps = _present(number(row, "step_seconds") for row in self._rows_of_stage)
         if not steps:
             return None
         between = (_between_steps(self.metrics, key) for key in BETWEEN.values())
@@ -94,12 +118,22 @@ class Status:
         seconds = self.seconds_per_step
         if self.state is not State.RUNNING or not self.total_steps or seconds is None:
             return None
-        return max(0, self.total_steps - self.step) * seconds
+        return self._steps_left(self.total_steps) * seconds
+
+    def _steps_left(self, total: int) -> float:
+        """Return the steps to the last one, in steps of the current stage with as many tokens."""
+        if self.stage is None:
+            return max(0, total - self.step)
+        current, done, left = self.stages[self.stage].tokens_per_step, self.step, 0.0
+        for stage in self.stages[self.stage :]:
+            left += max(0, min(stage.end, total) - done) * stage.tokens_per_step / current
+            done = max(done, stage.end)
+        return left
 
     @property
     def tokens_per_second(self) -> float | None:
         """Median of the last steps."""
-        speeds = _present(number(row, "tokens_per_second") for row in self.metrics.recent)
+        speeds = _present(number(row, "tokens_per_second") for row in self._rows_of_stage)
         return statistics.median(speeds) if speeds else None
 
     @property
@@ -142,6 +176,7 @@ def assess(directory: Path, metrics: Metrics, lock: TrainerLock, removed: bool, 
         lock=lock,
         step=metrics.step,
         total_steps=total,
+        stages=_stages(config),
         latest=latest,
         best=checkpoints.named(folder, "best"),
         line_age=age,
@@ -235,6 +270,8 @@ def as_json(status: Status) -> dict[str, Any]:
         "step": status.step,
         "total_steps": status.total_steps,
         "progress": status.progress,
+        "stage": status.stage,
+        "stages": len(status.stages) or None,
         "eta_seconds": status.eta,
         "line_age_seconds": status.line_age,
         "train": train,
@@ -268,6 +305,18 @@ def _resolved_config(run: Path) -> dict[str, Any]:
     except (OSError, ValueError, RecursionError):
         return {}
     return config if isinstance(config, dict) else {}
+
+
+def _stages(config: dict[str, Any]) -> list[Stage]:
+    """Return the stages of a resolved config; none where it has none, or others than the trainer writes."""
+    stages: list[Stage] = []
+    try:
+        for stage in config.get("stages") or []:
+            end = stage["steps"] + (stages[-1].end if stages else 0)
+            stages.append(Stage(end, stage["sequence_length"] * stage["sequences_per_step"]))
+    except (TypeError, KeyError):
+        return []
+    return stages if all(type(number) is int and number > 0 for stage in stages for number in stage) else []
 
 
 def _section(config: dict[str, Any], name: str) -> dict[str, Any]:

@@ -32,11 +32,13 @@ def _tail(status: Status) -> str:
 
 
 def progress(status: Status) -> str:
-    """`step 1,260 of 2,000, 63.0 %, ETA 3m 20s`."""
+    """`step 1,260 of 2,000, 63.0 %, stage 2 of 3, ETA 3m 20s`."""
     parts = [f"step {status.step:,}"]
     if status.total_steps and status.progress is not None:
         parts[0] += f" of {status.total_steps:,}"
         parts.append(f"{100 * status.progress:.1f} %")
+    if status.stage is not None and len(status.stages) > 1:
+        parts.append(f"stage {status.stage + 1} of {len(status.stages)}")
     if status.eta is not None:
         ends = datetime.fromtimestamp(status.now + status.eta)
         when = f"{ends:%H:%M}" if status.eta < 86_400 else f"{ends:%Y-%m-%d}"

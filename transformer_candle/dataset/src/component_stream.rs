@@ -9,7 +9,7 @@ use rayon::ThreadPool;
 
 use crate::cancel::receive;
 use crate::cursor::{ComponentPosition, WindowStart};
-use crate::ledger::WindowRecord;
+use crate::ledger::{SequenceRange, WindowRecord};
 use crate::sequence_packer::PackedSequences;
 use crate::shuffle_window::Window;
 use crate::window_prefetch::{Message, WindowPrefetcher};
@@ -68,24 +68,62 @@ impl ComponentStream {
         interrupted: &dyn Fn() -> bool,
     ) -> Result<Option<(&PackedSequences, usize)>, DataError> {
         self.drop_exhausted_window();
-        if self.window.is_none() {
-            let Some(window) = self.receive(interrupted)? else {
-                return Ok(None);
-            };
-            self.skipped += window.record.skipped;
-            self.truncated += window.record.truncated;
-            // Only the window that the stream was resumed in starts after its first sequence.
-            let delivered = if window.record.start == self.next_position.0 { self.next_position.1 as usize } else { 0 };
-            if delivered >= window.sequences() {
-                return Err(DataError::Cursor { difference: "the content of the files" });
-            }
-            self.opened.push(window.record.clone());
-            self.window = Some((window, delivered));
-        }
+        self.open_window(interrupted)?;
         Ok(self.window.as_mut().map(|(window, delivered)| {
             *delivered += 1;
             window.sequence(*delivered - 1)
         }))
+    }
+
+    /// Waits for the next window, unless one is in use or the last epoch is over.
+    fn open_window(&mut self, interrupted: &dyn Fn() -> bool) -> Result<(), DataError> {
+        if self.window.is_some() {
+            return Ok(());
+        }
+        let Some(window) = self.receive(interrupted)? else {
+            return Ok(());
+        };
+        self.skipped += window.record.skipped;
+        self.truncated += window.record.truncated;
+        // Only the window that the stream was resumed in starts after its first sequence.
+        let delivered = if window.record.start == self.next_position.0 { self.next_position.1 as usize } else { 0 };
+        if delivered >= window.sequences() {
+            return Err(DataError::Cursor { difference: "the content of the files" });
+        }
+        self.opened.push(window.record.clone());
+        self.window = Some((window, delivered));
+        Ok(())
+    }
+
+    /// Where the window after the one in use starts, and the sequences of the one in use that were not delivered; the
+    /// position of the next sequence and none between two windows. Waits for the window that the stream was resumed in.
+    pub(crate) fn end_of_window(
+        &mut self,
+        interrupted: &dyn Fn() -> bool,
+    ) -> Result<(WindowStart, Option<SequenceRange>), DataError> {
+        let (start, sequence) = self.position();
+        if sequence == 0 {
+            return Ok((start, None));
+        }
+        self.open_window(interrupted)?;
+        let Some((window, delivered)) = &self.window else {
+            return Err(DataError::Cursor { difference: "the content of the files" });
+        };
+        let left_out = SequenceRange {
+            component: window.record.component,
+            epoch: start.epoch,
+            window: start.window,
+            first_sequence: sequence,
+            sequences: (window.sequences() - delivered) as u64,
+        };
+        Ok((window.next.clone(), Some(left_out)))
+    }
+
+    /// Counts on from what another stream of the component has counted.
+    pub(crate) fn carry_over(&mut self, before: &Self) {
+        self.skipped += before.skipped;
+        self.truncated += before.truncated;
+        self.waited += before.waited;
     }
 
     fn drop_exhausted_window(&mut self) {

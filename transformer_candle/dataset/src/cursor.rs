@@ -41,7 +41,8 @@ pub struct ComponentPosition {
     pub start: WindowStart,
     /// Sequences of the window already delivered.
     pub sequence: u64,
-    /// Sequences of the component delivered in all epochs. The counts of all components determine which is next.
+    /// Sequences of the component delivered in all epochs of the stage. The counts of all components determine which is
+    /// next.
     #[serde(rename = "given")]
     pub delivered: u64,
 }

@@ -1,7 +1,8 @@
 //! The ledger: an append-only log of the documents and sequences that each step consumed, for audit and replay.
 //!
 //! A ledger is a JSON Lines file. The line of a window says which rows of which component it was made of; the line of a
-//! step says which sequences of which windows it consumed, and the checksum of the batch. The lines form a hash chain:
+//! step says which sequences of which windows it consumed, and the checksum of the batch; the line of a stage says what it
+//! leaves out. The lines form a hash chain:
 //! `hash_k = SHA-256(hash_(k-1) || line_k)`, with hashes in hexadecimal and `hash_0` all zero. The last hash, the head,
 //! is stored in the checkpoint beside the weights and authenticates every line before it.
 //!
@@ -94,11 +95,25 @@ pub struct SequenceRange {
     pub sequences: u64,
 }
 
+/// A stage of the run began: later steps are of its stream.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StageRecord {
+    /// The stage, from 0; the first one has no record.
+    pub stage: u64,
+    /// Its first optimizer step.
+    pub step: u64,
+    /// Sequences of the windows in use before that no step consumed or will consume.
+    pub left_out: Vec<SequenceRange>,
+}
+
 /// The start of a ledger that does not start with its run: what was consumed before is not in it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BeginRecord {
     /// Optimizer steps taken before.
     pub step: u64,
+    /// The stage of the run that the position is in; 0 is not written.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub stage: u64,
     /// The position of each component.
     pub components: Vec<BeginPosition>,
 }
@@ -112,7 +127,7 @@ pub struct BeginPosition {
     pub window: u64,
     /// The sequence, in the window.
     pub sequence: u64,
-    /// Sequences of the component that were delivered before.
+    /// Sequences of the component that were delivered before, in the stage.
     #[serde(rename = "given")]
     pub delivered: u64,
 }
@@ -145,12 +160,12 @@ impl StepRecord {
 }
 
 impl BeginRecord {
-    /// The record of a ledger that starts after `step` steps, with the stream at `cursor`.
-    pub fn new(step: u64, cursor: &Cursor) -> Self {
+    /// The record of a ledger that starts after `step` steps, with the stream of a stage at `cursor`.
+    pub fn new(step: u64, stage: u64, cursor: &Cursor) -> Self {
         let components = cursor.components.iter().map(|ComponentPosition { start, sequence, delivered }| {
             BeginPosition { epoch: start.epoch, window: start.window, sequence: *sequence, delivered: *delivered }
         });
-        Self { step, components: components.collect() }
+        Self { step, stage, components: components.collect() }
     }
 }
 
@@ -172,6 +187,8 @@ pub enum LedgerRecord {
     Window(WindowRecord),
     /// A step was taken.
     Step(StepRecord),
+    /// A stage began.
+    Stage(StageRecord),
 }
 
 /// The length of a ledger and the last hash of its chain. Stored in the checkpoint.

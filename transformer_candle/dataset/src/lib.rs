@@ -68,6 +68,12 @@
 //! window and the position of each open shard) and the numbers of sequences delivered. Resuming reads at most one
 //! window of each component again.
 //!
+//! **Stages.** A run may have stages that differ in sequence length and mixture weights. The stream of a stage starts, for
+//! each component, at the start of the window after the one in use, with no sequence delivered: steps 1 to 5 and the
+//! mixture then go on as above with the stage's settings. Sequences of the windows in use that were not delivered are left
+//! out, at most one window of each component, and the ledger lists them. So the order of a stage is a pure function of
+//! its settings and of the cursor that it starts at.
+//!
 //! # Memory
 //!
 //! However large shards and row groups are, a stream holds at most the sum of ([`memory_bound`]):
@@ -160,6 +166,6 @@ pub use memory_bound::{expected_memory, max_workers, memory_bound};
 pub use mixture::Mixture;
 pub use skipped_rows::SkippedRows;
 pub use source::{DataSource, SourceDescription};
-pub use stream::TokenStream;
+pub use stream::{NextStage, StreamStage, TokenStream};
 pub use stream_settings::StreamSettings;
 pub use tokenizer::{DocumentTokens, NamedToken, Tokenizer};

@@ -80,6 +80,14 @@ impl Mixture {
         Self::new(data.mixture.iter().map(component).collect::<Result<_, DataError>>()?)
     }
 
+    /// The same sources with other weights.
+    ///
+    /// # Errors
+    /// As [`Self::new`].
+    pub fn with_weights(&self, weights: impl IntoIterator<Item = f64>) -> Result<Self, DataError> {
+        Self::new(self.sources.iter().cloned().zip(weights).collect())
+    }
+
     /// The components, in order.
     pub fn sources(&self) -> &[DataSource] {
         &self.sources

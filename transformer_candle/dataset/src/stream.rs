@@ -7,7 +7,7 @@ use crate::cancel::CancelToken;
 use crate::component_stream::ComponentStream;
 use crate::cursor::ComponentPosition;
 use crate::hub::RetryStatus;
-use crate::ledger::WindowRecord;
+use crate::ledger::{SequenceRange, WindowRecord};
 use crate::sequence_packer::SequencePacker;
 use crate::window_prefetch::{ComponentInput, WindowPrefetcher, thread_pool};
 use crate::{
@@ -16,6 +16,26 @@ use crate::{
 
 /// How long dropping a stream waits for its threads. A thread in a dead connection ends later, at its timeout.
 const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// What the stream of a run reads in one of its stages. The stages of a run differ in sequence length and mixture weights.
+#[derive(Clone, Debug)]
+pub struct StreamStage {
+    /// The sources with their weights.
+    pub mixture: Mixture,
+    /// The settings of the stream.
+    pub settings: StreamSettings,
+}
+
+/// The stream of a stage, opened where the stream of the stage before it ended.
+pub struct NextStage {
+    /// Starts at windows of its own.
+    pub stream: TokenStream,
+    /// Sequences of the windows in use before that were not delivered, and never will be: those of at most one window of
+    /// each component.
+    pub left_out: Vec<SequenceRange>,
+    /// Of these windows those that the stream before was opened in and had not delivered from.
+    pub opened: Vec<WindowRecord>,
+}
 
 /// A stream of packed sequences. Dropping it ends its threads.
 pub struct TokenStream {
@@ -27,6 +47,8 @@ pub struct TokenStream {
     cursor: Cursor,
     /// The incomplete batch of an interrupted call.
     partial: Option<Batch>,
+    /// Whether batches end with the window.
+    ends_with_window: bool,
     /// Whether an error was returned.
     failed: bool,
     packer: SequencePacker,
@@ -68,6 +90,7 @@ impl TokenStream {
             mixture,
             cursor,
             partial: None,
+            ends_with_window: false,
             failed: false,
             packer,
             sequence_length: settings.sequence_length,
@@ -116,6 +139,9 @@ impl TokenStream {
             };
             tokens.write(index, token_bytes, batch);
             self.delivered[component] += 1;
+            if self.ends_with_window && self.components[component].position().1 == 0 {
+                break;
+            }
         }
         Ok(())
     }
@@ -126,6 +152,44 @@ impl TokenStream {
             ComponentPosition { start, sequence, delivered }
         });
         positions.collect()
+    }
+
+    /// As [`Self::next_sequences_unless`], but the batch ends with the window in use. Only for a single component.
+    pub fn next_sequences_of_window(&mut self, n: usize, interrupted: &dyn Fn() -> bool) -> Result<Batch, DataError> {
+        self.ends_with_window = true;
+        let batch = self.next_sequences_unless(n, interrupted);
+        self.ends_with_window = false;
+        batch
+    }
+
+    /// Whether the next sequence is the first of a window of each component.
+    pub fn is_between_windows(&self) -> bool {
+        self.cursor.components.iter().all(|component| component.sequence == 0)
+    }
+
+    /// Opens the stream of the next stage: the same sources, with other settings or weights, from the windows on that
+    /// follow those in use. Its cursor, and so its order, is a pure function of this stream's cursor and of the stage.
+    /// This stream stays as it is.
+    ///
+    /// # Errors
+    /// [`DataError::Interrupted`] soon after `interrupted` returns true, if a window in use has to be read for its end.
+    pub fn next_stage(&mut self, stage: &StreamStage, interrupted: &dyn Fn() -> bool) -> Result<NextStage, DataError> {
+        let StreamStage { mixture, settings } = stage;
+        let fingerprint =
+            StreamFingerprint::new(mixture, settings, &SequencePacker::new(settings, self.packer.tokenizer())?);
+        self.components.iter_mut().for_each(ComponentStream::clear_opened);
+        let (mut left_out, mut components) = (Vec::new(), Vec::new());
+        for component in &mut self.components {
+            let (start, rest) = component.end_of_window(interrupted)?;
+            left_out.extend(rest);
+            components.push(ComponentPosition { start, sequence: 0, delivered: 0 });
+        }
+        let cursor = Cursor { fingerprint, components };
+        let mut stream = Self::open(mixture, settings, self.packer.tokenizer(), Some(cursor))?;
+        for (component, before) in stream.components.iter_mut().zip(&self.components) {
+            component.carry_over(before);
+        }
+        Ok(NextStage { stream, left_out, opened: self.opened_windows().cloned().collect() })
     }
 
     /// The position before the next batch: a few numbers per open shard.

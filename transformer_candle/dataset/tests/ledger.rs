@@ -10,7 +10,7 @@ use dataset::ledger::{
     Audit, BeginRecord, Ledger, LedgerHead, LedgerRecord, StepRecord, audit, for_each_record, replay,
 };
 use dataset::{Batch, CancelToken, Cursor, DataError, DataSource, StreamSettings};
-use fixtures::{documents, folder_source, jsonl, open, parquet, parquet_rows, settings, tokenizer, write};
+use fixtures::{documents, folder_source, jsonl, open, parquet, parquet_rows, settings, stage, tokenizer, write};
 use proptest::prelude::*;
 
 /// A folder with Parquet, JSON Lines, bad rows, and a row group with nothing but bad rows.
@@ -65,7 +65,7 @@ fn whole(path: &Path, source: &DataSource, settings: &StreamSettings, sequences:
 }
 
 fn audited(path: &Path, head: &LedgerHead, source: &DataSource, settings: &StreamSettings) -> Audit {
-    audit(path, head, source, settings, true).unwrap()
+    audit(path, head, &stage(source, settings), true).unwrap()
 }
 
 /// The ledger with some records changed, and a valid hash chain.
@@ -174,14 +174,18 @@ fn replay_makes_any_step_s_batch_again() {
     let path = folder.path().join("ledger.jsonl");
     let (head, batches) = whole(&path, &source, &settings, 5);
     for (step, batch) in (1..).zip(&batches) {
-        assert_eq!(&replay(&path, &head, step, &source, &settings, &tokenizer()).unwrap(), batch, "step {step}");
+        assert_eq!(
+            &replay(&path, &head, step, &stage(&source, &settings), &tokenizer()).unwrap(),
+            batch,
+            "step {step}"
+        );
     }
-    let error = replay(&path, &head, 10_000, &source, &settings, &tokenizer()).unwrap_err();
+    let error = replay(&path, &head, 10_000, &stage(&source, &settings), &tokenizer()).unwrap_err();
     assert!(error.to_string().contains("no step 10000"), "{error}");
     // The same names and sizes, other words.
     write(folder.path(), &[("b.jsonl", jsonl(&documents(100, 41)).to_ascii_uppercase())]);
     let changed = (1..=batches.len() as u64)
-        .filter(|&step| replay(&path, &head, step, &source, &settings, &tokenizer()).is_err())
+        .filter(|&step| replay(&path, &head, step, &stage(&source, &settings), &tokenizer()).is_err())
         .count();
     assert!(changed > 0);
 }
@@ -197,7 +201,7 @@ fn a_ledger_may_start_in_the_middle_of_a_run() {
         let (cursor, _) = train(&source, &settings, &mut lost, None, 1..=steps, 2);
         let mut ledger = Ledger::open(&path, &LedgerHead::empty(), &CancelToken::new()).unwrap();
         let mut stream = open(&source, &settings, Some(cursor.clone()));
-        ledger.append(&LedgerRecord::Begin(BeginRecord::new(steps, &cursor))).unwrap();
+        ledger.append(&LedgerRecord::Begin(BeginRecord::new(steps, 0, &cursor))).unwrap();
         stream.next_sequences(1).unwrap();
         for window in stream.opened_windows().filter(|window| window.is_in_progress_at(&cursor)) {
             ledger.append(&LedgerRecord::Window(window.clone())).unwrap();

@@ -9,8 +9,8 @@ use std::collections::BTreeSet;
 use dataset::ledger::{Ledger, LedgerHead, LedgerRecord, StepRecord, audit, for_each_record, replay};
 use dataset::{Batch, CancelToken, Cursor, DataError, DataSource, Mixture, StreamSettings, TokenStream};
 use fixtures::{
-    Sequence, documents, folder_source, held_out_texts, jsonl, mixed, parquet, rows, settings, split_texts, tokenizer,
-    write,
+    Sequence, documents, folder_source, held_out_texts, jsonl, mixed, parquet, rows, settings, split_texts, stage,
+    tokenizer, write,
 };
 use proptest::prelude::*;
 
@@ -171,7 +171,7 @@ fn audits_and_replays_cover_every_component() {
     let mut ledger = Ledger::open(&path, &LedgerHead::empty(), &CancelToken::new()).unwrap();
     let batches = train(&mixture, &endless(), &mut ledger, 60, 7);
     let head = ledger.sync().unwrap();
-    let found = audit(&path, &head, &mixture, &endless(), false).unwrap();
+    let found = audit(&path, &head, &stage(&mixture, &endless()), false).unwrap();
     assert_eq!(found.problems, [""; 0]);
     assert_eq!(found.components.iter().map(|component| component.sequences).sum::<u64>(), 60 * 7);
     for (component, documents) in found.components.iter().zip([200, 40, 3]) {
@@ -181,7 +181,11 @@ fn audits_and_replays_cover_every_component() {
     }
     assert!(found.components[2].epochs.len() > 3);
     for (step, batch) in (1..).zip(&batches) {
-        assert_eq!(&replay(&path, &head, step, &mixture, &endless(), &tokenizer()).unwrap(), batch, "step {step}");
+        assert_eq!(
+            &replay(&path, &head, step, &stage(&mixture, &endless()), &tokenizer()).unwrap(),
+            batch,
+            "step {step}"
+        );
     }
     let other = path.with_extension("other");
     let mut unfair = Ledger::open(&other, &LedgerHead::empty(), &CancelToken::new()).unwrap();
@@ -192,6 +196,6 @@ fn audits_and_replays_cover_every_component() {
         unfair.append(&record).map_err(|source| DataError::Io { path: other.clone(), source })
     })
     .unwrap();
-    let problems = audit(&other, &unfair.sync().unwrap(), &mixture, &endless(), false).unwrap().problems;
+    let problems = audit(&other, &unfair.sync().unwrap(), &stage(&mixture, &endless()), false).unwrap().problems;
     assert!(problems.iter().any(|problem| problem.contains("their mixture weights")), "{problems:?}");
 }

@@ -15,6 +15,7 @@ use super::report::{CheckRow, Findings};
 use training::checkpoint::{self, Checkpoint, CheckpointContents, FORMAT_VERSION, TokenizerFiles, TrainerState};
 use training::engine::{Engine, EngineSettings, model_shape};
 use training::memory_plan;
+use training::ranks::{Place, Ranks};
 use training::stop::StopSignal;
 use training::{Result, TrainerError};
 
@@ -145,6 +146,7 @@ impl TrainingCase {
             micro_batch: settings.micro_batch,
             activation_recompute: ActivationRecompute::Selective,
             device: device.kind(),
+            place: Place::default(),
         };
         let mut engine = memory_plan::allocate(&config, &self.shape, engine_settings, device)?;
         if !settings.graphs {
@@ -203,6 +205,7 @@ impl TrainingCase {
         let state = TrainerState {
             format_version: FORMAT_VERSION,
             step: self.first,
+            stage: 0,
             tokens: 0,
             cursor: serde_json::Value::Null,
             seed: self.seed,
@@ -222,6 +225,7 @@ impl TrainingCase {
             tokenizer: &TokenizerFiles::read(&tokenizer, &marks, self.shape.max_position_embeddings)?,
             state: &state,
             base: None,
+            ranks: &Ranks::ONE,
         };
         Ok(checkpoint::save(&folder.join("checkpoints"), &contents)?)
     }

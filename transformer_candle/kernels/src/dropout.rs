@@ -1,13 +1,14 @@
 //! Dropout (Srivastava et al., 2014) whose mask is a pure function of a key, the row, the module and the column: no mask is
-//! kept for the backward pass, and neither threads nor the split of a batch into micro-batches changes it.
+//! kept for the backward pass, and neither threads, the device nor the split of a batch into micro-batches changes it.
 //!
-//! Legend: N tokens, I inputs. Rows are F32 or BF16. On a CPU only.
+//! Legend: N tokens, I inputs. Rows are F32 or BF16.
 
 use candle_core::DType;
 
 use crate::access::{Access, Arguments};
+use crate::cuda::{self, KernelArg};
 use crate::element::with_element;
-use crate::{Buffer, Device, Error, Result, cpu};
+use crate::{Buffer, Result, cpu};
 
 /// Elements of a [`Key`] in its buffer (U32).
 pub const KEY_ELEMENTS: usize = 5;
@@ -45,6 +46,18 @@ pub struct Dropout {
     pub module: u64,
 }
 
+impl Dropout {
+    /// Hashes of 32 bits below it are dropped.
+    pub(crate) fn threshold(self) -> u32 {
+        (self.probability * 2f64.powi(32)) as u32
+    }
+
+    /// What kept elements are multiplied with.
+    pub(crate) fn scale(self) -> f32 {
+        (1.0 / (1.0 - self.probability)) as f32
+    }
+}
+
 /// `out_NI = mask x_NI / (1 - probability)`; `key` (U32) holds a [`Key`].
 pub fn forward(x_NI: &Buffer, key: &Buffer, dropout: Dropout, out_NI: &mut Buffer) -> Result<()> {
     const OPERATION: &str = "dropout::forward";
@@ -53,6 +66,7 @@ pub fn forward(x_NI: &Buffer, key: &Buffer, dropout: Dropout, out_NI: &mut Buffe
         .input("x_NI", x_NI, dtype, &sizes)
         .input("key", key, DType::U32, &[KEY_ELEMENTS])
         .output("out_NI", out_NI, dtype, &sizes);
+    let on_gpu = [x_NI.into(), key.into(), KernelArg::from(&*out_NI)];
     let cpu = |access: &Access<'_>| {
         let key = Key::from_words(key.slice(access));
         with_element!(OPERATION, "x_NI", dtype, E => {
@@ -60,7 +74,7 @@ pub fn forward(x_NI: &Buffer, key: &Buffer, dropout: Dropout, out_NI: &mut Buffe
             Ok(())
         })
     };
-    arguments.run(cpu, |gpu| Err(unsupported(OPERATION, gpu)))
+    arguments.run(cpu, |gpu| cuda::run(gpu, &cuda::dropout::forward(on_gpu, dropout, sizes)))
 }
 
 /// `dx_NI += mask dout_NI / (1 - probability)` with the mask of [`forward`].
@@ -71,6 +85,7 @@ pub fn backward(dout_NI: &Buffer, key: &Buffer, dropout: Dropout, dx_NI: &mut Bu
         .input("dout_NI", dout_NI, dtype, &sizes)
         .input("key", key, DType::U32, &[KEY_ELEMENTS])
         .output("dx_NI", dx_NI, dtype, &sizes);
+    let on_gpu = [dout_NI.into(), key.into(), KernelArg::from(&*dx_NI)];
     let cpu = |access: &Access<'_>| {
         let key = Key::from_words(key.slice(access));
         with_element!(OPERATION, "dout_NI", dtype, E => {
@@ -78,11 +93,7 @@ pub fn backward(dout_NI: &Buffer, key: &Buffer, dropout: Dropout, dx_NI: &mut Bu
             Ok(())
         })
     };
-    arguments.run(cpu, |gpu| Err(unsupported(OPERATION, gpu)))
-}
-
-fn unsupported(operation: &'static str, gpu: &crate::cuda::Cuda) -> Error {
-    Error::Unsupported { operation, argument: "key", device: Device::Cuda(gpu.clone()).to_string() }
+    arguments.run(cpu, |gpu| cuda::run(gpu, &cuda::dropout::backward(on_gpu, dropout, sizes)))
 }
 
 /// N, I of the rows; every argument is then checked against these.

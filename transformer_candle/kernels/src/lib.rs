@@ -37,8 +37,10 @@ pub mod timing;
 mod upload;
 mod write_mode;
 
+pub mod accumulate;
 pub mod adamw;
 pub mod add_rms_norm;
+pub mod arenas;
 pub mod attention;
 pub mod bias;
 pub mod cast;

@@ -138,6 +138,26 @@ impl Plan {
         categories.into_iter().map(|category| (category, self.bytes_of(category))).collect()
     }
 
+    /// A plan in which each buffer is as large as the largest one of its place in any of the plans, which list the same
+    /// buffers in other sizes: memory for all of them, one at a time ([`Arena::resized`]).
+    ///
+    /// # Panics
+    /// If the plans list other buffers.
+    pub fn largest<'a>(plans: impl IntoIterator<Item = &'a Self>) -> Self {
+        let mut plans = plans.into_iter();
+        let mut largest = plans.next().cloned().unwrap_or_default();
+        for plan in plans {
+            assert_eq!(largest.buffers.len(), plan.buffers.len(), "the plans list the same buffers");
+            for (largest, buffer) in largest.buffers.iter_mut().zip(&plan.buffers) {
+                assert_eq!((&largest.name, largest.dtype), (&buffer.name, buffer.dtype), "in the same order");
+                if buffer.bytes() > largest.bytes() {
+                    *largest = buffer.clone();
+                }
+            }
+        }
+        largest
+    }
+
     /// Allocates every buffer, all zero. Buffers of one element type are one allocation: on a CPU only large ones lie
     /// in huge pages, on a GPU the driver rounds each one up and no plan counts what lies between them.
     ///
@@ -177,6 +197,17 @@ impl Arena {
     /// If the id comes from a plan with more buffers than the one that allocated this arena.
     pub fn buffer(&self, id: BufferId) -> Buffer {
         self.buffers[id.0].clone()
+    }
+
+    /// The buffers of a plan in this arena's memory: each starts where this arena's buffer of the same place does, and
+    /// is at most as large ([`Plan::largest`]).
+    ///
+    /// # Errors
+    /// If a buffer is larger.
+    pub fn resized(&self, plan: &Plan) -> Result<Self> {
+        let buffers = self.buffers.iter().zip(&plan.buffers);
+        let buffers = buffers.map(|(buffer, planned)| buffer.view(0, &planned.shape)).collect::<Result<_>>()?;
+        Ok(Self { buffers, bytes: plan.bytes() })
     }
 
     /// Size of all buffers.
@@ -225,6 +256,30 @@ mod tests {
         }
         ranges.sort_by_key(|range| range.start);
         assert!(ranges.windows(2).all(|pair| pair[0].end < pair[1].start), "{ranges:?}");
+    }
+
+    #[test]
+    fn one_arena_holds_plans_of_other_sizes() {
+        let plan = |tokens: usize, workspace: usize| {
+            let mut plan = Plan::new();
+            plan.add("weights", Category::Weights, DType::F32, &[100]);
+            plan.add("output", Category::SavedActivations, DType::BF16, &[tokens, 8]);
+            plan.add("workspace", Category::Scratch, DType::F32, &[workspace]);
+            plan
+        };
+        let (short, long) = (plan(64, 500), plan(128, 300));
+        let largest = Plan::largest([&short, &long]);
+        assert_eq!(largest.bytes(), 4 * 100 + 2 * 128 * 8 + 4 * 500);
+        let arena = largest.allocate(&Device::Cpu).unwrap();
+        for plan in [&short, &long] {
+            let resized = arena.resized(plan).unwrap();
+            assert_eq!(resized.bytes(), plan.bytes());
+            for (place, planned) in plan.buffers().iter().enumerate() {
+                let (whole, part) = (arena.buffer(BufferId(place)), resized.buffer(BufferId(place)));
+                assert_eq!((part.shape(), part.address()), (&*planned.shape, whole.address()));
+            }
+        }
+        assert!(short.allocate(&Device::Cpu).unwrap().resized(&long).is_err(), "it is smaller");
     }
 
     #[test]

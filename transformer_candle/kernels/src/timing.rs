@@ -1,27 +1,26 @@
 //! Times operations by name: on a CPU with the clock, on a GPU with events in its stream.
+//!
+//! [`measure`] adds the times up, [`record`] keeps every operation with its place in the scopes around it, and what each
+//! thread of the pool did of it. Outside of both an operation and a scope cost one look at a thread-local variable.
+
+mod pool_tasks;
+mod recording;
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use crate::cuda::Event;
+use crate::cuda::Cuda;
 use crate::{Device, Result};
+use recording::Recorder;
+
+pub use pool_tasks::Task;
+pub(crate) use pool_tasks::Tasks;
+pub use recording::{Recording, Span, SpanKind};
 
 thread_local! {
-    /// The times of this thread's `measure`; None outside of one.
-    static MEASURED: RefCell<Option<Measured>> = const { RefCell::new(None) };
-}
-
-#[derive(Default)]
-struct Measured {
-    spans: Vec<(&'static str, Time)>,
-    /// Whether an operation is running: operations that it calls count as part of it.
-    inside: bool,
-}
-
-enum Time {
-    Clock(Duration),
-    Events(Event, Event),
+    /// What this thread records; None outside of `measure` and `record`.
+    static RECORDER: RefCell<Option<Recorder>> = const { RefCell::new(None) };
 }
 
 /// Runs `body` and returns the total time per operation called on this thread, by name such as `linear::forward`. A
@@ -47,88 +46,134 @@ enum Time {
 /// # Errors
 /// The body's, or the driver's.
 pub fn measure<R>(device: &Device, body: impl FnOnce() -> Result<R>) -> Result<(R, BTreeMap<&'static str, Duration>)> {
-    device.synchronize()?;
-    let measuring = Measuring::begin();
-    let result = body()?;
-    device.synchronize()?;
+    let (result, recording) = recorded(device, Recorder::new(Instant::now()), body)?;
     let mut times = BTreeMap::new();
-    let spans = MEASURED.take().map(|measured| measured.spans).unwrap_or_default();
-    drop(measuring);
-    for (operation, time) in spans {
-        let time = match time {
-            Time::Clock(time) => time,
-            Time::Events(from, to) => from.until(&to)?,
-        };
-        *times.entry(operation).or_default() += time;
+    for operation in recording.operations() {
+        *times.entry(operation.name).or_default() += operation.duration();
     }
     Ok((result, times))
 }
 
-/// Whether this thread is inside of [`measure`].
-pub(crate) fn is_measuring() -> bool {
-    MEASURED.with_borrow(Option::is_some)
+/// Runs `body` and returns every scope and operation of this thread with its times since `origin`, and on a CPU also
+/// what the threads of the current rayon pool did of each operation. A nested operation is part of the outer one. On a GPU it
+/// does what [`measure`] does.
+///
+/// ```
+/// use std::time::Instant;
+///
+/// use kernels::{Buffer, DType, Device, timing};
+///
+/// let device = Device::Cpu;
+/// let ((), recording) = timing::record(&device, Instant::now(), || {
+///     let mut buffer = Buffer::zeros(&[1000], DType::F32, &device)?;
+///     timing::scope("clear", || buffer.zero())
+/// })?;
+/// let names: Vec<_> = recording.spans.iter().map(|span| span.name).collect();
+/// assert_eq!(names, ["clear", "Buffer::zero"]);
+/// assert_eq!(recording.spans[1].parent, Some(0));
+/// # Ok::<(), kernels::Error>(())
+/// ```
+///
+/// # Errors
+/// The body's, or the driver's.
+pub fn record<R>(device: &Device, origin: Instant, body: impl FnOnce() -> Result<R>) -> Result<(R, Recording)> {
+    recorded(device, Recorder::new(origin).with_tasks(), body)
 }
 
-/// Runs an operation and adds its time if this thread is measuring.
+fn recorded<R>(device: &Device, recorder: Recorder, body: impl FnOnce() -> Result<R>) -> Result<(R, Recording)> {
+    device.synchronize()?;
+    let recorder = recorder.starting_on(device)?;
+    let installed = Installed::new(recorder);
+    let result = body()?;
+    device.synchronize()?;
+    let recording = RECORDER.take().map_or_else(|| Ok(Recording::default()), Recorder::finish)?;
+    drop(installed);
+    Ok((result, recording))
+}
+
+/// Whether this thread is inside of [`measure`] or [`record`].
+pub(crate) fn is_measuring() -> bool {
+    RECORDER.with_borrow(Option::is_some)
+}
+
+/// Runs `body`, whose operations a recording has under this name.
+pub fn scope<R>(name: &'static str, body: impl FnOnce() -> R) -> R {
+    numbered_scope(name, None, body)
+}
+
+/// [`scope`] of one of several parts of that name, such as a layer.
+pub fn scope_of<R>(name: &'static str, number: usize, body: impl FnOnce() -> R) -> R {
+    numbered_scope(name, Some(number), body)
+}
+
+fn numbered_scope<R>(name: &'static str, number: Option<usize>, body: impl FnOnce() -> R) -> R {
+    let _open = Open::scope(name, number);
+    body()
+}
+
+/// Runs an operation and records it if this thread is recording.
 pub(crate) fn operation<R>(name: &'static str, device: &Device, body: impl FnOnce() -> Result<R>) -> Result<R> {
-    let Some(inside) = Inside::enter() else { return body() };
-    let result;
-    let time = if let Some(cuda) = device.as_cuda() {
-        let from = cuda.mark()?;
-        result = body()?;
-        Time::Events(from, cuda.mark()?)
-    } else {
-        let from = Instant::now();
-        result = body()?;
-        Time::Clock(from.elapsed())
+    let Some(open) = Open::operation(name) else { return body() };
+    let from = device.as_cuda().map(Cuda::mark).transpose()?;
+    let result = body()?;
+    let events = match (from, device.as_cuda()) {
+        (Some(from), Some(cuda)) => Some((from, cuda.mark()?)),
+        _ => None,
     };
-    drop(inside);
-    MEASURED.with_borrow_mut(|measured| {
-        if let Some(it) = measured {
-            it.spans.push((name, time));
+    RECORDER.with_borrow_mut(|recorder| {
+        if let Some(recorder) = recorder {
+            recorder.set_events(open.span, events);
         }
     });
     Ok(result)
 }
 
-/// Guard of an operation being timed; dropped also on errors and panics.
-struct Inside;
+/// The tasks of the operation that this thread is running, to be timed on the threads that take them.
+pub(crate) fn tasks() -> Tasks {
+    RECORDER.with_borrow(|recorder| recorder.as_ref().map_or_else(Tasks::none, Recorder::tasks))
+}
 
-impl Inside {
-    /// None outside of a measurement and inside of another operation.
-    fn enter() -> Option<Self> {
-        MEASURED.with_borrow_mut(|measured| {
-            let measured = measured.as_mut().filter(|measured| !measured.inside)?;
-            measured.inside = true;
-            Some(Self)
-        })
+/// Guard of an open span; dropped also on errors and panics.
+struct Open {
+    span: usize,
+    parent: Option<usize>,
+}
+
+impl Open {
+    fn scope(name: &'static str, number: Option<usize>) -> Option<Self> {
+        RECORDER.with_borrow_mut(|recorder| recorder.as_mut().map(|recorder| recorder.begin(name, number)))
+    }
+
+    /// None outside of a recording and inside of another operation.
+    fn operation(name: &'static str) -> Option<Self> {
+        RECORDER.with_borrow_mut(|recorder| recorder.as_mut()?.begin_operation(name))
     }
 }
 
-impl Drop for Inside {
+impl Drop for Open {
     fn drop(&mut self) {
-        MEASURED.with_borrow_mut(|measured| {
-            if let Some(it) = measured {
-                it.inside = false;
+        RECORDER.with_borrow_mut(|recorder| {
+            if let Some(recorder) = recorder {
+                recorder.end(self);
             }
         });
     }
 }
 
-/// Guard of this thread's measurement, which ends on drop, also after an error or a panic.
-struct Measuring {
-    outer: Option<Measured>,
+/// Guard of this thread's recording, which ends on drop, also after an error or a panic.
+struct Installed {
+    outer: Option<Recorder>,
 }
 
-impl Measuring {
-    fn begin() -> Self {
-        Self { outer: MEASURED.replace(Some(Measured::default())) }
+impl Installed {
+    fn new(recorder: Recorder) -> Self {
+        Self { outer: RECORDER.replace(Some(recorder)) }
     }
 }
 
-impl Drop for Measuring {
+impl Drop for Installed {
     fn drop(&mut self) {
-        MEASURED.set(self.outer.take());
+        RECORDER.set(self.outer.take());
     }
 }
 
@@ -184,5 +229,50 @@ mod tests {
         })
         .unwrap();
         assert!(times.contains_key("b"), "{times:?}");
+    }
+
+    #[test]
+    fn scopes_contain_what_runs_inside_of_them() {
+        let (_, recording) = record(&Device::Cpu, Instant::now(), || {
+            scope_of("layer", 3, || scope("attention", || work("a", NOTHING)))?;
+            work("b", NOTHING)
+        })
+        .unwrap();
+        let [layer, attention, a, b] = &recording.spans[..] else { panic!("{recording:?}") };
+        assert_eq!((layer.name, layer.number, layer.parent), ("layer", Some(3), None));
+        assert_eq!((attention.name, attention.parent), ("attention", Some(0)));
+        assert_eq!((a.name, a.parent, a.kind), ("a", Some(1), SpanKind::Operation));
+        assert_eq!((b.name, b.parent), ("b", None));
+        assert!(layer.host.start <= attention.host.start && attention.host.start <= a.host.start);
+        assert!(a.host.end <= attention.host.end && layer.host.end <= b.host.start);
+    }
+
+    #[test]
+    fn an_error_closes_the_scopes_around_it() {
+        let (_, recording) = record(&Device::Cpu, Instant::now(), || {
+            assert!(scope("failed", || work("a", no)).is_err());
+            work("b", NOTHING)
+        })
+        .unwrap();
+        assert_eq!(recording.spans[2].parent, None, "{recording:?}");
+    }
+
+    #[test]
+    fn the_threads_of_the_pool_show_their_share_of_an_operation() {
+        let pool = rayon::ThreadPoolBuilder::new().num_threads(3).build().unwrap();
+        let ((), recording) = pool
+            .install(|| {
+                let (from, mut to) = (zeros(&[1 << 22], DType::F32), zeros(&[1 << 22], DType::BF16));
+                record(&Device::Cpu, Instant::now(), || crate::cast::forward(&from, &mut to))
+            })
+            .unwrap();
+        let [cast] = &recording.spans[..] else { panic!("{recording:?}") };
+        assert_eq!(recording.tasks.len(), 3);
+        let tasks: Vec<_> = recording.tasks.iter().flatten().collect();
+        assert!(!tasks.is_empty());
+        for task in tasks {
+            assert_eq!(task.name, cast.name);
+            assert!(cast.host.start <= task.time.start && task.time.end <= cast.host.end, "{task:?} of {cast:?}");
+        }
     }
 }

@@ -108,9 +108,14 @@ impl Attention {
         let qk_norm = weights.qk_norm.clone().zip(projected_NP);
         Ok(Self {
             norm: Norm::new(weights.attention_norm.clone(), previous_ND, norm),
-            qkv: Linear::new(weights.qkv.clone(), weights.qkv_bias.clone(), adapters(&weights.adapters.qkv)?),
+            qkv: Linear::new("qkv", weights.qkv.clone(), weights.qkv_bias.clone(), adapters(&weights.adapters.qkv)?),
             qk_norm: qk_norm.map(|(weight_2E, projected_NP)| QkNorm::new(weight_2E, projected_NP)),
-            output: Linear::new(weights.attention_output.clone(), None, adapters(&weights.adapters.attention_output)?),
+            output: Linear::new(
+                "attention_output",
+                weights.attention_output.clone(),
+                None,
+                adapters(&weights.adapters.attention_output)?,
+            ),
             qkv_NP,
             attended_NA,
             log_sum_exp_BHT,

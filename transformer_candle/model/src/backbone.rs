@@ -3,11 +3,12 @@
 
 mod plan;
 
-use kernels::{Buffer, WriteMode, embedding};
+use kernels::{Buffer, WriteMode, embedding, timing};
 
 pub use plan::BackbonePlan;
 
 use crate::block::Block;
+use crate::lora::DropoutKey;
 use crate::norm::Norm;
 use crate::parameters::Weight;
 use crate::pass::{Pass, PassSettings, Scratch};
@@ -24,8 +25,8 @@ pub struct Backbone {
     pub final_norm: Norm,
     /// What every pass has in common.
     pub settings: PassSettings,
-    /// What adapters' dropout is drawn from ([`kernels::dropout::Key`]), where there is any: to be written before a pass.
-    pub dropout_key: Option<Buffer>,
+    /// What adapters' dropout is drawn from, where there is any: to be written before a pass.
+    pub dropout_key: Option<DropoutKey>,
     /// Buffers that every layer overwrites.
     pub scratch: Scratch,
 }
@@ -38,8 +39,8 @@ impl Backbone {
         let write_mode = WriteMode::Accumulate;
         let mut pass = Pass { settings, documents_N, past, write_mode, scratch };
         embedding::forward(&embed_tokens.values, ids_N, blocks[0].attention.residual_mut())?;
-        for block in blocks {
-            block.forward(&mut pass)?;
+        for (layer, block) in blocks.iter_mut().enumerate() {
+            timing::scope_of("layer", layer, || block.forward(&mut pass))?;
         }
         final_norm.forward(&pass)
     }
@@ -52,12 +53,15 @@ impl Backbone {
         gradients.dresidual_ND.zero()?;
         final_norm.backward(gradients, workspace)?;
         let mut pass = Pass { settings, documents_N, past: 0, write_mode, scratch };
-        for (behind, block) in blocks.iter_mut().rev().enumerate() {
-            // The last block's values are still there from the forward pass.
-            if settings.recompute == ActivationRecompute::Block && behind > 0 {
-                block.recompute(&mut pass)?;
-            }
-            block.backward(&mut pass)?;
+        let last = blocks.len() - 1;
+        for (layer, block) in blocks.iter_mut().enumerate().rev() {
+            timing::scope_of("layer", layer, || {
+                // The last block's values are still there from the forward pass.
+                if settings.recompute == ActivationRecompute::Block && layer < last {
+                    block.recompute(&mut pass)?;
+                }
+                block.backward(&mut pass)
+            })?;
         }
         let (gradients, workspace) = scratch.backward()?;
         match &mut embed_tokens.gradient {

@@ -3,8 +3,8 @@
 //! The norms add up the residual stream: attention and MLP leave their output in `layer_output_ND`, and the next norm,
 //! in this block, in the next or behind the last one, adds it and norms the sum in one pass.
 
-use kernels::Buffer;
 use kernels::memory::BufferId;
+use kernels::{Buffer, timing};
 
 use crate::activations::BlockPlanner;
 use crate::attention::{Attention, AttentionActivations, KeyValueCache};
@@ -61,21 +61,21 @@ impl Block {
 
     /// Runs the block; its output stays in two parts, [`Mlp::residual_ND`] and `layer_output_ND`.
     pub fn forward(&mut self, pass: &mut Pass<'_>) -> Result<()> {
-        self.attention.forward(pass)?;
-        self.mlp.forward(pass)
+        timing::scope("attention", || self.attention.forward(pass))?;
+        timing::scope("mlp", || self.mlp.forward(pass))
     }
 
     /// Computes again what the forward pass left in buffers that other blocks have used since: all but the block's
     /// input, its first norm's statistics, and what [`Block::backward`] itself recomputes.
     pub fn recompute(&mut self, pass: &mut Pass<'_>) -> Result<()> {
-        self.attention.recompute(pass)?;
-        self.mlp.recompute(pass)
+        timing::scope("attention recompute", || self.attention.recompute(pass))?;
+        timing::scope("mlp recompute", || self.mlp.recompute(pass))
     }
 
     /// Turns `dresidual_ND` from the gradient of the block's output into that of its input, and computes the gradients
     /// of the parameters. Values that are not needed any more are overwritten.
     pub fn backward(&mut self, pass: &mut Pass<'_>) -> Result<()> {
-        self.mlp.backward(pass)?;
-        self.attention.backward(pass)
+        timing::scope("mlp backward", || self.mlp.backward(pass))?;
+        timing::scope("attention backward", || self.attention.backward(pass))
     }
 }

@@ -4,7 +4,7 @@ mod plan;
 
 use std::mem;
 
-use kernels::{Buffer, DeviceKind, GraphCache, Upload, WriteMode, dropout, head_cross_entropy};
+use kernels::{Buffer, DeviceKind, GraphCache, Upload, WriteMode, dropout, head_cross_entropy, timing};
 
 pub use plan::{DecoderPlan, DecoderSettings, dtype_of, head_chunk_rows};
 
@@ -101,10 +101,13 @@ impl Decoder {
     }
 
     fn write_dropout_key(&mut self, key: dropout::Key) -> Result<()> {
-        match &mut self.backbone.dropout_key {
-            Some(buffer) => Ok(buffer.write(&key.to_words())?),
-            None => Ok(()),
-        }
+        self.backbone.dropout_key.as_mut().map_or(Ok(()), |buffer| buffer.write(key))
+    }
+
+    /// To be called where another decoder has used the same memory since the last micro-batch: what that memory held is
+    /// written again.
+    pub fn invalidate_memory(&mut self) {
+        self.scale = None;
     }
 
     /// Launches every operation by itself each time, without a CUDA graph, as for looking at single ones.
@@ -118,9 +121,9 @@ impl Decoder {
 
     /// Everything of a micro-batch that a CUDA graph can replay.
     fn pass(&mut self, inputs_N: &Buffer, documents_N: Option<&Buffer>, targets_N: &Buffer) -> Result<()> {
-        self.backbone.forward(inputs_N, documents_N, 0)?;
-        self.head_forward_backward(targets_N)?;
-        self.backbone.backward(inputs_N, documents_N, self.write_mode)
+        timing::scope("forward", || self.backbone.forward(inputs_N, documents_N, 0))?;
+        timing::scope("head", || self.head_forward_backward(targets_N))?;
+        timing::scope("backward", || self.backbone.backward(inputs_N, documents_N, self.write_mode))
     }
 
     /// Loss and head: leaves the gradient of the backbone's output where its backward pass reads it.

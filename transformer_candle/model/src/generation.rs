@@ -126,7 +126,17 @@ impl Generator {
 
     /// Forgets the sequence.
     pub fn reset(&mut self) {
-        self.past = 0;
+        self.truncate(0);
+    }
+
+    /// Forgets all but the first tokens of the sequence.
+    pub fn truncate(&mut self, tokens: usize) {
+        self.past = self.past.min(tokens);
+    }
+
+    /// Tokens of the sequence so far.
+    pub fn past(&self) -> usize {
+        self.past
     }
 
     /// Appends tokens to the sequence and returns the logits of the token after them, one for each of the vocabulary.
@@ -157,10 +167,22 @@ impl Generator {
         max_tokens: usize,
         stop_tokens: &[u32],
         settings: &SamplingSettings,
+        on_token: impl FnMut(u32) -> ControlFlow<()>,
+    ) -> Result<Vec<u32>> {
+        self.reset();
+        self.extend(prompt, max_tokens, stop_tokens, settings, on_token)
+    }
+
+    /// Like [`Generator::generate`], behind the tokens that the sequence has already.
+    pub fn extend(
+        &mut self,
+        prompt: &[u32],
+        max_tokens: usize,
+        stop_tokens: &[u32],
+        settings: &SamplingSettings,
         mut on_token: impl FnMut(u32) -> ControlFlow<()>,
     ) -> Result<Vec<u32>> {
         settings.check()?;
-        self.reset();
         let mut logits = self.prefill(prompt)?;
         let mut completion = Vec::new();
         while completion.len() < max_tokens {

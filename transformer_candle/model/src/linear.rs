@@ -1,6 +1,6 @@
 //! A linear map: a matrix of weights, perhaps a bias and perhaps adapters with their gradients, forward beside backward.
 
-use kernels::{Buffer, WriteMode, bias, linear};
+use kernels::{Buffer, WriteMode, bias, linear, timing};
 
 use crate::Result;
 use crate::lora::Adapter;
@@ -10,30 +10,36 @@ use crate::parameters::Weight;
 /// no gradient.
 #[derive(Clone, Debug)]
 pub struct Linear {
+    /// What profiles call it.
+    name: &'static str,
     weight_OI: Weight,
     bias_O: Option<Weight>,
     adapters: Vec<Adapter>,
 }
 
 impl Linear {
-    /// The map by these weights, [O, I], this bias, [O], and these adapters.
-    pub(crate) fn new(weight_OI: Weight, bias_O: Option<Weight>, adapters: Vec<Adapter>) -> Self {
-        Self { weight_OI, bias_O, adapters }
+    /// The map of this name by these weights, [O, I], this bias, [O], and these adapters.
+    pub(crate) fn new(name: &'static str, weight_OI: Weight, bias_O: Option<Weight>, adapters: Vec<Adapter>) -> Self {
+        Self { name, weight_OI, bias_O, adapters }
     }
 
     /// Writes the outputs.
     pub fn forward(&mut self, x_NI: &Buffer, y_NO: &mut Buffer, workspace: &mut Buffer) -> Result<()> {
-        linear::forward(x_NI, &self.weight_OI.values, y_NO, workspace)?;
-        if let Some(bias_O) = &self.bias_O {
-            bias::forward(y_NO, &bias_O.values)?;
-        }
-        self.adapters.iter_mut().try_for_each(|adapter| adapter.forward(x_NI, y_NO, workspace))
+        timing::scope(self.name, || {
+            linear::forward(x_NI, &self.weight_OI.values, y_NO, workspace)?;
+            if let Some(bias_O) = &self.bias_O {
+                bias::forward(y_NO, &bias_O.values)?;
+            }
+            self.adapters.iter_mut().try_for_each(|adapter| adapter.forward(x_NI, y_NO, workspace))
+        })
     }
 
     /// Writes the gradient of the inputs.
     pub fn backward_input(&mut self, dy_NO: &Buffer, dx_NI: &mut Buffer, workspace: &mut Buffer) -> Result<()> {
-        linear::backward_input(dy_NO, &self.weight_OI.values, dx_NI, workspace)?;
-        self.adapters.iter_mut().try_for_each(|adapter| adapter.backward_input(dy_NO, dx_NI, workspace))
+        timing::scope(self.name, || {
+            linear::backward_input(dy_NO, &self.weight_OI.values, dx_NI, workspace)?;
+            self.adapters.iter_mut().try_for_each(|adapter| adapter.backward_input(dy_NO, dx_NI, workspace))
+        })
     }
 
     /// Writes the gradients of the matrices that train, or adds to them; adds to the gradient of a bias that does.
@@ -44,13 +50,15 @@ impl Linear {
         write_mode: WriteMode,
         workspace: &mut Buffer,
     ) -> Result<()> {
-        if let Some(dweight_OI) = &mut self.weight_OI.gradient {
-            linear::backward_weight(dy_NO, x_NI, dweight_OI, write_mode, workspace)?;
-        }
-        if let Some(dbias_O) = self.bias_O.as_mut().and_then(|bias_O| bias_O.gradient.as_mut()) {
-            bias::backward(dy_NO, dbias_O, workspace)?;
-        }
-        let mut adapters = self.adapters.iter_mut();
-        adapters.try_for_each(|adapter| adapter.backward_weight(dy_NO, x_NI, write_mode, workspace))
+        timing::scope(self.name, || {
+            if let Some(dweight_OI) = &mut self.weight_OI.gradient {
+                linear::backward_weight(dy_NO, x_NI, dweight_OI, write_mode, workspace)?;
+            }
+            if let Some(dbias_O) = self.bias_O.as_mut().and_then(|bias_O| bias_O.gradient.as_mut()) {
+                bias::backward(dy_NO, dbias_O, workspace)?;
+            }
+            let mut adapters = self.adapters.iter_mut();
+            adapters.try_for_each(|adapter| adapter.backward_weight(dy_NO, x_NI, write_mode, workspace))
+        })
     }
 }

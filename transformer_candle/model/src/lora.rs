@@ -2,7 +2,7 @@
 
 use kernels::dropout::{self, Dropout};
 use kernels::memory::{Arena, BufferId, Category, Plan};
-use kernels::{Buffer, DType, WriteMode, linear, lora};
+use kernels::{Buffer, DType, DeviceKind, Upload, WriteMode, linear, lora};
 use run_config::{LoraConfig, TargetModule, TargetModules};
 
 use crate::activations::ActivationSettings;
@@ -69,6 +69,8 @@ pub(crate) struct AdapterPlan {
 struct DropoutPlan {
     /// See [`dropout::Key`].
     key: BufferId,
+    /// Where a GPU's key is copied to before it is used.
+    key_staging: Option<BufferId>,
     /// The inputs of an adapter without those dropped; in the backward pass their gradient. For the widest inputs.
     dropped: BufferId,
 }
@@ -76,7 +78,7 @@ struct DropoutPlan {
 impl AdapterPlan {
     /// Adds the buffers to a memory plan, if the model has adapters.
     pub(crate) fn add_to(plan: &mut Plan, shape: &ModelShape, settings: &ActivationSettings) -> Option<Self> {
-        let &ActivationSettings { batch, sequence_length, dtype, training, .. } = settings;
+        let &ActivationSettings { batch, sequence_length, dtype, training, device, .. } = settings;
         let (n, lora) = (batch * sequence_length, shape.lora.as_ref()?);
         let mut add = |name: &str, width| plan.add(name, Category::Scratch, dtype, &[n * width]);
         let projected = add("lora.projected", lora.rank);
@@ -84,15 +86,42 @@ impl AdapterPlan {
         let widest = shape.hidden_size.max(shape.heads().query_width()).max(shape.intermediate_size);
         let dropped = (training && lora.dropout > 0.0).then(|| add("lora.dropped", widest));
         let dropout = dropped.map(|dropped| {
-            let key = plan.add("lora.dropout_key", Category::Batch, DType::U32, &[dropout::KEY_ELEMENTS]);
-            DropoutPlan { key, dropped }
+            let mut add = |name| plan.add(name, Category::Batch, DType::U32, &[dropout::KEY_ELEMENTS]);
+            let key = add("lora.dropout_key");
+            let key_staging = (device == DeviceKind::Cuda).then(|| add("lora.dropout_key.staging"));
+            DropoutPlan { key, key_staging, dropped }
         });
         Some(Self { projected, gradient, dropout })
     }
 
-    /// What the masks of dropout are drawn from, to be written before each pass.
-    pub(crate) fn dropout_key(&self, arena: &Arena) -> Option<Buffer> {
-        self.dropout.map(|dropout| arena.buffer(dropout.key))
+    /// What the masks of dropout are drawn from.
+    pub(crate) fn dropout_key(&self, arena: &Arena) -> Result<Option<DropoutKey>> {
+        let bind = |DropoutPlan { key, key_staging, .. }: DropoutPlan| {
+            let staging = key_staging.map(|staging| arena.buffer(staging));
+            Ok(DropoutKey { upload: Upload::new(arena.buffer(key), staging)?, written: None })
+        };
+        self.dropout.map(bind).transpose()
+    }
+}
+
+/// What the masks of dropout are drawn from, on the device: kernels read it there, as a CUDA graph replays arguments.
+#[derive(Debug)]
+pub struct DropoutKey {
+    upload: Upload<u32>,
+    /// What it holds.
+    written: Option<dropout::Key>,
+}
+
+impl DropoutKey {
+    /// Writes it for the passes after this; on a GPU nothing is waited for.
+    pub(crate) fn write(&mut self, key: dropout::Key) -> Result<()> {
+        if self.written != Some(key) {
+            self.upload.stage()?.copy_from_slice(&key.to_words());
+            self.upload.send()?;
+            self.upload.receive()?;
+            self.written = Some(key);
+        }
+        Ok(())
     }
 }
 

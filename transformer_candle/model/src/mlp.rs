@@ -71,8 +71,8 @@ impl Mlp {
         let MlpActivations { norm, gate_up_N2I, activated_NI } = values;
         Ok(Self {
             norm: Norm::new(weights.mlp_norm.clone(), Some(previous_ND), norm),
-            gate_up: Linear::new(weights.gate_up.clone(), None, adapters(&weights.adapters.gate_up)?),
-            down: Linear::new(weights.down.clone(), None, adapters(&weights.adapters.down)?),
+            gate_up: Linear::new("gate_up", weights.gate_up.clone(), None, adapters(&weights.adapters.gate_up)?),
+            down: Linear::new("down", weights.down.clone(), None, adapters(&weights.adapters.down)?),
             gate_up_N2I,
             activated_NI,
         })

@@ -3,8 +3,8 @@
 
 mod header;
 
-use std::collections::BTreeMap;
-use std::io::{Read, Write};
+use std::collections::{BTreeMap, BTreeSet};
+use std::io::{self, Read, Write};
 use std::path::Path;
 
 use kernels::{Buffer, DType, DeviceKind, Element, Scalar, bf16};
@@ -138,8 +138,52 @@ pub fn read(
     conversion: Conversion,
 ) -> Result<()> {
     let header = read_header(reader, file_bytes, path)?;
+    let mut wanted = by_name(ranges);
+    let tensors = in_file_order(&header, path, &mut wanted, &BTreeSet::new(), conversion)?;
+    all_found(path, &wanted)?;
+    fill(reader, path, tensors)
+}
+
+/// Tensors by their names.
+pub fn by_name(ranges: Vec<NamedRange>) -> BTreeMap<String, NamedRange> {
+    ranges.into_iter().map(|range| (range.name.clone(), range)).collect()
+}
+
+/// Fills those of the ranges that a file of several holds, and takes them out of `wanted`. The tensors in `others`, and
+/// no more, may be in it as well. The last file is followed by [`all_found`].
+pub fn read_one_of_several(
+    reader: &mut dyn Read,
+    file_bytes: u64,
+    path: &Path,
+    wanted: &mut BTreeMap<String, NamedRange<'_>>,
+    others: &BTreeSet<String>,
+) -> Result<()> {
+    let header = read_header(reader, file_bytes, path)?;
+    let tensors = in_file_order(&header, path, wanted, others, Conversion::Refused)?;
+    fill(reader, path, tensors)
+}
+
+/// Refuses files in which a tensor was not found.
+pub fn all_found(path: &Path, wanted: &BTreeMap<String, NamedRange>) -> Result<()> {
+    match wanted.first_key_value() {
+        Some((name, _)) => Err(differs(path, name.clone(), "is missing".to_owned())),
+        None => Ok(()),
+    }
+}
+
+/// A tensor of a file, with the range to fill or the bytes to skip.
+type Stored<'a> = (Dtype, std::result::Result<NamedRange<'a>, u64>);
+
+fn fill(reader: &mut dyn Read, path: &Path, tensors: Vec<Stored<'_>>) -> Result<()> {
     let mut bytes = Vec::new();
-    for (dtype, range) in in_file_order(&header, path, ranges, conversion)? {
+    for (dtype, range) in tensors {
+        let range = match range {
+            Ok(range) => range,
+            Err(skipped) => {
+                io::copy(&mut reader.take(skipped), &mut io::sink()).map_err(failed("read", path))?;
+                continue;
+            }
+        };
         match (dtype, range.dtype()?) {
             (Dtype::I16, _) => range.read(reader, path, &mut bytes, |value: i16| value)?,
             (Dtype::BF16, Dtype::BF16) => range.read(reader, path, &mut bytes, |value: bf16| value)?,
@@ -151,31 +195,35 @@ pub fn read(
     Ok(())
 }
 
-/// The ranges as their tensors follow one another in the file, with the types there.
+/// The tensors as they follow one another in the file, with the types there; what is found is no longer wanted.
 fn in_file_order<'a>(
     header: &Metadata,
     path: &Path,
-    ranges: Vec<NamedRange<'a>>,
+    wanted: &mut BTreeMap<String, NamedRange<'a>>,
+    others: &BTreeSet<String>,
     conversion: Conversion,
-) -> Result<Vec<(Dtype, NamedRange<'a>)>> {
-    let differs = |name: String, problem: String| Error::Tensor { path: path.to_owned(), name, problem };
-    let mut wanted: BTreeMap<String, NamedRange> =
-        ranges.into_iter().map(|range| (range.name.clone(), range)).collect();
+) -> Result<Vec<Stored<'a>>> {
     let mut tensors = Vec::with_capacity(wanted.len());
     for name in header.offset_keys() {
         let info = header.info(&name).expect("the header lists its own names");
+        if others.contains(&name) {
+            let (start, end) = info.data_offsets;
+            tensors.push((info.dtype, Err((end - start) as u64)));
+            continue;
+        }
         let Some(range) = wanted.remove(&name) else {
-            return Err(differs(name, "is in the file, but not in the model".to_owned()));
+            return Err(differs(path, name, "is in the file, but not in the model".to_owned()));
         };
         if let Some(problem) = difference(info, &range.shape, range.dtype()?, conversion) {
-            return Err(differs(name, problem));
+            return Err(differs(path, name, problem));
         }
-        tensors.push((info.dtype, range));
+        tensors.push((info.dtype, Ok(range)));
     }
-    match wanted.pop_first() {
-        Some((name, _)) => Err(differs(name, "is missing".to_owned())),
-        None => Ok(tensors),
-    }
+    Ok(tensors)
+}
+
+fn differs(path: &Path, name: String, problem: String) -> Error {
+    Error::Tensor { path: path.to_owned(), name, problem }
 }
 
 fn difference(info: &TensorInfo, shape: &[usize], dtype: Dtype, conversion: Conversion) -> Option<String> {

@@ -7,6 +7,7 @@
 #![allow(clippy::needless_pass_by_value)]
 
 mod arguments;
+mod chat;
 mod commands;
 mod config;
 mod data;
@@ -20,6 +21,7 @@ mod machine;
 mod model_directory;
 mod plan;
 mod process_owned;
+mod ranks;
 mod signals;
 mod stream;
 mod trainer;
@@ -32,6 +34,8 @@ use pyo3::prelude::*;
 fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
     errors::register(module)?;
+    module.add_class::<chat::ChatModel>()?;
+    module.add_class::<chat::Reply>()?;
     module.add_class::<config::RunConfig>()?;
     module.add_class::<data::DataSource>()?;
     module.add_class::<data::Documents>()?;
@@ -39,6 +43,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<lock::RunLock>()?;
     module.add_class::<machine::Gpu>()?;
     module.add_class::<plan::MemoryPlan>()?;
+    module.add_class::<ranks::Memory>()?;
     module.add_class::<stream::TokenStream>()?;
     module.add_class::<evaluation::EvaluationReport>()?;
     module.add_class::<trainer::StepReport>()?;
@@ -58,11 +63,14 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(gpu_state::gpu_state, module)?)?;
     module.add_function(wrap_pyfunction!(machine::gpus, module)?)?;
     module.add_function(wrap_pyfunction!(machine::check_threads, module)?)?;
+    module.add_function(wrap_pyfunction!(machine::check_profile, module)?)?;
     module.add_function(wrap_pyfunction!(machine::environment, module)?)?;
     module.add_function(wrap_pyfunction!(machine::open_device, module)?)?;
     module.add_function(wrap_pyfunction!(model_directory::model_directory, module)?)?;
     module.add_function(wrap_pyfunction!(model_directory::checked_model_config, module)?)?;
+    module.add_function(wrap_pyfunction!(model_directory::checked_adapters, module)?)?;
     module.add_function(wrap_pyfunction!(plan::gpu_table, module)?)?;
     module.add_function(wrap_pyfunction!(plan::memory_plan, module)?)?;
+    module.add_function(wrap_pyfunction!(ranks::train_rank, module)?)?;
     module.add_function(wrap_pyfunction!(validate_data::validate_data, module)?)
 }

@@ -4,6 +4,7 @@ use pyo3::prelude::*;
 use run_config::{Device, NumWorkers};
 use serde_json::json;
 use training::environment::Environment;
+use training::profile::ProfileSteps;
 
 use crate::arguments::{Integer, detached};
 use crate::errors::{ConfigError, raised};
@@ -76,6 +77,14 @@ pub fn check_threads(
 ) -> PyResult<()> {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     detached(py, || training::pool::check(threads.map(|threads| threads.0), workers.at_most(cores)))
+}
+
+/// Refuse `--profile` steps that are none, or that a new run of so many steps does not take.
+#[pyfunction]
+pub fn check_profile(steps: &str, total_steps: Option<Integer<u64>>) -> PyResult<()> {
+    let parsed: Result<ProfileSteps, String> = steps.parse();
+    let steps = parsed.map_err(|problem| ConfigError::new_err(format!("--profile {steps} {problem}")))?;
+    steps.resolve(0, total_steps.map(|steps| steps.0)).map(drop).map_err(raised)
 }
 
 /// `data.num_workers`, as a config has it.

@@ -7,6 +7,7 @@ use training::checkpoint::Checkpoint;
 use training::commands::{ModelName, ModelSource};
 use training::stop::StopSignal;
 
+use crate::json;
 use crate::signals::interruptible;
 
 /// Return the directory of a checkpoint, of the newest intact one of a run or an experiment, or of any model in Hugging
@@ -35,4 +36,17 @@ pub fn checked_model_config(py: Python<'_>, directory: PathBuf, read_weights: bo
     let stop = StopSignal::new();
     let cancel = stop.cancel_token();
     interruptible(py, &stop, || Ok(Checkpoint::open(&directory)?.checked_config(read_weights, &cancel)?.to_string()))
+}
+
+/// Compare adapters with their model, and return where that is, whether the adapters record what its files are,
+/// their rank and their scale.
+#[pyfunction]
+#[pyo3(signature = (directory, base_model = None))]
+pub fn checked_adapters(py: Python<'_>, directory: PathBuf, base_model: Option<PathBuf>) -> PyResult<Bound<'_, PyAny>> {
+    let stop = StopSignal::new();
+    let cancel = stop.cancel_token();
+    let adapters = interruptible(py, &stop, || {
+        Ok(Checkpoint::open(&directory)?.beside(base_model.as_deref()).checked_adapters(&cancel)?)
+    })?;
+    json::to_python(py, &adapters)
 }

@@ -25,9 +25,9 @@ pub struct TokenStream {
 #[pymethods]
 impl TokenStream {
     #[new]
-    #[pyo3(signature = (config, state = None))]
-    fn new(py: Python<'_>, config: &RunConfig, state: Option<&Bound<'_, PyAny>>) -> PyResult<Self> {
-        let run = &config.0;
+    #[pyo3(signature = (config, state = None, stage = 0))]
+    fn new(py: Python<'_>, config: &RunConfig, state: Option<&Bound<'_, PyAny>>, stage: usize) -> PyResult<Self> {
+        let run = &config.0.at_stage(stage);
         let cursor: Option<Cursor> = state.map(json::from_python).transpose()?;
         let signals = Signals::default();
         let cancel = signals.cancel_token();

@@ -4,7 +4,7 @@ use crate::check::Findings;
 use crate::data::BatchSize;
 use crate::error::Problem;
 use crate::scheduler::ScheduleStrategy;
-use crate::{DataConfig, DataFormat, Packing, RunConfig};
+use crate::{DataConfig, DataFormat, Packing, RunConfig, stages};
 
 /// Longest warm-up that is chosen where none is given.
 const LONGEST_WARMUP: u64 = 2000;
@@ -17,15 +17,19 @@ const MOST_SEQUENCES: usize = 1_048_576;
 
 /// Fills in the keys whose default depends on others.
 pub(crate) fn fill(config: &mut RunConfig, findings: &mut Findings) {
+    let tokens_per_step = config.data.tokens_per_step;
+    translate_tokens_per_step(&mut config.data, findings);
+    fill_batch(&mut config.data, findings);
+    stages::fill(config, tokens_per_step, findings);
     let missing = |key: &str| !findings.given.contains(key);
     if missing("model.num_key_value_heads") {
         config.model.num_key_value_heads = config.model.num_attention_heads;
     }
     if missing("model.max_position_embeddings") {
-        config.model.max_position_embeddings = config.data.sequence_length;
+        config.model.max_position_embeddings = config.longest_sequence();
     }
     if missing("scheduler.total_steps") {
-        config.scheduler.total_steps = None;
+        config.scheduler.total_steps = config.stage_ends().pop();
     }
     if missing("scheduler.strategy") && config.scheduler.total_epochs.is_some() {
         config.scheduler.strategy = ScheduleStrategy::Constant;
@@ -43,8 +47,6 @@ pub(crate) fn fill(config: &mut RunConfig, findings: &mut Findings) {
     if missing("data.packing") && config.data.format == DataFormat::Chat {
         config.data.packing = Packing::Documents;
     }
-    translate_tokens_per_step(&mut config.data, findings);
-    fill_batch(&mut config.data, findings);
 }
 
 /// `tokens_per_step` becomes `sequences_per_step`, which may be given as well if it says the same.
@@ -107,7 +109,10 @@ fn fill_batch(data: &mut DataConfig, findings: &mut Findings) {
             data.gradient_accumulation_steps = accumulation;
             data.sequences_per_step = sequences;
         }
-        Err(problem) => findings.problems.push(problem),
+        Err(problem) => {
+            findings.rejected.insert(problem.path.clone());
+            findings.problems.push(problem);
+        }
     }
 }
 

@@ -23,20 +23,25 @@ fn write_section(text: &mut String, schema: &Value, path: &str) {
         schema::properties(schema).partition(|(_, schema)| schema::is_section(schema));
     let lists = keys.iter().filter_map(|(key, schema)| Some((format!("{key}[]"), schema::item(schema)?)));
     let inner: Vec<_> = lists.chain(sections.iter().map(|(key, schema)| ((*key).to_owned(), *schema))).collect();
+    // The only key outside of all sections is a list, whose items are described below.
     if !path.is_empty() {
         let level = "#".repeat(path.matches('.').count() + 3);
         let _ = writeln!(text, "\n{level} `{path}`\n\n{}\n", yaml::description(schema));
-        text.push_str("| key | value | default | meaning |\n|---|---|---|---|\n");
+        write_table(text, schema, &keys, path);
     }
-    let required: Vec<_> = schema::required(schema).collect();
-    for (key, schema) in &keys {
+    for (key, schema) in inner {
+        write_section(text, schema, &schema::join(path, &key));
+    }
+}
+
+fn write_table(text: &mut String, section: &Value, keys: &[(&str, &Value)], path: &str) {
+    text.push_str("| key | value | default | meaning |\n|---|---|---|---|\n");
+    let required: Vec<_> = schema::required(section).collect();
+    for (key, schema) in keys {
         let path = schema::join(path, key);
         let meaning = yaml::description(schema).replace('|', "\\|");
         let default = if required.contains(key) { "**required**".to_owned() } else { default(schema, &path) };
         let _ = writeln!(text, "| `{key}` | {} | {default} | {meaning} |", expectation(schema));
-    }
-    for (key, schema) in inner {
-        write_section(text, schema, &schema::join(path, &key));
     }
 }
 

@@ -31,6 +31,7 @@ mod runtime;
 mod scalar;
 mod scheduler;
 mod schema;
+mod stages;
 mod streaming_config;
 mod time_span;
 mod tokenizer;
@@ -58,6 +59,7 @@ pub use runtime::{
     Precision, RuntimeConfig,
 };
 pub use scheduler::{ScheduleStrategy, SchedulerConfig};
+pub use stages::{StageConfig, StageStart, StageWeight};
 pub use streaming_config::{StreamingConfig, check_experiment_name};
 pub use time_span::TimeSpan;
 pub use tokenizer::{SpecialTokens, TokenizerConfig};
@@ -80,6 +82,10 @@ pub struct RunConfig {
     pub optimizer: OptimizerConfig,
     /// How long training lasts and how the learning rate moves.
     pub scheduler: SchedulerConfig,
+    /// Parts of the training that differ in sequence length, batch, learning rate or mixture weights, such as
+    /// `[{steps: 8000, sequence_length: 512}, {steps: 2000, sequence_length: 2048, batch_size: 2}]`. `null`: one stage,
+    /// as the sections say.
+    pub stages: Option<Vec<StageConfig>>,
     /// The machine, and what is written while training.
     pub runtime: RuntimeConfig,
 }

@@ -22,7 +22,6 @@ pub struct LoraConfig {
     #[schemars(range(max = 1e6), extend("exclusiveMinimum" = 0))]
     pub alpha: Option<f64>,
     /// Probability that an input of an adapter is zero in a step; the others are divided by one minus it.
-    /// Not on a GPU.
     #[schemars(range(min = 0), extend("exclusiveMaximum" = 1))]
     pub dropout: f64,
     /// Modules that get an adapter: `all-linear`, or a list of q_proj, k_proj, v_proj, o_proj, gate_proj,

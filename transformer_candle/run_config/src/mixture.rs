@@ -25,6 +25,9 @@ pub struct MixtureComponent {
     /// The column or field that holds the text. Default: `data.text_column`.
     #[serde(default)]
     pub text_column: Option<String>,
+    /// A name by which `stages[].mixture` refers to it. Default: `dataset`.
+    #[serde(default)]
+    pub name: Option<String>,
     /// Mixture weight: divided by the sum of all weights, the source's fraction of the sequences, and of the
     /// tokens, as sequences have one length.
     #[schemars(range(max = 1e12), extend("exclusiveMinimum" = 0))]

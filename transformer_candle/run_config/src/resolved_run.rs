@@ -23,5 +23,13 @@ pub struct ResolvedRun {
     pub notes: Vec<String>,
 }
 
+impl ResolvedRun {
+    /// The run with the config of one of its stages ([`RunConfig::at_stage`]).
+    #[must_use]
+    pub fn at_stage(&self, stage: usize) -> Self {
+        Self { config: self.config.at_stage(stage), ..self.clone() }
+    }
+}
+
 /// Finds the `tokenizer.json` of a checkpoint: takes the folder of the run's checkpoints.
 pub type CheckpointTokenizer<'a> = &'a dyn Fn(&Path) -> Option<PathBuf>;

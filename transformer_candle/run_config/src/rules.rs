@@ -7,7 +7,7 @@ use crate::error::Problem;
 use crate::fill::near_divisor;
 use crate::scheduler::ScheduleStrategy;
 use crate::tokenizer::SpecialTokens;
-use crate::{Algorithm, DataFormat, LoraConfig, Packing, RunConfig, TimeSpan};
+use crate::{Algorithm, BatchSize, DataFormat, LoraConfig, Packing, RunConfig, TimeSpan, stages};
 
 /// Checks every rule whose keys were themselves valid.
 pub(crate) fn check(config: &RunConfig, findings: &mut Findings) {
@@ -24,6 +24,7 @@ pub(crate) fn check(config: &RunConfig, findings: &mut Findings) {
     rules.packing_fits_format();
     rules.chat_keys_need_chat();
     rules.samples_take_time();
+    rules.virtual_shards_divide_steps();
     rules.patience_needs_evaluations();
     rules.one_length();
     rules.epochs_are_constant();
@@ -36,6 +37,7 @@ pub(crate) fn check(config: &RunConfig, findings: &mut Findings) {
     rules.adapters_have_a_base();
     rules.adapters_train_with_adamw();
     rules.adapters_have_modules();
+    stages::check(config, findings);
 }
 
 struct Rules<'a> {
@@ -110,7 +112,8 @@ impl Rules<'_> {
 
     fn sequence_fits_positions(&mut self) {
         let (sequence, positions) = (self.config.data.sequence_length, self.config.model.max_position_embeddings);
-        if sequence <= positions {
+        // With stages each stage's length is checked instead.
+        if sequence <= positions || self.config.stages.is_some() {
             return;
         }
         let message = format!("is {sequence}, more than model.max_position_embeddings {positions}");
@@ -214,6 +217,43 @@ impl Rules<'_> {
         let path = "runtime.utilization_every";
         if self.config.runtime.utilization_every == Some(TimeSpan(0)) {
             self.report(&[path], Problem::new(path, "is 0s, less than a second").suggest("write null for no samples"));
+        }
+    }
+
+    fn virtual_shards_divide_steps(&mut self) {
+        let path = "runtime.deterministic_reduction";
+        let Some(shards) = self.config.runtime.deterministic_reduction else { return };
+        let sizes = ["stages", "data.batch_size", "data.gradient_accumulation_steps", "data.sequences_per_step"];
+        if self.findings.rejected.iter().any(|key| key == path || sizes.iter().any(|size| key.starts_with(size))) {
+            return;
+        }
+        if !shards.is_power_of_two() {
+            let (below, above) = (1 << shards.ilog2(), shards.next_power_of_two());
+            let problem = Problem::new(path, format!("is {shards}, which is not a power of two"));
+            self.report(&[path], problem.suggest(format!("write {below} or {above}")));
+            return;
+        }
+        let problem = self.config.stage_configs().iter().find_map(|config| match config.data.batch_size {
+            BatchSize::Auto => {
+                let message =
+                    format!("is {shards}, but data.batch_size is auto, which depends on the machine's memory");
+                Some(Problem::new(path, message).suggest("give data.batch_size as a number"))
+            }
+            BatchSize::Fixed(sequences) => {
+                let (all, count) = (config.data.sequences_per_step, config.data.sequences_per_step / sequences);
+                let message = format!(
+                    "is {shards}, which does not divide the {count} micro-batches of a step ({all} sequences in \
+                     micro-batches of {sequences})"
+                );
+                let largest = 1_usize << count.trailing_zeros();
+                (!count.is_multiple_of(shards)).then(|| {
+                    Problem::new(path, message)
+                        .suggest(format!("write {largest} or less, or change data.sequences_per_step"))
+                })
+            }
+        });
+        if let Some(problem) = problem {
+            self.report(&[path], problem);
         }
     }
 

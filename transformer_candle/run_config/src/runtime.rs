@@ -33,6 +33,12 @@ pub struct RuntimeConfig {
     /// timing: fresh runs on the same GPU and libraries are then bitwise equal, but slower. A resumed
     /// run uses those of its checkpoint in either case. CPU runs are always deterministic.
     pub deterministic: bool,
+    /// Virtual shards of a step, a power of two that divides its number of micro-batches: every number of ranks that
+    /// divides it, and one process, gives the same bits. Costs a gradient buffer (4 bytes per parameter) for each
+    /// doubling of the virtual shards of a rank, and needs a fixed `data.batch_size` and a CPU. `null`: numbers of ranks
+    /// differ by rounding.
+    #[schemars(range(min = 1, max = 65_536))]
+    pub deterministic_reduction: Option<usize>,
     /// Optimizer steps between logged metrics.
     #[schemars(range(min = 1, max = 1_000_000_000))]
     pub log_every_n_steps: u64,
@@ -60,6 +66,7 @@ impl Default for RuntimeConfig {
             threads: None,
             memory_limit: None,
             deterministic: false,
+            deterministic_reduction: None,
             log_every_n_steps: 10,
             utilization_every: Some(TimeSpan(10)),
             activation_recompute: ActivationRecompute::Selective,

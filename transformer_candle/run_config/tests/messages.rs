@@ -60,7 +60,7 @@ fn an_empty_file_says_what_a_config_needs() {
 
 #[test]
 fn keys_and_values_cannot_write_to_the_terminal() {
-    assert_snapshot!(yaml("\"mo\\e[31m\\ndel\": 1\nmodel: {}\nruntime: {device: \"\\e[31m\"}").lines().filter(|line| line.contains("31m")).collect::<String>(), @r#"  mo\u{1b}[31m\ndel: is an unknown key; the keys here are model, lora, tokenizer, data, optimizer, scheduler, runtime  runtime.device: is "\u001b[31m", but must be `auto`, `cpu`, `cuda` or `cuda:N` with a device number N"#);
+    assert_snapshot!(yaml("\"mo\\e[31m\\ndel\": 1\nmodel: {}\nruntime: {device: \"\\e[31m\"}").lines().filter(|line| line.contains("31m")).collect::<String>(), @r#"  mo\u{1b}[31m\ndel: is an unknown key; the keys here are model, lora, tokenizer, data, optimizer, scheduler, stages, runtime  runtime.device: is "\u001b[31m", but must be `auto`, `cpu`, `cuda` or `cuda:N` with a device number N"#);
 }
 
 #[test]

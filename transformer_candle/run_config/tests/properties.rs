@@ -10,7 +10,7 @@ use run_config::{
     ActivationRecompute, Architecture, BatchSize, BestConfig, Bos, ByteSize, CheckpointConfig, DataConfig, DataFormat,
     Device, DivergenceGuardConfig, EvaluationConfig, Format, LoggingConfig, MixtureComponent, ModelConfig, NumWorkers,
     OptimizerConfig, OverlongConversations, Packing, Precision, RopeScalingConfig, RunConfig, RuntimeConfig,
-    ScheduleStrategy, SchedulerConfig, SpecialTokens, TimeSpan, TokenizerConfig, presets,
+    ScheduleStrategy, SchedulerConfig, SpecialTokens, StageConfig, StageStart, TimeSpan, TokenizerConfig, presets,
 };
 
 /// A text that a key may hold: not empty, no zero character.
@@ -68,8 +68,9 @@ fn mixture() -> impl Strategy<Value = Vec<MixtureComponent>> {
     let hub = (text(), option(), option(), option())
         .prop_map(|(dataset, config, split, revision)| (Some(dataset), config, split, revision, Vec::new()));
     let local = proptest::collection::vec(text(), 1..3).prop_map(|shards| (None, None, None, None, shards));
-    let component = (prop_oneof![hub, local], option(), 1e-6..1e12_f64).prop_map(
-        |((dataset, config, split, revision, shards), text_column, weight)| MixtureComponent {
+    let component = (prop_oneof![hub, local], option(), option(), 1e-6..1e12_f64).prop_map(
+        |((dataset, config, split, revision, shards), name, text_column, weight)| MixtureComponent {
+            name,
             dataset,
             config,
             split,
@@ -183,6 +184,7 @@ fn runtime() -> impl Strategy<Value = RuntimeConfig> {
             threads: machine.3,
             memory_limit: machine.4,
             deterministic: paths.3[1],
+            deterministic_reduction: None,
             utilization_every: every,
             log_every_n_steps: steps.0,
             activation_recompute: machine.5,
@@ -208,13 +210,29 @@ fn runtime() -> impl Strategy<Value = RuntimeConfig> {
 }
 
 fn config() -> impl Strategy<Value = RunConfig> {
-    (model(), tokenizer(), (data(), mixture()), optimizer_and_scheduler(), runtime()).prop_map(
-        |(model, tokenizer, (mut data, mixture), (optimizer, scheduler), runtime)| {
+    (model(), tokenizer(), (data(), mixture()), optimizer_and_scheduler(), runtime(), 0..4_u64).prop_map(
+        |(model, tokenizer, (mut data, mixture), (optimizer, scheduler), mut runtime, stages)| {
             // A mixture stands alone and needs a number of steps.
             if scheduler.total_epochs.is_none() && !mixture.is_empty() {
                 data = DataConfig { train_shards: Vec::new(), mixture, ..data };
             }
-            RunConfig { model, tokenizer, data, optimizer, scheduler, runtime, ..RunConfig::default() }
+            // Virtual shards divide the micro-batches of a step.
+            if let (BatchSize::Fixed(sequences), true) = (data.batch_size, stages % 2 == 1) {
+                let micro_batches = data.sequences_per_step / sequences;
+                runtime.deterministic_reduction = Some(1 << micro_batches.trailing_zeros().min(16));
+            }
+            let total = scheduler.total_steps.filter(|_| scheduler.batch_warmup_steps == 0).unwrap_or(0);
+            let stage = |index| StageConfig {
+                steps: Some(total / stages + u64::from(index < total % stages)),
+                at: if index > 0 && data.mixture.is_empty() { StageStart::WindowEnd } else { StageStart::NextWindow },
+                sequence_length: Some(data.sequence_length),
+                sequences_per_step: Some(data.sequences_per_step),
+                batch_size: Some(data.batch_size),
+                learning_rate: (index == 1).then_some(optimizer.learning_rate / 2.0),
+                ..StageConfig::default()
+            };
+            let stages = (stages > 0 && total >= stages).then(|| (0..stages).map(stage).collect());
+            RunConfig { model, tokenizer, data, optimizer, scheduler, runtime, stages, ..RunConfig::default() }
         },
     )
 }

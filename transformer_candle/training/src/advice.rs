@@ -47,6 +47,11 @@ impl Advisor {
         }
     }
 
+    /// The next step waits for its first data, as that of a run does.
+    pub(crate) fn enter_stage(&mut self) {
+        self.is_warm = false;
+    }
+
     /// What a step shows, one sentence each.
     pub(crate) fn step(&mut self, report: &StepReport) -> Vec<String> {
         if !std::mem::replace(&mut self.is_warm, true) {

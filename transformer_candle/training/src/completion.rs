@@ -46,6 +46,8 @@ pub struct CompletionRequest<'a> {
     pub prompt: &'a str,
     /// The same as tokens, at least one.
     pub prompt_tokens: &'a [u32],
+    /// How many of them the generator has seen already, fewer than all.
+    pub seen: usize,
     /// Tokens to write at most.
     pub max_tokens: usize,
     /// The tokens that end a text.
@@ -62,7 +64,7 @@ pub fn complete(
     request: &CompletionRequest<'_>,
     mut on_text: impl FnMut(&str) -> ControlFlow<()>,
 ) -> Result<Completion> {
-    let &CompletionRequest { prompt, prompt_tokens, max_tokens, stop_tokens, settings } = request;
+    let &CompletionRequest { prompt, prompt_tokens, seen, max_tokens, stop_tokens, settings } = request;
     let started = Instant::now();
     let mut text = StreamingDecoder::behind(tokenizer, prompt_tokens);
     let mut unreadable = None;
@@ -74,8 +76,9 @@ pub fn complete(
             ControlFlow::Break(())
         }
     };
+    generator.truncate(seen);
     let tokens = generator
-        .generate(prompt_tokens, max_tokens, stop_tokens, settings, on_token)
+        .extend(&prompt_tokens[seen..], max_tokens, stop_tokens, settings, on_token)
         .map_err(TrainerError::from_request)?;
     if let Some(error) = unreadable {
         return Err(error);

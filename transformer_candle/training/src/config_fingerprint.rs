@@ -139,6 +139,20 @@ pub fn compute(run: &ResolvedRun, tokenizer_hash: &str, sources: &[SourceDescrip
         add("data.train_shards (bytes)", json!(sources[0].bytes));
         add("data.text_column", json!(data.text_column));
     }
+    let stages = run.config.stages.as_deref().unwrap_or_default();
+    for (index, stage) in stages.iter().enumerate() {
+        let mut add = |key: &str, value: Value| add(&format!("stages[{index}].{key}"), value);
+        // The last stage may become longer, as a run without stages may.
+        if index + 1 < stages.len() {
+            add("steps", json!(stage.steps));
+        }
+        add("at", json!(stage.at));
+        add("sequence_length", json!(stage.sequence_length));
+        add("sequences_per_step", json!(stage.sequences_per_step));
+        for weight in &stage.mixture {
+            add(&format!("mixture[{}].weight", weight.source), json!(weight.weight));
+        }
+    }
     for (index, (component, source)) in data.mixture.iter().zip(sources).enumerate() {
         let mut add = |key: &str, value: Value| add(&format!("{MIXTURE}[{index}].{key}"), value);
         add("weight", json!(component.weight));

@@ -115,10 +115,7 @@ pub fn describe(device: &Device) -> String {
 
 /// Why no GPU trains a config's model, as a clause behind "a GPU"; none where one does.
 pub fn refusal(config: &RunConfig) -> Result<Option<String>> {
-    if config.lora.rank.is_some() && config.lora.dropout > 0.0 {
-        return Ok(Some(format!("trains adapters without dropout only, and lora.dropout is {}", config.lora.dropout)));
-    }
-    Ok(limits::refusal(&sizes(&model_shape(config)?, config.data.sequence_length)))
+    Ok(limits::refusal(&sizes(&model_shape(config)?, config.longest_sequence())))
 }
 
 /// The error message for a requested GPU that does not support the model.

@@ -8,9 +8,11 @@ mod buffers;
 mod micro_batch;
 mod optimizer;
 mod settings;
+mod sharding;
 mod synthetic;
+mod tree_reduction;
 
-use std::sync::Arc;
+use std::{collections::VecDeque, sync::Arc};
 
 use dataset::Batch;
 use kernels::{Buffer, Device, counter_hash::mix, memory::Arena};
@@ -18,17 +20,20 @@ use model::{Decoder, Generator, GeneratorPlan, initialization};
 use rayon::ThreadPool;
 use run_config::RunConfig;
 
-pub(crate) use self::optimizer::muon_flops;
+pub(crate) use self::settings::StepOf;
 pub(crate) use self::synthetic::synthetic_batch;
 pub use self::{
-    buffers::{EvaluationBuffers, RunBuffers},
+    buffers::{EvaluationBuffers, RunBuffers, StagedBuffers},
     micro_batch::{MicroBatch, MicroBatchPlan},
     optimizer::{
         Algorithm, Optimizer, OptimizerPlan, ParameterGroup, StateLayout, StateTensor, StepOutcome, UpdateRule,
     },
     settings::{EngineSettings, model_shape},
+    sharding::{Sharding, ShardingPlan, shards},
     synthetic::synthetic,
+    tree_reduction::{TreeReduction, TreeReductionPlan},
 };
+pub(crate) use self::{optimizer::muon_flops, sharding::largest_shard};
 use crate::{error::Result, pool, stop::StopSignal};
 
 /// A model in training, without data, checkpoints and metrics.
@@ -39,12 +44,46 @@ pub struct Engine {
     pub optimizer: Optimizer,
     /// Where the device finds its tokens.
     pub micro_batch: MicroBatch,
+    /// The ranks that share the optimizer's work.
+    pub sharding: Sharding,
+    /// How a step is summed alike by any number of ranks; none if it is summed in the order of its micro-batches.
+    pub reduction: Option<TreeReduction>,
     /// What continues `runtime.evaluation.prompts` with the current weights; none without prompts.
     pub generator: Option<Generator>,
+    /// What computes the stages behind the current one, in the same memory.
+    later_stages: VecDeque<StageEngine>,
+    /// The current stage, from 0.
+    stage: usize,
     device: Device,
     pool: Arc<ThreadPool>,
     /// Of the run: what dropout is drawn from.
     seed: u64,
+}
+
+/// What differs between the stages of a run.
+struct StageEngine {
+    decoder: Decoder,
+    micro_batch: MicroBatch,
+}
+
+impl StageEngine {
+    fn bind(settings: EngineSettings, buffers: &RunBuffers, arena: &Arena) -> Result<Self> {
+        let arena = arena.resized(&buffers.plan)?;
+        Ok(Self {
+            decoder: buffers.decoder.bind(&arena)?,
+            micro_batch: MicroBatch::bind(&buffers.micro_batch, &arena, settings.micro_batch)?,
+        })
+    }
+
+    /// Runs everything that a step and an evaluation run.
+    fn warm_up(decoder: &mut Decoder, micro_batch: &mut MicroBatch) -> Result<()> {
+        let sequences = micro_batch.sequences();
+        let batch = synthetic(sequences, decoder.sequence_length(), decoder.shape().vocab_size);
+        micro_batch.upload(&batch, 0..sequences)?;
+        micro_batch.train(decoder, 1.0 / batch.target_count as f32)?;
+        micro_batch.evaluate(decoder)?;
+        Ok(())
+    }
 }
 
 impl Engine {
@@ -53,19 +92,25 @@ impl Engine {
     ///
     /// # Errors
     /// [`crate::TrainerError::Request`] if the threads cannot be started.
-    pub fn bind(
-        config: &RunConfig,
-        settings: EngineSettings,
-        buffers: &RunBuffers,
-        arena: &Arena,
-        device: &Device,
-    ) -> Result<Self> {
-        let decoder = buffers.decoder.bind(arena)?;
+    ///
+    /// # Panics
+    /// If there is no stage.
+    pub fn bind(config: &RunConfig, buffers: &StagedBuffers, arena: &Arena, device: &Device) -> Result<Self> {
+        let stages = buffers.stages.iter().map(|(settings, stage)| StageEngine::bind(*settings, stage, arena));
+        let mut later_stages = stages.collect::<Result<VecDeque<_>>>()?;
+        let StageEngine { decoder, micro_batch } = later_stages.pop_front().expect("there is at least one stage");
+        let (_, first) = &buffers.stages[0];
+        let shard = first.sharding.own_shard();
+        let reduction = first.reduction.as_ref().map(|plan| TreeReduction::bind(plan, arena, &decoder, &shard));
         Ok(Self {
-            optimizer: Optimizer::bind(&buffers.optimizer, arena, &decoder)?,
-            micro_batch: MicroBatch::bind(&buffers.micro_batch, arena, settings.micro_batch)?,
-            generator: bind_generator(buffers, arena, decoder.weights())?,
+            optimizer: Optimizer::bind(&first.optimizer, arena, &decoder)?,
+            micro_batch,
+            sharding: Sharding::bind(&first.sharding, arena),
+            reduction: reduction.transpose()?,
+            generator: bind_generator(first, arena, decoder.weights())?,
             decoder,
+            later_stages,
+            stage: 0,
             device: device.clone(),
             pool: Arc::new(pool::from_config(config)?),
             seed: config.runtime.seed,
@@ -77,29 +122,42 @@ impl Engine {
     pub fn initialize(&mut self, seed: u64) -> Result<()> {
         let Self { pool, decoder, optimizer, .. } = self;
         let shape = decoder.shape().clone();
-        pool.install(|| initialization::fill(&shape, seed, decoder.weights_mut(), optimizer.low_bits_mut()))?;
+        pool.install(|| {
+            optimizer.fill_low_bits(|low_bits| Ok(initialization::fill(&shape, seed, decoder.weights_mut(), low_bits)?))
+        })?;
         self.warm_up()
     }
 
-    /// Runs on a GPU everything that a step and an evaluation run, so that kernels are loaded and the fastest algorithm
-    /// of each matmul is found before the first step is measured. Weights and optimizer stay as they are.
+    /// Runs on a GPU everything that a step and an evaluation run, in this stage and in those behind it, so that kernels
+    /// are loaded, the fastest algorithm of each matmul is found and the CUDA graphs of later stages are captured before
+    /// the first step is measured. Weights and optimizer stay as they are.
     pub fn warm_up(&mut self) -> Result<()> {
         if self.device.as_cuda().is_none() {
             return Ok(());
         }
-        let (shape, sequences) = (self.decoder.shape(), self.micro_batch.sequences());
-        let batch = synthetic(sequences, self.decoder.sequence_length(), shape.vocab_size);
-        let Self { pool, decoder, micro_batch, .. } = self;
+        let Self { pool, decoder, micro_batch, later_stages, .. } = self;
         pool.install(|| {
-            micro_batch.upload(&batch, 0..sequences)?;
-            micro_batch.train(decoder, 1.0 / batch.target_count as f32)?;
-            micro_batch.evaluate(decoder)?;
-            Ok(())
+            for StageEngine { decoder, micro_batch } in later_stages.iter_mut() {
+                // The first pass runs eagerly, the second one captures the graph.
+                (0..2).try_for_each(|_| StageEngine::warm_up(decoder, micro_batch))?;
+            }
+            StageEngine::warm_up(decoder, micro_batch)
         })
     }
 
-    /// Forward, backward and update. None if the signal was raised before the last micro-batch: then the weights are as
-    /// before.
+    /// Makes a stage that is not before the current one the current one. Allocates nothing.
+    pub fn enter_stage(&mut self, stage: usize) {
+        while self.stage < stage
+            && let Some(StageEngine { decoder, micro_batch }) = self.later_stages.pop_front()
+        {
+            (self.decoder, self.micro_batch) = (decoder, micro_batch);
+            self.decoder.invalidate_memory();
+            self.stage += 1;
+        }
+    }
+
+    /// Forward and backward of this rank's micro-batches, then the update. None if the signal was raised before the last
+    /// micro-batch: then the weights are as before. With several ranks all see the signal or none.
     pub fn step(
         &mut self,
         batch: &Batch,
@@ -107,31 +165,44 @@ impl Engine {
         learning_rate: f64,
         stop: &StopSignal,
     ) -> Result<Option<StepOutcome>> {
-        let Self { pool, decoder, optimizer, micro_batch, seed, .. } = self;
+        let Self { pool, decoder, optimizer, micro_batch, sharding, reduction, seed, .. } = self;
         pool.install(|| {
             optimizer.prepare(step, learning_rate)?;
-            decoder.begin_accumulation()?;
             // The mean is over the targets of the whole batch, however it is cut.
             let scale = 1.0 / batch.target_count as f32;
-            let mut pieces = micro_batch.cut(batch);
-            let mut ahead = pieces.next();
-            if let Some(first) = ahead.clone() {
+            let place = sharding.ranks().place();
+            let virtual_shards = reduction.as_ref().map_or(place.world_size, TreeReduction::virtual_shards);
+            let own = place.share(virtual_shards);
+            let mut ahead = micro_batch.cut(batch, &own, virtual_shards);
+            if let Some(first) = ahead.next() {
                 micro_batch.send(batch, first)?;
             }
-            while let Some(sequences) = ahead {
-                micro_batch.receive()?;
-                if stop.requested().is_some() {
-                    return Ok(None);
+            for shard in own.clone() {
+                decoder.begin_accumulation()?;
+                let pieces = micro_batch.cut(batch, &(shard..shard + 1), virtual_shards);
+                if pieces.len() == 0 {
+                    // A small batch leaves nothing for this shard.
+                    decoder.gradients_mut().zero()?;
                 }
-                let first_token = sequences.start * batch.sequence_length;
-                decoder.set_dropout(step_seed(*seed, step), first_token as u64);
-                micro_batch.train(decoder, scale)?;
-                ahead = pieces.next();
-                if let Some(next) = ahead.clone() {
-                    micro_batch.send(batch, next)?;
+                for sequences in pieces {
+                    micro_batch.receive()?;
+                    if stop.requested().is_some() {
+                        return Ok(None);
+                    }
+                    let first_token = sequences.start * batch.sequence_length;
+                    decoder.set_dropout(step_seed(*seed, step), first_token as u64);
+                    micro_batch.train(decoder, scale)?;
+                    if let Some(next) = ahead.next() {
+                        micro_batch.send(batch, next)?;
+                    }
+                }
+                if let Some(reduction) = reduction.as_mut() {
+                    reduction.add(decoder, shard, &own)?;
                 }
             }
-            optimizer.update(decoder)?;
+            sharding.reduce_gradients(decoder)?;
+            optimizer.update(decoder, sharding.ranks(), reduction.as_mut())?;
+            sharding.gather_weights(decoder)?;
             optimizer.outcome(decoder).map(Some)
         })
     }

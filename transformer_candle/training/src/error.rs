@@ -64,7 +64,7 @@ pub enum TrainerError {
     },
 
     /// The config computes a step in another way than the checkpoint's run did.
-    #[error("{} was trained with another micro-batch or recompute mode than this config asks for: {}. Put them back to resume bit for bit, or add --rebatch to change them (the weights then agree up to rounding)", checkpoint.display(), Changes(changes))]
+    #[error("{} was trained with another micro-batch, recompute mode or number of virtual shards than this config asks for: {}. Put them back to resume bit for bit, or add --rebatch to change them (the weights then agree up to rounding)", checkpoint.display(), Changes(changes))]
     RebatchedOnResume {
         /// The checkpoint's directory.
         checkpoint: PathBuf,
@@ -81,7 +81,7 @@ pub enum TrainerError {
     Checkpoint(#[from] CheckpointError),
 
     /// Training diverged.
-    #[error("training diverged at step {step}: {reason}. Lower optimizer.learning_rate, raise scheduler.warmup_steps, or resume from an earlier checkpoint{}", LastSaved(last_checkpoint.as_ref()))]
+    #[error("training diverged at step {step}: {reason}. Lower optimizer.learning_rate, raise scheduler.warmup_steps (`plan --config FILE --unstable` suggests values), or resume from an earlier checkpoint{}", LastSaved(last_checkpoint.as_ref()))]
     Diverged {
         /// The step at which the guard gave up.
         step: u64,
@@ -114,6 +114,19 @@ pub enum TrainerError {
     /// A signal asked the program to stop, and it did so in order.
     #[error("stopped by {0}")]
     Interrupted(Signal),
+
+    /// A rank of the run cannot read its data; all of them say so.
+    #[error("rank {rank}: {message}")]
+    DataOnRank {
+        /// The first such rank.
+        rank: usize,
+        /// What it says.
+        message: String,
+    },
+
+    /// Another rank of the run has ended, or cannot be reached.
+    #[error("{0}")]
+    RankLost(String),
 
     /// An operation refused its buffers.
     #[error(transparent)]
@@ -155,7 +168,7 @@ impl TrainerError {
                 | DataError::ChatTemplate { .. }
                 | DataError::Cursor { .. },
             ) => ExitCode::WrongRequest,
-            Self::Data(_) => ExitCode::DataUnreadable,
+            Self::Data(_) | Self::DataOnRank { .. } => ExitCode::DataUnreadable,
             Self::OutOfMemory(_) | Self::OutOfMemoryOnResume { .. } | Self::NoRoom { .. } => ExitCode::OutOfMemory,
             Self::Kernel(error) | Self::Model(model::Error::Kernel(error)) => match error {
                 kernels::Error::NoCuda { .. } => ExitCode::WrongRequest,
@@ -166,7 +179,7 @@ impl TrainerError {
             Self::Diverged { .. } | Self::Model(model::Error::NotFinite) => ExitCode::Diverged,
             Self::Interrupted(Signal::Interrupt) => ExitCode::Interrupted,
             Self::Interrupted(Signal::Terminate | Signal::HangUp) => ExitCode::Terminated,
-            Self::Model(_) | Self::Moved { .. } | Self::Io { .. } => ExitCode::Unexpected,
+            Self::Model(_) | Self::Moved { .. } | Self::RankLost(_) | Self::Io { .. } => ExitCode::Unexpected,
         };
         code as u8
     }

@@ -7,6 +7,7 @@ use model::Decoder;
 use crate::{
     engine::MicroBatch,
     error::Result,
+    ranks::Ranks,
     report::{ComponentEvaluation, EvaluationReport},
     stop::StopSignal,
 };
@@ -20,18 +21,18 @@ struct Totals {
 }
 
 /// Evaluates the first `max_sequences` held-out sequences, split by weight between a mixture's components; always the
-/// same ones. None if there are no targets or the stop signal is raised.
+/// same ones, of which each rank computes its share. None if there are no targets or the stop signal is raised.
 pub(crate) fn evaluate(
     decoder: &mut Decoder,
     micro_batch: &mut MicroBatch,
     held_out: &mut [HeldOut],
     max_sequences: usize,
     step: u64,
-    stop: &StopSignal,
+    (ranks, stop): (&Ranks, &StopSignal),
 ) -> Result<Option<EvaluationReport>> {
     let (mut all, mut components) = (Vec::new(), Vec::new());
     for text in held_out {
-        let totals = Totals::sum(decoder, micro_batch, text, max_sequences, stop)?;
+        let totals = Totals::sum(decoder, micro_batch, text, max_sequences, (ranks, stop))?;
         if stop.requested().is_some() {
             return Ok(None);
         }
@@ -52,12 +53,14 @@ impl Totals {
         micro_batch: &mut MicroBatch,
         text: &mut HeldOut,
         max_sequences: usize,
-        stop: &StopSignal,
+        (ranks, stop): (&Ranks, &StopSignal),
     ) -> Result<Self> {
         let mut totals = Self { weight: text.weight(), nats: 0.0, tokens: 0, bytes: Some(0) };
         let max_sequences = (max_sequences as f64 * totals.weight).ceil() as usize;
         let interrupted = || stop.requested().is_some();
-        for batch in text.batches(micro_batch.sequences(), max_sequences).unless(&interrupted) {
+        let place = ranks.place();
+        let mut nats = Vec::new();
+        for (index, batch) in text.batches(micro_batch.sequences(), max_sequences).unless(&interrupted).enumerate() {
             let batch = match batch {
                 Err(DataError::Interrupted) => break,
                 batch => batch?,
@@ -65,13 +68,30 @@ impl Totals {
             if interrupted() {
                 break;
             }
+            nats.push(0.0);
+            if index % place.world_size != place.rank {
+                continue;
+            }
             micro_batch.upload(&batch, 0..batch.sequences())?;
             let losses = micro_batch.evaluate(decoder)?.read_f32()?;
-            totals.nats += losses.iter().map(|loss| f64::from(*loss)).sum::<f64>();
+            nats[index] = losses.iter().map(|loss| f64::from(*loss)).sum::<f64>();
             totals.tokens += batch.target_count as u64;
             totals.bytes = totals.bytes.zip(batch.target_bytes).map(|(sum, bytes)| sum + bytes);
         }
-        Ok(totals)
+        totals.over_ranks(nats, ranks)
+    }
+
+    /// The sums of what all ranks have evaluated; `nats` are those of each batch, zero for batches of other ranks. They
+    /// are added up in the order of the batches, so that the number of ranks changes no bit.
+    fn over_ranks(mut self, mut nats: Vec<f64>, ranks: &Ranks) -> Result<Self> {
+        if let Some(exchange) = ranks.exchange() {
+            let bytes = self.bytes.map_or(f64::NAN, |bytes| bytes as f64);
+            nats.extend([self.tokens as f64, bytes]);
+            exchange.sum(&mut nats)?;
+            self.bytes = nats.pop().filter(|bytes| !bytes.is_nan()).map(|bytes| bytes as u64);
+            self.tokens = nats.pop().map_or(0, |tokens| tokens as u64);
+        }
+        Ok(Self { nats: nats.iter().sum(), ..self })
     }
 
     fn component(&self, name: &str) -> ComponentEvaluation {

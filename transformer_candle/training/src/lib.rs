@@ -5,8 +5,10 @@
 
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
+mod address_space;
 mod advice;
 mod atomic_file;
+pub mod chat;
 pub mod checkpoint;
 pub mod commands;
 pub mod completion;
@@ -23,7 +25,9 @@ pub mod lock;
 pub mod memory_plan;
 pub mod metrics;
 pub mod pool;
+pub mod profile;
 pub mod progress;
+pub mod ranks;
 pub mod report;
 pub mod run;
 mod run_folder;
@@ -31,6 +35,7 @@ pub mod run_options;
 pub mod schedule;
 mod signal;
 mod speed_advice;
+pub mod stability;
 pub mod stop;
 pub mod terminal;
 pub mod trained_model;

@@ -12,12 +12,17 @@ mod cpu_speed;
 mod display;
 mod fit;
 mod gpu_table;
+mod interconnect;
 mod measured;
 mod options;
+mod peak_rates;
 #[cfg(test)]
 mod preset_headers;
+mod ranks;
+mod request;
 mod roofline;
 mod speed;
+mod stages;
 mod step_part;
 mod target;
 #[cfg(test)]
@@ -28,35 +33,42 @@ mod workload;
 
 use kernels::{Device, DeviceKind};
 use model::dtype_of;
-use run_config::{ActivationRecompute, ByteSize, Precision, ResolvedRun, RunConfig};
+use run_config::{ActivationRecompute, Precision, ResolvedRun, RunConfig};
 use serde::Serialize;
 
 pub use self::{
     allocate::allocate,
     budget::require_room,
     gpu_table::{GPUS, GpuSpec, PlanGpu, SustainedFractions},
+    interconnect::{ExchangeSpeed, Interconnect, Link},
     options::{Change, FitOption},
+    request::PlanRequest,
     speed::{Speed, SpeedSource},
+    stages::StagePlan,
     step_part::StepPart,
     training_time::{Cost, TrainingTime},
+};
+pub(crate) use self::{
+    allocate::allocate_stages,
+    calibration::{Calibration, Calibrator, median},
+    peak_rates::{Bounds, PeakRates},
+    roofline::Bound,
 };
 use self::{
     budget::Limit,
     cpu_speed::CpuSpeed,
+    ranks::check_ranks,
     speed::SpeedModel,
     target::PlanTarget,
     this_machine::{Machine, ThisMachine},
     workload::Workload,
 };
-pub(crate) use self::{
-    calibration::{Calibration, Calibrator, median},
-    speed::StepOf,
-};
 pub use crate::error::{Budget, MemoryRequirement, Shortage};
 use crate::{
     checkpoint,
-    engine::{EngineSettings, RunBuffers, model_shape},
+    engine::{EngineSettings, StagedBuffers, StepOf, model_shape},
     error::{Result, TrainerError},
+    ranks::Place,
     schedule::sequences_at,
 };
 
@@ -65,24 +77,6 @@ const SAVING_BYTES: u64 = 8 << 20;
 
 /// What the program itself takes on a CPU, measured: code, tokenizer, threads and what reading a file needs.
 const PROGRAM_BYTES: u64 = 57_000_000;
-
-/// What to plan for, beside the run's config.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct PlanRequest {
-    /// The GPU; none for where the run would be trained.
-    pub gpu: Option<PlanGpu>,
-    /// Instead of the device's own memory and of `runtime.memory_limit`.
-    pub memory: Option<ByteSize>,
-    /// What the machine draws; none for what the GPU's board does.
-    pub watts: Option<f64>,
-    /// In any currency.
-    pub price_per_kwh: Option<f64>,
-    /// Of the machine, rented, in any currency.
-    pub price_per_hour: Option<f64>,
-    /// Time operations of the run on this machine's CPU, where that is what it is planned for, for about two seconds.
-    /// Otherwise the speed there is known only if `bench` has measured it.
-    pub times_operations: bool,
-}
 
 /// The device that a plan is made for.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -102,6 +96,10 @@ pub struct PlannedDevice {
 pub struct MemoryPlan {
     /// Where the run is planned for.
     pub device: PlannedDevice,
+    /// The stages of the run, in order; empty if it has none. What the plan says of a step, a micro-batch or a speed is
+    /// then that of the stage that needs the most memory.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub stages: Vec<StagePlan>,
     /// Parameters on disk, without adapters.
     pub parameters: u64,
     /// Parameters that train: all of them, or those of adapters.
@@ -116,8 +114,18 @@ pub struct MemoryPlan {
     pub sequence_length: u64,
     /// Sequences of a micro-batch.
     pub micro_batch: u64,
-    /// Micro-batches of an optimizer step.
+    /// Micro-batches of an optimizer step, those of all ranks together.
     pub gradient_accumulation_steps: u64,
+    /// The processes that share the micro-batches of a step and the optimizer's state; none for one. All bytes but those
+    /// of a checkpoint are of the process with the most.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ranks: Option<u64>,
+    /// Which of them it is for.
+    #[serde(skip)]
+    pub place: Place,
+    /// Virtual shards of an optimizer step (`runtime.deterministic_reduction`).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub deterministic_reduction: Option<u64>,
     /// Sequences of an optimizer step.
     pub sequences_per_step: u64,
     /// Tokens of an optimizer step.
@@ -206,16 +214,25 @@ impl MemoryPlan {
     /// # Errors
     /// As [`MemoryPlan::new`], and when a GPU does not tell its memory.
     pub fn here(run: &ResolvedRun, device: &Device) -> Result<Self> {
+        Self::of_rank(run, device, Place::default())
+    }
+
+    /// The same for one of several ranks.
+    ///
+    /// # Errors
+    /// As [`MemoryPlan::here`], and if the ranks cannot share the run.
+    pub fn of_rank(run: &ResolvedRun, device: &Device, place: Place) -> Result<Self> {
         let target = PlanTarget::open(device)?;
         let budget = budget::here(&run.config, Limit::of_config(&run.config), &target);
-        Self::for_target(&run.config, &PlanRequest::default(), &target, budget, &ThisMachine)
+        Self::for_target(&run.config, &PlanRequest::default(), &target, budget, (&ThisMachine, place))
     }
 
     fn on_machine(config: &RunConfig, request: &PlanRequest, machine: &impl Machine) -> Result<Self> {
         let target = PlanTarget::choose(config, request.gpu, machine)?;
         let limit = request.memory.map(Limit::of_option).or_else(|| Limit::of_config(config));
         let budget = budget::planned(config, limit, &target);
-        Self::for_target(config, request, &target, budget, machine)
+        let place = request.place(&model_shape(config)?)?;
+        Self::for_target(config, request, &target, budget, (machine, place))
     }
 
     fn for_target(
@@ -223,24 +240,49 @@ impl MemoryPlan {
         request: &PlanRequest,
         target: &PlanTarget,
         budget: Option<Budget>,
-        machine: &impl Machine,
+        (machine, place): (&impl Machine, Place),
     ) -> Result<Self> {
         let shape = model_shape(config)?;
-        let micro_batch = fit::micro_batch(config, &shape, budget.as_ref(), target.kind());
+        let budget = match target.kind() {
+            DeviceKind::Cpu => budget.map(|budget| budget.shared_by(place.local_world_size)),
+            DeviceKind::Cuda => budget,
+        };
+        let configs = config.stage_configs();
         let activation_recompute = config.runtime.activation_recompute;
-        let settings = EngineSettings { micro_batch, activation_recompute, device: target.kind() };
-        let step = StepOf { config, shape: &shape, settings };
-        let RunBuffers { plan, optimizer, .. } = RunBuffers::new(config, &shape, settings);
-        let data = &config.data;
+        let settings = |micro_batch| EngineSettings { micro_batch, activation_recompute, device: target.kind(), place };
+        let micro_batches = fit::micro_batches(&configs, &shape, budget.as_ref(), (target.kind(), place));
+        let steps = configs.iter().zip(micro_batches);
+        let steps = steps.map(|(config, sequences)| StepOf { config, shape: &shape, settings: settings(sequences) });
+        let steps: Vec<_> = steps.collect();
+        steps.iter().try_for_each(check_ranks)?;
+        // Only the steps of one stage are timed.
+        let step = steps[fit::largest_stage(&steps)];
+        let StagedBuffers { plan, stages } = StagedBuffers::new(&steps);
+        let micro_batch = step.settings.micro_batch;
+        let data = &step.config.data;
         let parameters = shape.parameter_count();
-        let work = Workload::new(config)?;
+        let work = Workload::new(step.config)?;
         let lacking = budget.as_ref().filter(|budget| budget.bytes < plan.bytes());
         // There is no room to time operations in, and nothing to compare.
         let is_timed = request.times_operations && lacking.is_none();
-        let model = target.speed_model(step, machine, is_timed)?;
+        // A rank that trains has no use for a prediction.
+        let is_predicted = place.world_size == 1 || request.ranks.is_some();
+        let model = if is_predicted { target.speed_model(step, machine, is_timed)? } else { None };
+        let model = model.map(|model| target.connect(model, place, request.interconnect));
         let speed = model.as_ref().map(|model| model.speed(step));
-        let training_time = TrainingTime::new(config, work.total_tokens, parameters, speed.as_ref(), machine.now());
+        let paid = speed::processors(step.settings);
+        let has_stages = config.stages.is_some();
+        let stage_plans = if has_stages { stages::plan(config, &steps, model.as_ref()) } else { Vec::new() };
+        let total_tokens = if has_stages { Some(stages::tokens(&stage_plans)) } else { work.total_tokens };
+        let seconds = match (&speed, total_tokens) {
+            (Some(speed), Some(tokens)) if !has_stages => {
+                Some(speed.tokens_per_second.map(|rate| tokens as f64 / rate))
+            }
+            _ => stages::seconds(&stage_plans),
+        };
+        let training_time = TrainingTime::new(config, total_tokens, parameters, seconds, machine.now());
         let seconds = training_time.as_ref().and_then(|time| time.seconds);
+        let state = stages[0].1.optimizer.state();
         Ok(Self {
             device: target.described(),
             parameters,
@@ -251,12 +293,15 @@ impl MemoryPlan {
             sequence_length: data.sequence_length as u64,
             micro_batch: micro_batch as u64,
             gradient_accumulation_steps: (data.sequences_per_step / micro_batch) as u64,
+            ranks: (place.world_size > 1).then_some(place.world_size as u64),
+            place,
+            deterministic_reduction: config.runtime.deterministic_reduction.map(|shards| shards as u64),
             sequences_per_step: data.sequences_per_step as u64,
             tokens_per_step: data.tokens_per_step() as u64,
             batch_warmup: (config.scheduler.batch_warmup_steps > 0)
                 .then(|| (sequences_at(config, 1) as u64, config.scheduler.batch_warmup_steps)),
             total_steps: config.scheduler.total_steps,
-            total_tokens: work.total_tokens,
+            total_tokens,
             bytes: plan.bytes(),
             process_bytes: (target.kind() == DeviceKind::Cpu)
                 .then(|| plan.bytes() + PROGRAM_BYTES + SAVING_BYTES + dataset::expected_memory(data)),
@@ -265,15 +310,22 @@ impl MemoryPlan {
                 .into_iter()
                 .map(|(category, bytes)| CategoryBytes { category: category.to_string(), bytes })
                 .collect(),
-            checkpoint_bytes: checkpoint::expected_bytes(&shape, dtype_of(config.runtime.precision), optimizer.state()),
+            checkpoint_bytes: checkpoint::expected_bytes(&shape, dtype_of(config.runtime.precision), state),
             checkpoints: (config.runtime.checkpoint.max_keep + config.runtime.evaluation.best.max_keep + 1) as u64,
             saving_bytes: SAVING_BYTES,
             optimizer_share: work.optimizer_share(),
             training_time,
-            cost: seconds.and_then(|seconds| Cost::new(seconds, target.spec().map(|gpu| gpu.watts), request)),
-            largest_micro_batches: fit::largest_micro_batches(step, budget.as_ref(), model.as_ref()),
-            shortage: lacking.map(|budget| fit::shortage(config, &shape, settings, budget)),
-            options: lacking.map_or_else(Vec::new, |budget| options::list(step, budget, model.as_ref())),
+            cost: seconds.and_then(|seconds| Cost::new(seconds, target.spec().map(|gpu| gpu.watts), paid, request)),
+            largest_micro_batches: if has_stages {
+                Vec::new()
+            } else {
+                fit::largest_micro_batches(step, budget.as_ref(), model.as_ref())
+            },
+            shortage: lacking.map(|budget| fit::shortage(&steps, budget)),
+            options: lacking
+                .filter(|_| !has_stages)
+                .map_or_else(Vec::new, |budget| options::list(step, budget, model.as_ref())),
+            stages: stage_plans,
             budget,
             speed,
         })
@@ -324,17 +376,21 @@ impl MemoryPlan {
 
     fn changes_on(&self, run: &ResolvedRun, request: &PlanRequest, machine: &impl Machine) -> Result<Vec<Change>> {
         let Some(shortage) = &self.shortage else { return Ok(Vec::new()) };
+        if run.config.stages.is_some() {
+            return Err(TrainerError::OutOfMemory(Box::new(shortage.clone())));
+        }
         let target = PlanTarget::choose(&run.config, request.gpu, machine)?;
         let shape = model_shape(&run.config)?;
         let step = StepOf { config: &run.config, shape: &shape, settings: self.engine_settings(target.kind()) };
         let model = if target.kind() == DeviceKind::Cpu { None } else { target.speed_model(step, machine, false)? };
+        let model = model.map(|model| target.connect(model, self.place, request.interconnect));
         let changes = options::fitting_changes(step, &shortage.budget, model.as_ref());
         changes.ok_or_else(|| TrainerError::OutOfMemory(Box::new(shortage.clone())))
     }
 
-    /// What the plan's buffers are made for.
+    /// What the plan's buffers are made for, those of the largest stage.
     pub fn engine_settings(&self, device: DeviceKind) -> EngineSettings {
-        let &Self { micro_batch, activation_recompute, .. } = self;
-        EngineSettings { micro_batch: micro_batch as usize, activation_recompute, device }
+        let &Self { micro_batch, activation_recompute, place, .. } = self;
+        EngineSettings { micro_batch: micro_batch as usize, activation_recompute, device, place }
     }
 }

@@ -9,6 +9,7 @@ use std::thread;
 use rayon::{ThreadPool, ThreadPoolBuilder};
 use run_config::RunConfig;
 
+use crate::address_space;
 use crate::error::{Result, TrainerError};
 
 /// The most threads per core. More threads than cores only wait for each other: an operation ends with its slowest
@@ -30,6 +31,7 @@ const SINGLE_THREADS: usize = 8;
 /// [`TrainerError::Request`] names the setting that asks for too many threads, or says that the system cannot start them.
 pub fn check(configured: Option<usize>, workers: usize) -> Result<()> {
     let threads = Threads::wanted(configured)?;
+    address_space::share_what_is_limited();
     let needed = POOLS * threads.number + workers.min(MOST_WORKERS) + SINGLE_THREADS;
     start_and_end(needed).map_err(|error| threads.not_started(needed, &error.to_string()))
 }

@@ -50,6 +50,10 @@ pub struct Progress {
     smoothed_step_seconds: Option<f64>,
     /// Steps shown so far.
     steps_seen: u64,
+    /// The last step of each stage and the cost of one of its steps, in any unit; empty without stages.
+    stages: Vec<(u64, f64)>,
+    /// The current stage.
+    stage: usize,
     /// The wait for data, as reported by plain lines.
     waits: WaitMessages,
 }
@@ -87,8 +91,24 @@ impl Progress {
             log_interval: LogInterval::new(log_every, total_steps),
             smoothed_step_seconds: None,
             steps_seen: 0,
+            stages: Vec::new(),
+            stage: 0,
             waits: WaitMessages::default(),
         }
+    }
+
+    /// The progress of a run in stages, in this one.
+    #[must_use]
+    pub(crate) fn with_stages(self, stages: Vec<(u64, f64)>, stage: usize) -> Self {
+        Self { stages, stage, ..self }
+    }
+
+    /// The next step is the first of a stage.
+    pub(crate) fn enter_stage(&mut self, stage: usize) {
+        self.stage = stage;
+        // Other sizes take other times, and the first step of a stage waits for its first data.
+        self.smoothed_step_seconds = None;
+        self.steps_seen = 0;
     }
 
     /// Shows a step, and what the run takes of its machine.
@@ -186,18 +206,35 @@ impl Progress {
     /// `step 120/2,000  loss 3.4567  12,345 tokens/s  CPU 1.9 cores 812.3 MB  ETA 3m 20s`
     fn line(&self, report: &StepReport, utilization: Option<&UtilizationReport>) -> String {
         let total = self.total_steps.map(|total| format!("/{}", grouped(total)));
-        let mut parts = vec![
-            format!("step {}{}", grouped(report.step), total.unwrap_or_default()),
-            format!("loss {:.4}", report.loss),
-            format!("{} tokens/s", grouped(report.tokens_per_second as u64)),
-        ];
+        let mut parts = vec![format!("step {}{}", grouped(report.step), total.unwrap_or_default())];
+        if self.stages.len() > 1 {
+            parts.push(format!("stage {}/{}", self.stage + 1, self.stages.len()));
+        }
+        parts.push(format!("loss {:.4}", report.loss));
+        parts.push(format!("{} tokens/s", grouped(report.tokens_per_second as u64)));
         parts.extend(report.mfu.map(|mfu| format!("MFU {:.1} %", 100.0 * mfu)));
         parts.extend(utilization.map(UtilizationReport::summary));
         if let (Some(total), Some(seconds)) = (self.total_steps, self.smoothed_step_seconds) {
-            let left = total.saturating_sub(report.step) as f64 * seconds;
+            let left = self.steps_left(report.step, total) * seconds;
             parts.push(format!("ETA {}", duration(Duration::from_secs_f64(left))));
         }
         parts.join("  ")
+    }
+}
+
+impl Progress {
+    /// Steps from one to the last, in steps of the current stage that cost as much.
+    fn steps_left(&self, step: u64, total: u64) -> f64 {
+        let Some((_, current)) = self.stages.get(self.stage) else {
+            return total.saturating_sub(step) as f64;
+        };
+        let mut from = step;
+        let costs = self.stages.iter().skip(self.stage).map(|&(end, cost)| {
+            let steps = end.min(total).saturating_sub(from);
+            from = from.max(end);
+            steps as f64 * cost / current
+        });
+        costs.sum()
     }
 }
 
@@ -279,6 +316,20 @@ mod tests {
         progress.step(&report(2), None);
         progress.step(&report(3), None);
         assert!(progress.line(&report(1900), None).ends_with("ETA 3m 20s"));
+    }
+
+    #[test]
+    fn the_eta_counts_the_cost_of_later_stages() {
+        let progress = Progress::new(ProgressMode::Silent, 0, Some(2000), 10);
+        let mut progress = progress.with_stages(vec![(1000, 1.0), (1900, 2.0), (2000, 4.0)], 0);
+        progress.step(&report(900), None);
+        let line = progress.line(&report(900), None);
+        assert!(line.starts_with("step 900/2,000  stage 1/3  loss"), "{line}");
+        // 100 steps, 900 of twice and 100 of four times the cost, 2 seconds each.
+        assert!(line.ends_with("ETA 1h 16m"), "{line}");
+        progress.enter_stage(2);
+        progress.step(&report(1901), None);
+        assert!(progress.line(&report(1901), None).ends_with("stage 3/3  loss 3.4568  12,345 tokens/s  ETA 3m 18s"));
     }
 
     #[test]

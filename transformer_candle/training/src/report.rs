@@ -8,6 +8,7 @@ mod interval;
 mod remark;
 mod sample;
 mod scalar;
+mod stage;
 mod step;
 mod utilization;
 
@@ -16,5 +17,6 @@ pub(crate) use interval::LogInterval;
 pub use remark::{AdviceReport, EndReport};
 pub use sample::SampleReport;
 pub use scalar::{ComponentRecord, Number, Record, Scalar, ShownText, Text};
+pub use stage::StageReport;
 pub use step::StepReport;
 pub use utilization::{GpuUtilization, UtilizationReport};

@@ -83,21 +83,26 @@ pub fn run_training(mut run: ResolvedRun, options: &RunOptions, stop: &StopSigna
         return Err(TrainerError::Request(message.into()));
     }
     let trainer = start(run, options, stop)?;
+    // Of several ranks, no one stops unless all do.
+    let agreed = if options.ranks.exchange().is_some() { &StopSignal::new() } else { stop };
     // From here on a signal is answered with a checkpoint.
     stop.set_saves_on_stop();
-    let mut session = Session::new(trainer, options.max_steps, options.progress);
+    let mut session = Session::new(trainer, options);
     session.announce();
-    let ended = session.train(stop);
+    let ended = session.train(agreed);
     session.print_warnings();
     session.report_skipped_rows();
     session.record_end(&ended);
+    let profiled = session.report_profile();
     session.progress.finish();
-    ended.map(|ending| ending.outcome())
+    let outcome = ended?.outcome();
+    profiled.map(|()| outcome)
 }
 
 /// Creates the trainer and reports its waits for data.
 fn start(run: ResolvedRun, options: &RunOptions, stop: &StopSignal) -> Result<Trainer> {
-    let mode = if options.progress == ProgressMode::Silent { ProgressMode::Silent } else { ProgressMode::Plain };
+    let is_silent = options.progress == ProgressMode::Silent || !options.ranks.place().is_first();
+    let mode = if is_silent { ProgressMode::Silent } else { ProgressMode::Plain };
     let hub = HubSettings::from_environment();
     let make = || Trainer::start(run, options, &hub, stop);
     Progress::new(mode, 0, None, 1).with_wait_reports(|| hub.retries.longest(), make)
@@ -115,12 +120,15 @@ struct Session {
 }
 
 impl Session {
-    fn new(trainer: Trainer, max_steps: Option<u64>, progress: ProgressMode) -> Self {
+    fn new(trainer: Trainer, options: &RunOptions) -> Self {
         let config = &trainer.run().config;
-        let last_step = config.scheduler.total_steps.into_iter().chain(max_steps).min();
+        let last_step = options.last_step(config);
+        let mode = if options.ranks.place().is_first() { options.progress } else { ProgressMode::Silent };
+        let done = trainer.steps_done();
+        let progress = Progress::new(mode, done, last_step, config.runtime.log_every_n_steps);
         Self {
-            progress: Progress::new(progress, trainer.steps_done(), last_step, config.runtime.log_every_n_steps),
-            max_steps,
+            progress: progress.with_stages(trainer.memory_plan().stage_costs(), trainer.stage()),
+            max_steps: options.max_steps,
             evaluate_every: config.runtime.evaluation.every_n_steps,
             save_every: config.runtime.checkpoint.every_n_steps,
             next_reported_epochs: trainer.epochs_done().iter().map(|done| (done + 1).next_power_of_two()).collect(),
@@ -135,12 +143,13 @@ impl Session {
         let plan = self.trainer.memory_plan();
         let device = self.trainer.device();
         let gpu = device.as_cuda().map_or_else(String::new, |gpu| format!(" ({})", gpu.name()));
+        let ranks = plan.ranks.map_or_else(String::new, |ranks| format!(" in {ranks} ranks, each"));
         self.progress.print(&format!(
-            "training {} parameters on {device}{gpu} with {} threads; {} of buffers; {} tokens per step",
+            "training {} parameters on {device}{gpu}{ranks} with {} threads; {} of buffers; {} tokens per step",
             grouped(plan.parameters),
             self.trainer.threads(),
             bytes(plan.bytes),
-            grouped(plan.tokens_per_step),
+            grouped(plan.tokens_per_step_of(self.trainer.stage())),
         ));
     }
 
@@ -167,12 +176,15 @@ impl Session {
             let step = self.trainer.step_unless(stop, &|waiting| progress.data_wait(waiting));
             match step {
                 Ok(Step::Done(report)) => {
+                    self.report_stage();
                     self.progress.step(&report, self.trainer.utilization());
                     self.report_epochs();
                 }
                 Ok(Step::Abandoned) => {}
                 Ok(Step::Finished) => return self.end(stop),
-                Err(error @ TrainerError::Data(_)) => return Err(self.save_after_data_error(error)),
+                Err(error @ (TrainerError::Data(_) | TrainerError::DataOnRank { .. })) => {
+                    return Err(self.save_after_data_error(error));
+                }
                 Err(error) => return Err(error),
             }
         }
@@ -185,6 +197,14 @@ impl Session {
         }
         for warning in self.trainer.take_notices() {
             self.progress.print(&format!("warning: {warning}"));
+        }
+    }
+
+    /// Reports that a stage begins.
+    fn report_stage(&mut self) {
+        if let Some(report) = self.trainer.take_stage_report() {
+            self.progress.enter_stage(report.stage);
+            self.progress.print(&report.to_string());
         }
     }
 
@@ -260,6 +280,13 @@ impl Session {
             Err(error) => error.to_string(),
         };
         self.trainer.record_end(&reason);
+    }
+
+    /// Prints where the time of the profiled steps went.
+    fn report_profile(&mut self) -> Result<()> {
+        let summary = self.trainer.finish_profile()?;
+        summary.iter().flat_map(|text| text.lines()).for_each(|line| self.progress.print(line));
+        Ok(())
     }
 
     /// Saves the weights for a resume when the data cannot be read.

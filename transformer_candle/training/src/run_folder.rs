@@ -33,8 +33,14 @@ pub(crate) struct RunFolder {
 impl RunFolder {
     /// Opens the run directory, whose lock the caller holds, and removes what killed writers left in it.
     pub(crate) fn open(path: &Path) -> Result<Self> {
-        let opened = File::open(path).map_err(TrainerError::io("open", path))?;
+        let folder = Self::of_another_rank(path)?;
         atomic_file::remove_leftovers(path, is_leftover);
+        Ok(folder)
+    }
+
+    /// Opens the run directory, whose lock another rank holds.
+    pub(crate) fn of_another_rank(path: &Path) -> Result<Self> {
+        let opened = File::open(path).map_err(TrainerError::io("open", path))?;
         Ok(Self { path: path.to_owned(), opened })
     }
 

@@ -1,10 +1,10 @@
 //! What a caller decides about a run besides its config.
 
-use std::{path::PathBuf, sync::Arc};
+use std::{ops::RangeInclusive, path::PathBuf, sync::Arc};
 
-use run_config::Device;
+use run_config::{Device, RunConfig};
 
-use crate::{lock::RunLock, progress::ProgressMode};
+use crate::{error::Result, lock::RunLock, profile::ProfileSteps, progress::ProgressMode, ranks::Ranks};
 
 /// What a caller decides about a run besides its config.
 #[derive(Clone, Debug, Default)]
@@ -19,8 +19,27 @@ pub struct RunOptions {
     pub max_steps: Option<u64>,
     /// Instead of `runtime.device`.
     pub device: Option<Device>,
+    /// Write a trace of these steps, and where their time goes.
+    pub profile: Option<ProfileSteps>,
     /// How progress is shown.
     pub progress: ProgressMode,
+    /// The processes that train it together.
+    pub ranks: Ranks,
+}
+
+impl RunOptions {
+    /// The last step of the session, if it is known beforehand.
+    pub(crate) fn last_step(&self, config: &RunConfig) -> Option<u64> {
+        config.scheduler.total_steps.into_iter().chain(self.max_steps).min()
+    }
+
+    /// The numbers of the steps to profile, in a session that begins after step `done`.
+    ///
+    /// # Errors
+    /// [`crate::TrainerError::Request`] if the session does not take them.
+    pub(crate) fn profiled_steps(&self, config: &RunConfig, done: u64) -> Result<Option<RangeInclusive<u64>>> {
+        self.profile.map(|steps| steps.resolve(done, self.last_step(config))).transpose()
+    }
 }
 
 /// Where a run is resumed.

@@ -1,6 +1,5 @@
 //! Settings of a config that leave speed on the table on the device that it is trained on.
 
-use kernels::Device;
 use run_config::{ActivationRecompute, BatchSize, NumWorkers, Precision, ResolvedRun};
 
 use crate::{error::Result, memory_plan::MemoryPlan, workers::TokenSpeeds};
@@ -12,31 +11,34 @@ const LARGER_MICRO_BATCH: u64 = 4;
 /// Tokens of a micro-batch that use a device well.
 const ENOUGH_TOKENS: u64 = 8192;
 
-/// One sentence for each setting that leaves speed on the table, given the plan of a run as it will be trained.
+/// One sentence for each setting that leaves speed on the table.
+///
+/// `plan` is the run's, whose micro-batch the config gave as `asked`; `plan_of` makes that of a changed run for the same
+/// device. Without `speeds`, which a trainer measures, nothing is said of `data.num_workers`.
 pub(crate) fn speed_advice(
     run: &ResolvedRun,
     asked: BatchSize,
     plan: &MemoryPlan,
-    device: &Device,
-    speeds: TokenSpeeds,
+    plan_of: impl Fn(&ResolvedRun) -> Result<MemoryPlan>,
+    speeds: Option<TokenSpeeds>,
 ) -> Result<Vec<String>> {
     let found = [
-        recompute(run, device)?,
-        micro_batch(run, asked, plan, device)?,
-        precision(run, plan, has_bf16(device)),
-        workers(run, speeds),
+        recompute(run, &plan_of)?,
+        micro_batch(run, asked, plan, &plan_of)?,
+        precision(run, plan, has_bf16(plan)),
+        speeds.and_then(|speeds| workers(run, speeds)),
     ];
     Ok(found.into_iter().flatten().collect())
 }
 
 /// Whole blocks are recomputed although less would fit.
-fn recompute(run: &ResolvedRun, device: &Device) -> Result<Option<String>> {
+fn recompute(run: &ResolvedRun, plan_of: impl Fn(&ResolvedRun) -> Result<MemoryPlan>) -> Result<Option<String>> {
     if run.config.runtime.activation_recompute != ActivationRecompute::Block {
         return Ok(None);
     }
     let mut lighter = run.clone();
     lighter.config.runtime.activation_recompute = ActivationRecompute::Selective;
-    let fits = MemoryPlan::here(&lighter, device)?.shortage.is_none();
+    let fits = plan_of(&lighter)?.shortage.is_none();
     Ok(fits.then(|| {
         "runtime.activation_recompute is block, which adds a third to the FLOPs: selective fits as well and costs almost \
          nothing"
@@ -45,15 +47,24 @@ fn recompute(run: &ResolvedRun, device: &Device) -> Result<Option<String>> {
 }
 
 /// A micro-batch of one short sequence although several would fit.
-fn micro_batch(run: &ResolvedRun, asked: BatchSize, plan: &MemoryPlan, device: &Device) -> Result<Option<String>> {
+fn micro_batch(
+    run: &ResolvedRun,
+    asked: BatchSize,
+    plan: &MemoryPlan,
+    plan_of: impl Fn(&ResolvedRun) -> Result<MemoryPlan>,
+) -> Result<Option<String>> {
     let is_small = plan.micro_batch * plan.sequence_length < ENOUGH_TOKENS;
-    if asked != BatchSize::Fixed(1) || !is_small || plan.sequences_per_step < LARGER_MICRO_BATCH {
+    if run.config.stages.is_some()
+        || asked != BatchSize::Fixed(1)
+        || !is_small
+        || plan.sequences_per_step < LARGER_MICRO_BATCH
+    {
         return Ok(None);
     }
     let mut larger = run.clone();
     larger.config.data.batch_size = BatchSize::Auto;
     larger.config.data.gradient_accumulation_steps = None;
-    let fits = MemoryPlan::here(&larger, device)?;
+    let fits = plan_of(&larger)?;
     Ok((fits.shortage.is_none() && fits.micro_batch >= LARGER_MICRO_BATCH).then(|| {
         format!(
             "data.batch_size is 1, and {} sequences at a time would fit: a larger micro-batch reads weights and gradients \
@@ -90,9 +101,10 @@ fn workers(run: &ResolvedRun, speeds: TokenSpeeds) -> Option<String> {
     })
 }
 
-/// Whether a device has instructions that multiply bf16.
-fn has_bf16(device: &Device) -> bool {
-    if device.as_cuda().is_some() {
+/// Whether the device that is planned for has instructions that multiply bf16.
+fn has_bf16(plan: &MemoryPlan) -> bool {
+    let is_gpu = plan.device.memory_bytes.is_some();
+    if is_gpu {
         return true;
     }
     #[cfg(target_arch = "x86_64")]

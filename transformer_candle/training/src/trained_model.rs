@@ -25,7 +25,8 @@ pub struct TrainedModel {
     pub weights: Buffer,
     /// Its tokenizer.
     pub tokenizer: Tokenizer,
-    stop_tokens: Vec<u32>,
+    /// The tokens that end a text.
+    pub(crate) stop_tokens: Vec<u32>,
 }
 
 impl TrainedModel {
@@ -72,7 +73,8 @@ impl TrainedModel {
         let longest = prompt_tokens.len().saturating_add(max_tokens);
         let mut generator = generator(&self.shape, &self.weights, longest)?;
         let (tokenizer, stop_tokens) = (&self.tokenizer, self.stop_tokens.as_slice());
-        let request = CompletionRequest { prompt, prompt_tokens: &prompt_tokens, max_tokens, stop_tokens, settings };
+        let request =
+            CompletionRequest { prompt, prompt_tokens: &prompt_tokens, seen: 0, max_tokens, stop_tokens, settings };
         in_pool(|| complete(&mut generator, tokenizer, &request, on_text))
     }
 

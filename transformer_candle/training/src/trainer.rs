@@ -10,8 +10,11 @@ mod execution;
 mod ledger;
 mod matmul_algorithms;
 mod observation;
+mod ranks;
 mod samples;
+mod stages;
 mod start;
+mod starting_point;
 
 use std::{
     collections::HashSet,
@@ -20,7 +23,7 @@ use std::{
     time::Instant,
 };
 
-use dataset::{Cursor, DataError, Mixture, SkippedRows, hub::RetryStatus};
+use dataset::{Batch, Cursor, Mixture, SkippedRows, hub::RetryStatus, ledger::StageRecord};
 use kernels::{Device, cuda::Cuda};
 use model::ModelShape;
 use run_config::ResolvedRun;
@@ -28,7 +31,13 @@ use run_config::ResolvedRun;
 pub(crate) use self::data::{DataPlan, cursor_of};
 pub use self::ledger::LEDGER;
 use self::ledger::RunLedger;
-use self::{data::Data, observation::Observation, samples::Prompts};
+use self::{
+    data::Data,
+    observation::Observation,
+    ranks::AgreedBatch,
+    samples::Prompts,
+    stages::{Entered, Stages},
+};
 use crate::{
     checkpoint::{self, BaseModel, BestEvaluation, Improvement, TokenizerFiles},
     config_fingerprint::ConfigFingerprint,
@@ -38,6 +47,8 @@ use crate::{
     lock::RunLock,
     memory_plan::MemoryPlan,
     metrics::MetricsWriter,
+    profile::Profile,
+    ranks::Ranks,
     report::{StepReport, UtilizationReport},
     run_folder::RunFolder,
     schedule::{self, LearningRate},
@@ -47,6 +58,9 @@ use crate::{
 /// A model in training, with everything that belongs to its run directory.
 pub struct Trainer {
     run: ResolvedRun,
+    /// The run in the current stage.
+    stage_run: ResolvedRun,
+    stages: Stages,
     plan: MemoryPlan,
     shape: ModelShape,
     engine: Engine,
@@ -60,6 +74,7 @@ pub struct Trainer {
     fingerprint: ConfigFingerprint,
     metrics: MetricsWriter,
     observation: Observation,
+    profile: Profile,
     ledger: RunLedger,
     position: Position,
     /// The checkpoint that holds exactly what the trainer is.
@@ -69,13 +84,18 @@ pub struct Trainer {
     notices: Vec<String>,
     issued_warnings: HashSet<String>,
     folder: RunFolder,
-    _lock: Arc<RunLock>,
+    /// The first rank's.
+    _lock: Option<Arc<RunLock>>,
+    /// What this process was asked to do, which all ranks have to agree on.
+    own_stop: StopSignal,
 }
 
 /// How far the run has come: what a checkpoint holds besides tensors.
 #[derive(Clone, Debug)]
 struct Position {
     step: u64,
+    /// The stage of that step, from 0.
+    stage: usize,
     tokens: u64,
     /// Where the step after this one takes its data from.
     cursor: Cursor,
@@ -116,36 +136,39 @@ impl Trainer {
         if self.is_finished() {
             return Ok(Step::Finished);
         }
+        self.profile.begin(self.position.step + 1);
         let (started, waited) = (Instant::now(), self.data.stream.data_wait().as_secs_f64());
-        let wanted = schedule::sequences_at(&self.run.config, self.position.step + 1);
         let mixture = self.data.stream.mixture().clone();
+        let own_stop = self.own_stop.clone();
         let interrupted = || {
             mixture.retry_status().iter().for_each(on_wait);
-            stop.requested().is_some()
+            stop.requested().is_some() || own_stop.requested().is_some()
         };
-        let batch = match self.data.pending_batch.take() {
-            Some(batch) => batch,
-            None => match self.data.stream.next_sequences_unless(wanted, &interrupted) {
-                Err(DataError::Interrupted) => return Ok(Step::Abandoned),
-                batch => batch?,
-            },
+        let batch = self.next_batch(&interrupted);
+        let batch = match ranks::agree_on_batch(self.ranks(), batch, &own_stop, stop)? {
+            AgreedBatch::Compute(batch) => batch,
+            AgreedBatch::Abandon(batch) => {
+                self.data.pending_batch = batch;
+                return Ok(Step::Abandoned);
+            }
         };
+        self.profile.span("data_wait", started);
         if batch.is_empty() {
             self.position.data_ended = true;
             return Ok(Step::Finished);
         }
         let step = self.position.step + 1;
         let learning_rate = self.schedule.at(step);
-        let Some(StepOutcome { loss, grad_norm, applied }) = self.engine.step(&batch, step, learning_rate, stop)?
-        else {
+        let stepped = self
+            .profile
+            .compute(&mut self.engine, batch.sequences(), |engine| engine.step(&batch, step, learning_rate, stop))?;
+        let Some(StepOutcome { loss, grad_norm, applied }) = stepped else {
             self.data.pending_batch = Some(batch);
             return Ok(Step::Abandoned);
         };
-        let cursor = self.data.stream.cursor();
-        self.ledger.step(step, (&self.position.cursor, &cursor), &batch, self.data.stream.opened_windows());
+        self.record_data(step, &batch);
         self.position.step = step;
         self.position.tokens += batch.target_count as u64;
-        self.position.cursor = cursor;
         self.position.evaluation_loss = None;
         self.saved = None;
         let (save_seconds, evaluation_seconds) = self.observation.take_between_steps();
@@ -159,7 +182,7 @@ impl Trainer {
             grad_norm,
             tokens: self.position.tokens,
             tokens_per_second,
-            mfu: peak.map(|peak| tokens_per_second * self.plan.flops_per_token / peak),
+            mfu: peak.map(|peak| tokens_per_second * self.plan.flops_per_token_of(self.position.stage) / peak),
             step_seconds,
             data_wait_seconds: self.data.stream.data_wait().as_secs_f64() - waited,
             save_seconds,
@@ -168,11 +191,47 @@ impl Trainer {
         };
         let diverged = self.guard.observe(loss, applied);
         self.observation.step(&report, diverged.is_some(), &mut self.metrics);
+        self.profile.stepped(&report, || {
+            let settings = self.plan.stage_settings(self.engine.device().kind());
+            (self.stage_run.config.clone(), settings[self.stages.current])
+        });
         let Some(reason) = diverged else {
             return Ok(Step::Done(report));
         };
         let last_checkpoint = checkpoint::latest(self.checkpoint_directory());
         Err(TrainerError::Diverged { step, reason, last_checkpoint })
+    }
+
+    /// The batch of the next step, in its stage: that of a step that was abandoned, or the next sequences.
+    fn next_batch(&mut self, interrupted: &dyn Fn() -> bool) -> Result<Batch> {
+        if let Some(batch) = self.data.pending_batch.take() {
+            return Ok(batch);
+        }
+        let ends_with_window = self.enter_due_stage(interrupted)?;
+        let wanted = schedule::sequences_at(&self.stage_run.config, self.position.step + 1);
+        let stream = &mut self.data.stream;
+        let batch = if ends_with_window {
+            stream.next_sequences_of_window(wanted, interrupted)?
+        } else {
+            stream.next_sequences_unless(wanted, interrupted)?
+        };
+        if self.position.step == 0 {
+            self.check_windows()?;
+        }
+        Ok(batch)
+    }
+
+    /// Records in the ledger what a step was trained on, and moves the position behind it.
+    fn record_data(&mut self, step: u64, batch: &Batch) {
+        if let Some(Entered { start: Some(start), left_out, opened }) = self.take_entered_stage(step) {
+            self.position.cursor = start;
+            self.ledger.stage(StageRecord { stage: self.stages.current as u64, step, left_out }, &opened);
+            (self.position.best, self.position.improvement) = (None, None);
+        }
+        let cursor = self.data.stream.cursor();
+        self.ledger.step(step, (&self.position.cursor, &cursor), batch, self.data.stream.opened_windows());
+        self.position.stage = self.stages.current;
+        self.position.cursor = cursor;
     }
 
     /// True where the last evaluation was of these very weights.
@@ -197,8 +256,18 @@ impl Trainer {
         } else if self.position.data_ended {
             Some("the training text has ended".to_owned())
         } else {
-            self.position.improvement.and_then(|last| last.reason_to_end(&self.run.config.runtime.evaluation))
+            // No stage is left out because the one before has come to a stand.
+            let improvement = self.position.improvement.filter(|_| self.stages.is_last(self.position.stage));
+            improvement.and_then(|last| last.reason_to_end(&self.run.config.runtime.evaluation))
         }
+    }
+
+    /// Writes the profile, and returns its summary for people; none where no steps were to be profiled.
+    ///
+    /// # Errors
+    /// [`TrainerError::Io`] if it cannot be written.
+    pub(crate) fn finish_profile(&mut self) -> Result<Option<String>> {
+        self.profile.finish(&self.shape, self.engine.device())
     }
 
     fn checkpoint_directory(&self) -> &Path {
@@ -231,9 +300,19 @@ impl Trainer {
         self.engine.device()
     }
 
+    /// The processes that train the run together.
+    pub fn ranks(&self) -> &Ranks {
+        self.engine.sharding.ranks()
+    }
+
     /// Optimizer steps taken since the run began.
     pub fn steps_done(&self) -> u64 {
         self.position.step
+    }
+
+    /// The stage of the last step, from 0.
+    pub fn stage(&self) -> usize {
+        self.position.stage
     }
 
     /// What it trains on.

@@ -38,6 +38,11 @@ pub(crate) fn duration(length: Duration) -> String {
     }
 }
 
+/// A number with three digits that say something.
+pub(crate) fn rounded(number: f64) -> f64 {
+    format!("{number:.2e}").parse().unwrap_or(number)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

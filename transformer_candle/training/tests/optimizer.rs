@@ -12,6 +12,7 @@ use model::{ActivationRecompute, Decoder, DecoderSettings, ModelShape, Precision
 use run_config::{Algorithm, OptimizerConfig};
 use safetensors::SafeTensors;
 use training::engine::{Optimizer, OptimizerPlan, StateTensor};
+use training::ranks::Place;
 
 const MICRO_BATCHES: usize = 2;
 
@@ -57,7 +58,8 @@ impl Golden {
         };
         let mut plan = Plan::new();
         let decoder = Decoder::plan(&self.shape, &settings, &mut plan);
-        let optimizer = OptimizerPlan::add_to(&mut plan, decoder.layout(), config, precision, DeviceKind::Cpu);
+        let optimizer =
+            OptimizerPlan::add_to(&mut plan, decoder.layout(), config, precision, DeviceKind::Cpu, Place::default());
         let arena = plan.allocate(&Device::Cpu).unwrap();
         let mut decoder = decoder.bind(&arena).unwrap();
         let mut optimizer = Optimizer::bind(&optimizer, &arena, &decoder).unwrap();

@@ -139,9 +139,22 @@ impl ConversationEncoder {
         self.0.end_of_turn.as_ref()
     }
 
+    /// Refuses a model without a template.
+    pub fn check_template(&self) -> Result<(), DataError> {
+        self.0.template().map(drop)
+    }
+
     /// The ids of a conversation so far, and of what a template puts before the assistant's next answer.
+    ///
+    /// # Errors
+    /// [`DataError::ChatTemplate`] for messages that the template refuses, or that hold a character which stands for a
+    /// special token here.
     pub fn encode_prompt(&self, messages: &[Value]) -> Result<Vec<u32>, DataError> {
         let template = self.0.template()?;
+        if messages.iter().any(special_tokens::has_reserved) {
+            let message = "a message contains noncharacters of Unicode (U+FDD0 to U+FDD4)".to_owned();
+            return Err(DataError::ChatTemplate { path: template.origin.clone(), message });
+        }
         let prepared = template.prepare(&Messages::plain(messages.to_vec()));
         let text = template
             .render(&prepared, messages.len(), true)

@@ -9,9 +9,10 @@ use std::path::Path;
 use self::component::ComponentAuditor;
 pub use self::component::{AuditedComponent, AuditedEpoch};
 use self::problems::Problems;
-use super::{BeginRecord, LedgerHead, LedgerRecord, StepRecord, WindowRecord, for_each_record};
-use crate::mixture_schedule::MixtureSchedule;
-use crate::{DataError, DataSource, Mixture, StreamSettings};
+use super::{
+    BeginRecord, LedgerHead, LedgerRecord, SequenceRange, StageRecord, StepRecord, WindowRecord, for_each_record,
+};
+use crate::{DataError, DataSource, StreamStage};
 
 /// What an audit found.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -22,33 +23,33 @@ pub struct Audit {
     pub targets: u64,
     /// The sequences and epochs of each component.
     pub components: Vec<AuditedComponent>,
+    /// Sequences of the steps of each stage.
+    pub stage_sequences: Vec<u64>,
     /// The violations found, in words; empty if there are none.
     pub problems: Vec<String>,
 }
 
 /// Verifies the hash chain up to `head` and checks that steps follow each other without a gap and take sequences of the
 /// components in the order of the mixture schedule, that no row was read twice in an epoch, and that no document of a
-/// finished epoch was left out. `ended` says that the data had ended after the last step.
+/// finished epoch was left out, other than those whose sequences a stage leaves out. `stages` are those of the run, at least
+/// one. `ended` says that the data had ended after the last step.
 ///
 /// Holds a few numbers for each row group read in an epoch, and reads the footers of all shards for a finished one.
 ///
 /// # Errors
 /// [`DataError::Ledger`] where the chain does not hold; [`DataError`] where the data cannot be read.
-pub fn audit(
-    path: &Path,
-    head: &LedgerHead,
-    data: impl Into<Mixture>,
-    settings: &StreamSettings,
-    ended: bool,
-) -> Result<Audit, DataError> {
-    let mixture: Mixture = data.into();
+pub fn audit(path: &Path, head: &LedgerHead, stages: &[StreamStage], ended: bool) -> Result<Audit, DataError> {
+    // What is held out is the same in all of them.
+    let StreamStage { mixture, settings } = &stages[0];
     let split = |source: &DataSource| source.held_out_split(settings.split_settings(), source.cancel());
     let splits = mixture.sources().iter().map(split).collect::<Result<Vec<_>, _>>()?;
     let components = mixture.sources().iter().zip(&splits);
     let mut auditor = Auditor {
-        schedule: mixture.schedule(),
+        stages,
         components: components.map(|(source, split)| ComponentAuditor::new(source, split)).collect(),
         delivered: vec![0; splits.len()],
+        stage: 0,
+        stage_sequences: vec![0; stages.len()],
         steps: 0,
         targets: 0,
         next_step: None,
@@ -64,15 +65,22 @@ pub fn audit(
             auditor.step(&step);
             Ok(())
         }
+        LedgerRecord::Stage(stage) => {
+            auditor.stage(&stage);
+            Ok(())
+        }
     })?;
     auditor.finish(ended)
 }
 
 struct Auditor<'a> {
-    schedule: &'a MixtureSchedule,
+    stages: &'a [StreamStage],
     components: Vec<ComponentAuditor<'a>>,
-    /// Sequences delivered of each component since the start of the run.
+    /// Sequences delivered of each component since the start of the stage.
     delivered: Vec<u64>,
+    /// The current stage.
+    stage: usize,
+    stage_sequences: Vec<u64>,
     steps: u64,
     targets: u64,
     /// None before the first line.
@@ -80,12 +88,13 @@ struct Auditor<'a> {
     problems: Problems,
 }
 
-impl Auditor<'_> {
+impl<'a> Auditor<'a> {
     fn begin(&mut self, begin: &BeginRecord) {
         if self.next_step.is_some() {
             self.problems.note(|| "the ledger has a second first line".to_owned());
         }
         self.next_step = Some(begin.step + 1);
+        self.enter(begin.stage);
         let delivered = self.components.iter_mut().zip(&mut self.delivered);
         for ((component, delivered), begin) in delivered.zip(&begin.components) {
             component.begin(begin);
@@ -113,30 +122,69 @@ impl Auditor<'_> {
         }
         self.next_step = Some(step + 1);
         for range in &record.sequence_ranges {
-            let component = self.components.get_mut(range.component as usize);
-            if !component.is_some_and(|component| component.take(range)) {
-                let component = self.components.get(range.component as usize);
-                let name = component.map_or("an unknown component", |component| &component.audited.name);
-                self.problems.note(|| {
-                    format!(
-                        "step {step} starts at sequence {} of window {} of epoch {} of {name}, not where the previous step ended",
-                        range.first_sequence, range.window, range.epoch
-                    )
-                });
-                continue;
+            if self.advance(range, &format!("step {step}"), ComponentAuditor::take) {
+                self.delivered[range.component as usize] += range.sequences;
+                self.stage_sequences[self.stage] += range.sequences;
             }
-            self.delivered[range.component as usize] += range.sequences;
         }
-        if !self.schedule.is_reachable(&self.delivered) {
+        if !self.stages[self.stage].mixture.schedule().is_reachable(&self.delivered) {
             self.problems.note(|| {
                 format!("after step {step} the sequences of the components do not match their mixture weights")
             });
         }
     }
 
+    /// Enters a stage, for which the rest of the windows in use is left out.
+    fn stage(&mut self, record: &StageRecord) {
+        let StageRecord { stage, step, left_out } = record;
+        if self.next_step.is_some_and(|next| next != *step) {
+            self.problems
+                .note(|| format!("stage {stage} begins with step {step}, which does not follow the previous step"));
+        }
+        for range in left_out {
+            self.advance(range, &format!("what stage {stage} leaves out"), ComponentAuditor::leave_out);
+        }
+        if let Some(component) = self.components.iter().find(|component| component.is_in_window()) {
+            let name = &component.audited.name;
+            self.problems.note(|| format!("stage {stage} begins in the middle of a window of {name}"));
+        }
+        self.enter(*stage);
+    }
+
+    /// Later sequences are those of this stage.
+    fn enter(&mut self, stage: u64) {
+        match self.stages.get(stage as usize) {
+            Some(_) => self.stage = stage as usize,
+            None => self.problems.note(|| format!("a stage is number {stage}, which the config does not have")),
+        }
+        self.delivered.fill(0);
+    }
+
+    /// Advances a component past sequences; false if they do not start where the ones before ended.
+    fn advance(
+        &mut self,
+        range: &SequenceRange,
+        what: &str,
+        past: impl FnOnce(&mut ComponentAuditor<'a>, &SequenceRange) -> bool,
+    ) -> bool {
+        let component = self.components.get_mut(range.component as usize);
+        if component.is_some_and(|component| past(component, range)) {
+            return true;
+        }
+        let component = self.components.get(range.component as usize);
+        let name = component.map_or("an unknown component", |component| &component.audited.name);
+        self.problems.note(|| {
+            format!(
+                "{what} starts at sequence {} of window {} of epoch {} of {name}, not where the previous step ended",
+                range.first_sequence, range.window, range.epoch
+            )
+        });
+        false
+    }
+
     /// Checks the epochs in progress. The data ends where the component that comes next in the schedule has ended.
     fn finish(mut self, ended: bool) -> Result<Audit, DataError> {
-        let last = ended.then(|| self.schedule.next_component(&self.delivered));
+        let last = ended.then(|| self.stages[self.stage].mixture.schedule().next_component(&self.delivered));
         for (index, component) in self.components.iter_mut().enumerate() {
             component.finish_epoch(last == Some(index), &mut self.problems)?;
         }
@@ -144,6 +192,7 @@ impl Auditor<'_> {
             steps: self.steps,
             targets: self.targets,
             components: self.components.into_iter().map(|component| component.audited).collect(),
+            stage_sequences: self.stage_sequences,
             problems: self.problems.0,
         })
     }

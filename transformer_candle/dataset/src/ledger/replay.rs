@@ -5,10 +5,10 @@ use std::path::Path;
 use super::{LedgerHead, LedgerRecord, StepRecord, WindowRecord, batch_hash, for_each_record};
 use crate::cursor::WindowStart;
 use crate::sequence_packer::SequencePacker;
-use crate::{Batch, Cursor, DataError, Mixture, StreamFingerprint, StreamSettings, TokenStream, Tokenizer};
+use crate::{Batch, Cursor, DataError, Mixture, StreamFingerprint, StreamStage, TokenStream, Tokenizer};
 
 /// Makes the batch of `step` again and compares it with the checksum in the ledger. Reads only the windows that the
-/// step took sequences of.
+/// step took sequences of. `stages` are those of the run, at least one.
 ///
 /// # Errors
 /// [`DataError::Ledger`] where the ledger has no such step, or its checksum is another batch's.
@@ -16,15 +16,15 @@ pub fn replay(
     path: &Path,
     head: &LedgerHead,
     step: u64,
-    data: impl Into<Mixture>,
-    settings: &StreamSettings,
+    stages: &[StreamStage],
     tokenizer: &Tokenizer,
 ) -> Result<Batch, DataError> {
-    let mixture: Mixture = data.into();
     let ledger_error = |message: String| DataError::Ledger { path: path.to_owned(), message };
-    let (before, record) =
-        find_step(path, head, step, &mixture)?.ok_or_else(|| ledger_error(format!("it has no step {step}")))?;
-    let fingerprint = StreamFingerprint::new(&mixture, settings, &SequencePacker::new(settings, tokenizer)?);
+    let FoundStep { stage, before, record } = find_step(path, head, step, &stages[0].mixture)?
+        .ok_or_else(|| ledger_error(format!("it has no step {step}")))?;
+    let StreamStage { mixture, settings } =
+        stages.get(stage as usize).ok_or_else(|| ledger_error(format!("the config has no stage {stage}")))?;
+    let fingerprint = StreamFingerprint::new(mixture, settings, &SequencePacker::new(settings, tokenizer)?);
     let mut cursor = Cursor::at_start(fingerprint, mixture.sources().len(), settings.open_shards);
     for (position, before) in cursor.components.iter_mut().zip(before) {
         position.delivered = before.delivered;
@@ -32,7 +32,7 @@ pub fn replay(
             (position.start, position.sequence) = (start, sequence);
         }
     }
-    let mut stream = TokenStream::open(&mixture, settings, tokenizer, Some(cursor))?;
+    let mut stream = TokenStream::open(mixture, settings, tokenizer, Some(cursor))?;
     let interrupted = || mixture.cancel().is_cancelled();
     let batch = stream.next_sequences_unless(record.sequences() as usize, &interrupted)?;
     if batch_hash(&batch) == record.batch {
@@ -51,20 +51,31 @@ struct ComponentBefore {
     windows: Vec<WindowRecord>,
 }
 
-/// The record of a step, and the state of each component before it.
-fn find_step(
-    path: &Path,
-    head: &LedgerHead,
-    step: u64,
-    mixture: &Mixture,
-) -> Result<Option<(Vec<ComponentBefore>, StepRecord)>, DataError> {
+/// The record of a step.
+struct FoundStep {
+    /// The stage that it is of.
+    stage: u64,
+    /// Each component before it.
+    before: Vec<ComponentBefore>,
+    record: StepRecord,
+}
+
+fn find_step(path: &Path, head: &LedgerHead, step: u64, mixture: &Mixture) -> Result<Option<FoundStep>, DataError> {
     let components = mixture.sources().len();
     let (mut state, mut found) = (vec![ComponentBefore::default(); components], None);
+    let mut stage = 0;
     let message = format!("it names more components than the {components} of the run");
     let unknown_component = || DataError::Ledger { path: path.to_owned(), message: message.clone() };
     for_each_record(path, head, mixture.cancel(), |record| {
         match record {
+            LedgerRecord::Stage(record) => {
+                stage = record.stage;
+                for component in &mut state {
+                    component.delivered = 0;
+                }
+            }
             LedgerRecord::Begin(begin) => {
+                stage = begin.stage;
                 for (component, begin) in state.iter_mut().zip(&begin.components) {
                     component.delivered = begin.delivered;
                 }
@@ -84,7 +95,7 @@ fn find_step(
                     }
                 }
                 if record.step == step {
-                    found = Some((state.clone(), record));
+                    found = Some(FoundStep { stage, before: state.clone(), record });
                 } else {
                     for range in &record.sequence_ranges {
                         state[range.component as usize].delivered += range.sequences;

@@ -33,7 +33,13 @@ fn stored_records_keep_their_keys() {
     let skipped = SkippedRows::default();
     let window =
         WindowRecord { component: 0, start, row_ranges, documents: 7, skipped, truncated: 0, targets: 8, sequences: 9 };
-    let records = [LedgerRecord::Begin(BeginRecord { step: 1, components }), LedgerRecord::Window(window), record(2)];
+    let left_out = vec![SequenceRange { component: 0, epoch: 1, window: 2, first_sequence: 3, sequences: 6 }];
+    let records = [
+        LedgerRecord::Begin(BeginRecord { step: 1, stage: 0, components }),
+        LedgerRecord::Window(window),
+        record(2),
+        LedgerRecord::Stage(StageRecord { stage: 1, step: 3, left_out }),
+    ];
     let stored = [
         r#"{"kind":"begin","step":1,"components":[{"epoch":1,"window":2,"sequence":3,"given":4}]}"#.to_owned(),
         concat!(
@@ -46,6 +52,11 @@ fn stored_records_keep_their_keys() {
             r#"{{"kind":"step","step":2,"taken":[{{"component":0,"epoch":0,"window":0,"sequence":2,"sequences":1}}],"targets":8,"batch":"{}"}}"#,
             "b".repeat(64)
         ),
+        concat!(
+            r#"{"kind":"stage","stage":1,"step":3,"#,
+            r#""left_out":[{"component":0,"epoch":1,"window":2,"sequence":3,"sequences":6}]}"#
+        )
+        .to_owned(),
     ];
     for (record, stored) in records.iter().zip(stored) {
         assert_eq!(serde_json::to_string(record).unwrap(), stored);

@@ -1,7 +1,7 @@
-//! Operations on rows: embedding, norms, bias, rotation, `SwiGLU`, casts and copies.
+//! Operations on rows: embedding, norms, bias, rotation, `SwiGLU`, dropout, casts and copies.
 
 use kernels::rope::{Frequencies, RopeTables};
-use kernels::{DType, Device, HeadLayout, add_rms_norm, bias, cast, embedding, qk_norm, rope, swiglu};
+use kernels::{DType, Device, HeadLayout, add_rms_norm, bias, cast, dropout, embedding, qk_norm, rope, swiglu};
 
 use super::bounds::{EXACT, F32};
 use super::input_generator::InputGenerator;
@@ -44,6 +44,8 @@ pub(super) fn visit(size: Size, inputs: &mut InputGenerator, visit: &mut dyn FnM
         visit(&swiglu_forward(inputs, sizes))?;
         visit(&swiglu_backward(inputs, sizes))?;
         visit(&swiglu_backward_recomputing(inputs, sizes))?;
+        visit(&dropout_forward(inputs, sizes))?;
+        visit(&dropout_backward(inputs, sizes))?;
         visit(&copy(inputs, sizes))?;
         visit(&cast(inputs, sizes))?;
     }
@@ -221,6 +223,33 @@ fn swiglu_backward_recomputing(inputs: &mut InputGenerator, [n, i]: [usize; 2]) 
 }
 
 /// A copy and a buffer set to zero.
+const DROPOUT: dropout::Dropout = dropout::Dropout { probability: 0.1, module: 9 };
+
+/// A key whose rows pass 2^32.
+fn dropout_key() -> BufferContents {
+    let key = dropout::Key { seed: 0xfedc_ba98_7654_3210, first_row: u64::from(u32::MAX) - 2, enabled: true };
+    BufferContents { dtype: DType::U32, bits: key.to_words().to_vec() }
+}
+
+// Every bit is the CPU's, of the mask and of what is rounded.
+fn dropout_forward(inputs: &mut InputGenerator, [n, i]: [usize; 2]) -> Case {
+    Case::new(inputs.name("dropout::forward"), sizes([n, i]))
+        .in_given_types()
+        .input("x", &[n, i], inputs.numbers(&[n, i]))
+        .input("key", &[dropout::KEY_ELEMENTS], dropout_key())
+        .output("out", &[n, i], inputs.dtype, EXACT)
+        .call(|[x, key, out]| dropout::forward(x, key, DROPOUT, out))
+}
+
+fn dropout_backward(inputs: &mut InputGenerator, [n, i]: [usize; 2]) -> Case {
+    Case::new(inputs.name("dropout::backward"), sizes([n, i]))
+        .in_given_types()
+        .input("dout", &[n, i], inputs.numbers(&[n, i]))
+        .input("key", &[dropout::KEY_ELEMENTS], dropout_key())
+        .updated("dx", &[n, i], inputs.numbers(&[n, i]), EXACT)
+        .call(|[dout, key, dx]| dropout::backward(dout, key, DROPOUT, dx))
+}
+
 fn copy(inputs: &mut InputGenerator, shape: [usize; 2]) -> Case {
     Case::new(inputs.name("Buffer::copy_from, zero"), sizes(shape))
         .input("source", &shape, inputs.numbers(&shape))

@@ -2,6 +2,7 @@
 
 use rayon::prelude::*;
 
+use super::schedule::ForEachTask;
 use super::simd::vectorised;
 use crate::bf16;
 use crate::buffer::PIECE;
@@ -54,7 +55,7 @@ impl Update {
 type Moments<'a> = (&'a mut [f32], &'a mut [f32]);
 
 pub(crate) fn step(weight: &mut [f32], grad: &[f32], moments: Moments<'_>, update: &Update) {
-    weight.par_chunks_mut(PIECE).zip(pieces(grad, moments)).for_each(|(weight, (grad, (first, second)))| {
+    weight.par_chunks_mut(PIECE).zip(pieces(grad, moments)).for_each_task(|(weight, (grad, (first, second)))| {
         vectorised(
             #[inline(always)]
             || {
@@ -74,7 +75,7 @@ pub(crate) fn step_split(
     update: &Update,
 ) {
     let master = weight.par_chunks_mut(PIECE).zip(low_bits.par_chunks_mut(PIECE));
-    master.zip(pieces(grad, moments)).for_each(|((weight, low_bits), (grad, (first, second)))| {
+    master.zip(pieces(grad, moments)).for_each_task(|((weight, low_bits), (grad, (first, second)))| {
         vectorised(
             #[inline(always)]
             || {

@@ -3,7 +3,7 @@
 use rayon::prelude::*;
 
 use super::column_sums::{add_partials, rows_of_block, workspace_elements};
-use super::schedule::rows_per_task;
+use super::schedule::{ForEachTask, rows_per_task};
 use super::simd::{total, vectorised};
 use crate::Element;
 
@@ -14,7 +14,7 @@ pub(crate) fn forward<E: Element>(x: &[E], weight: &[E], epsilon: f32, normed: &
     let d = weight.len().max(1);
     let rows = rows_per_task(d);
     let pieces = x.par_chunks(rows * d).zip(normed.par_chunks_mut(rows * d)).zip(inv_rms.par_chunks_mut(rows));
-    pieces.for_each(|((sum, normed), inv_rms)| {
+    pieces.for_each_task(|((sum, normed), inv_rms)| {
         vectorised(
             #[inline(always)]
             || {
@@ -38,7 +38,7 @@ pub(crate) fn forward_add<E: Element>(
     let rows = rows_per_task(d);
     let inputs = x.par_chunks(rows * d).zip(output.par_chunks(rows * d));
     let outputs = sum.par_chunks_mut(rows * d).zip(normed.par_chunks_mut(rows * d)).zip(inv_rms.par_chunks_mut(rows));
-    inputs.zip(outputs).for_each(|((x, output), ((sum, normed), inv_rms))| {
+    inputs.zip(outputs).for_each_task(|((x, output), ((sum, normed), inv_rms))| {
         vectorised(
             #[inline(always)]
             || {
@@ -56,7 +56,7 @@ pub(crate) fn normalize<E: Element>(sum: &[E], weight: &[E], inv_rms: &[f32], no
     let d = weight.len().max(1);
     let rows = rows_per_task(d);
     let pieces = sum.par_chunks(rows * d).zip(normed.par_chunks_mut(rows * d)).zip(inv_rms.par_chunks(rows));
-    pieces.for_each(|((sum, normed), inv_rms)| {
+    pieces.for_each_task(|((sum, normed), inv_rms)| {
         vectorised(
             #[inline(always)]
             || normalize_rows(sum, weight, inv_rms, normed),
@@ -84,7 +84,7 @@ pub(crate) fn backward<E: Element>(
     let partials = &mut workspace[..workspace_elements(n, weight.len())];
     let inputs = sum.par_chunks(rows * d).zip(inv_rms.par_chunks(rows)).zip(dnormed.par_chunks(rows * d));
     let outputs = dsum.par_chunks_mut(rows * d).zip(partials.par_chunks_mut(d));
-    inputs.zip(outputs).for_each(|(((sum, inv_rms), dnormed), (dsum, dweight))| {
+    inputs.zip(outputs).for_each_task(|(((sum, inv_rms), dnormed), (dsum, dweight))| {
         let saved = Saved { sum, weight, inv_rms };
         vectorised(
             #[inline(always)]

@@ -3,13 +3,13 @@
 use rayon::prelude::*;
 
 use super::column_sums::{add_partials, rows_of_block, workspace_elements};
-use super::schedule::rows_per_task;
+use super::schedule::{ForEachTask, rows_per_task};
 use super::simd::vectorised;
 use crate::Element;
 
 pub(crate) fn forward<E: Element>(y: &mut [E], bias: &[E]) {
     let o = bias.len().max(1);
-    y.par_chunks_mut(rows_per_task(o) * o).for_each(|y| {
+    y.par_chunks_mut(rows_per_task(o) * o).for_each_task(|y| {
         vectorised(
             #[inline(always)]
             || add_to_rows(y, bias),
@@ -21,7 +21,7 @@ pub(crate) fn backward<E: Element>(dy: &[E], dbias: &mut [f32], workspace: &mut 
     let o = dbias.len().max(1);
     let rows = rows_of_block(dy.len() / o);
     let partials = &mut workspace[..workspace_elements(dy.len() / o, dbias.len())];
-    partials.par_chunks_mut(o).zip(dy.par_chunks(rows * o)).for_each(|(partial, dy)| {
+    partials.par_chunks_mut(o).zip(dy.par_chunks(rows * o)).for_each_task(|(partial, dy)| {
         vectorised(
             #[inline(always)]
             || sum_of_rows(dy, partial),

@@ -2,6 +2,7 @@
 
 use rayon::prelude::*;
 
+use super::schedule::ForEachTask;
 use super::simd::vectorised;
 use crate::buffer::PIECE;
 use crate::master_weight::{join as join_one, split as split_one};
@@ -11,7 +12,7 @@ pub(crate) fn narrow(source: &[f32], target: &mut [bf16]) {
     target
         .par_chunks_mut(PIECE)
         .zip(source.par_chunks(PIECE))
-        .for_each(|(target, source)| narrow_piece(source, target));
+        .for_each_task(|(target, source)| narrow_piece(source, target));
 }
 
 /// One thread's part of [`narrow`].
@@ -27,7 +28,7 @@ pub(crate) fn narrow_piece<E: Element>(source: &[f32], target: &mut [E]) {
 }
 
 pub(crate) fn widen(source: &[bf16], target: &mut [f32]) {
-    target.par_chunks_mut(PIECE).zip(source.par_chunks(PIECE)).for_each(|(target, source)| {
+    target.par_chunks_mut(PIECE).zip(source.par_chunks(PIECE)).for_each_task(|(target, source)| {
         vectorised(
             #[inline(always)]
             || {
@@ -41,7 +42,7 @@ pub(crate) fn widen(source: &[bf16], target: &mut [f32]) {
 
 pub(crate) fn split(master: &[f32], weight: &mut [bf16], low_bits: &mut [i16]) {
     let halves = weight.par_chunks_mut(PIECE).zip(low_bits.par_chunks_mut(PIECE));
-    halves.zip(master.par_chunks(PIECE)).for_each(|((weight, low_bits), master)| {
+    halves.zip(master.par_chunks(PIECE)).for_each_task(|((weight, low_bits), master)| {
         vectorised(
             #[inline(always)]
             || {
@@ -55,7 +56,7 @@ pub(crate) fn split(master: &[f32], weight: &mut [bf16], low_bits: &mut [i16]) {
 
 pub(crate) fn join(weight: &[bf16], low_bits: &[i16], master: &mut [f32]) {
     let halves = weight.par_chunks(PIECE).zip(low_bits.par_chunks(PIECE));
-    master.par_chunks_mut(PIECE).zip(halves).for_each(|(master, (weight, low_bits))| {
+    master.par_chunks_mut(PIECE).zip(halves).for_each_task(|(master, (weight, low_bits))| {
         vectorised(
             #[inline(always)]
             || {

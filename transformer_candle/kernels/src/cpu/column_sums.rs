@@ -3,6 +3,8 @@
 
 use rayon::prelude::*;
 
+use super::schedule::ForEachTask;
+
 /// Blocks of rows, at most.
 const BLOCKS: usize = 64;
 /// Rows of a block, at least.
@@ -23,7 +25,7 @@ pub(crate) fn workspace_elements(n: usize, width: usize) -> usize {
 /// Adds the rows of `partials` to `sums`.
 pub(super) fn add_partials(partials: &[f32], sums: &mut [f32]) {
     let width = sums.len().max(1);
-    sums.par_chunks_mut(COLUMNS).enumerate().for_each(|(piece, sums)| {
+    sums.par_chunks_mut(COLUMNS).enumerate().for_each_task(|(piece, sums)| {
         for partial in partials.chunks_exact(width) {
             let partial = &partial[piece * COLUMNS..][..sums.len()];
             sums.iter_mut().zip(partial).for_each(|(sum, partial)| *sum += partial);

@@ -2,7 +2,7 @@
 
 use rayon::prelude::*;
 
-use super::schedule::rows_per_task;
+use super::schedule::{ForEachTask, rows_per_task};
 use super::simd::vectorised;
 use crate::Element;
 use crate::counter_hash::mix;
@@ -14,7 +14,7 @@ pub(crate) fn forward<E: Element>(x: &[E], key: Key, dropout: Dropout, out: &mut
     }
     let (masks, rows) = (Masks::new(key, dropout), rows_per_task(i));
     let pieces = out.par_chunks_mut(rows * i).zip(x.par_chunks(rows * i)).enumerate();
-    pieces.for_each(|(piece, (out, x))| {
+    pieces.for_each_task(|(piece, (out, x))| {
         for (row, (out, x)) in out.chunks_exact_mut(i).zip(x.chunks_exact(i)).enumerate() {
             let mask = masks.of_row(piece * rows + row);
             vectorised(
@@ -35,7 +35,7 @@ pub(crate) fn backward<E: Element>(dout: &[E], key: Key, dropout: Dropout, dx: &
     }
     let (masks, rows) = (Masks::new(key, dropout), rows_per_task(i));
     let pieces = dx.par_chunks_mut(rows * i).zip(dout.par_chunks(rows * i)).enumerate();
-    pieces.for_each(|(piece, (dx, dout))| {
+    pieces.for_each_task(|(piece, (dx, dout))| {
         for (row, (dx, dout)) in dx.chunks_exact_mut(i).zip(dout.chunks_exact(i)).enumerate() {
             let mask = masks.of_row(piece * rows + row);
             vectorised(
@@ -70,14 +70,10 @@ struct Mask {
 }
 
 impl Masks {
-    fn new(Key { seed, first_row, enabled }: Key, Dropout { probability, module }: Dropout) -> Self {
-        let probability = if enabled { probability } else { 0.0 };
-        Self {
-            key: mix(seed ^ mix(module)),
-            first_row,
-            threshold: (probability * 2f64.powi(32)) as u32,
-            scale: (1.0 / (1.0 - probability)) as f32,
-        }
+    fn new(Key { seed, first_row, enabled }: Key, dropout: Dropout) -> Self {
+        let dropout = if enabled { dropout } else { Dropout { probability: 0.0, ..dropout } };
+        let (threshold, scale) = (dropout.threshold(), dropout.scale());
+        Self { key: mix(seed ^ mix(dropout.module)), first_row, threshold, scale }
     }
 
     fn of_row(&self, row: usize) -> Mask {

@@ -2,6 +2,7 @@
 
 use rayon::prelude::*;
 
+use super::schedule::ForEachTask;
 use crate::Element;
 
 /// Rows of the table per task of the backward pass. Every task reads all ids and adds those in its range, so that each
@@ -12,14 +13,14 @@ pub(crate) fn forward<E: Element>(table: &[E], ids: &[u32], out: &mut [E], d: us
     if d == 0 {
         return;
     }
-    out.par_chunks_mut(d).zip(ids).for_each(|(out, &id)| out.copy_from_slice(&table[id as usize * d..][..d]));
+    out.par_chunks_mut(d).zip(ids).for_each_task(|(out, &id)| out.copy_from_slice(&table[id as usize * d..][..d]));
 }
 
 pub(crate) fn backward<E: Element>(ids: &[u32], dout: &[E], dtable: &mut [f32], d: usize) {
     if d == 0 {
         return;
     }
-    dtable.par_chunks_mut(ROWS * d).enumerate().for_each(|(piece, rows)| {
+    dtable.par_chunks_mut(ROWS * d).enumerate().for_each_task(|(piece, rows)| {
         for (&id, dout) in ids.iter().zip(dout.chunks_exact(d)) {
             if id as usize / ROWS == piece {
                 let row = &mut rows[id as usize % ROWS * d..][..d];

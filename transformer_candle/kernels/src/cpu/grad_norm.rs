@@ -3,6 +3,7 @@
 use rayon::prelude::*;
 
 use super::partials::{load, store};
+use super::schedule::ForEachTask;
 use super::simd::vectorised;
 use crate::Element;
 use crate::buffer::PIECE;
@@ -12,7 +13,7 @@ const LANES: usize = 16;
 pub(crate) fn forward(grads: &[f32], partials: &mut [f32]) -> f32 {
     let partials = &mut partials[..workspace_elements(grads.len())];
     let pieces = partials.par_chunks_mut(2).zip(grads.par_chunks(PIECE));
-    pieces.for_each(|(partial, piece)| {
+    pieces.for_each_task(|(partial, piece)| {
         let sum = vectorised(
             #[inline(always)]
             || sum_of_squares(piece),

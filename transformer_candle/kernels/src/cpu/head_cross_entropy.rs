@@ -6,6 +6,7 @@ use rayon::prelude::*;
 use super::exp::exp;
 use super::gemm::{Matrix, multiply, multiply_accumulate, workspace_for};
 use super::partials::{load, store};
+use super::schedule::ForEachTask;
 use super::simd::vectorised;
 use crate::head_sizes::{HeadSizes, IGNORED_TARGET};
 use crate::{Element, WriteMode};
@@ -51,7 +52,7 @@ pub(crate) fn forward_backward<E: Element>(
         let (rows, hidden) = (targets.len(), Matrix::new(hidden, targets.len(), d));
         multiply(hidden, weight.transposed(), logits, w, workspace);
         let each = logits.par_chunks_mut(w).zip(losses.par_chunks_mut(2)).zip(targets);
-        each.for_each(|((logits, loss), &target)| {
+        each.for_each_task(|((logits, loss), &target)| {
             let logits = &mut logits[..vocab_size];
             let ignored = target == IGNORED_TARGET;
             store(loss, if ignored { ignore(logits) } else { gradient(logits, target as usize, [scale, z_loss]) });
@@ -78,7 +79,7 @@ pub(crate) fn forward<E: Element>(
     for ((hidden, losses), targets) in hidden.chunks(c * d).zip(losses.chunks_mut(c)).zip(targets.chunks(c)) {
         multiply(Matrix::new(hidden, targets.len(), d), weight.transposed(), logits, w, workspace);
         let each = logits.par_chunks_mut(w).zip(losses).zip(targets);
-        each.for_each(|((logits, loss), &target)| {
+        each.for_each_task(|((logits, loss), &target)| {
             let logits = &mut logits[..vocab_size];
             *loss = if target == IGNORED_TARGET { 0.0 } else { exponentials(logits, target as usize).0 as f32 };
         });

@@ -3,6 +3,7 @@
 use rayon::prelude::*;
 
 use super::gemm::{Matrix, multiply, multiply_accumulate};
+use super::schedule::ForEachTask;
 use crate::buffer::PIECE;
 use crate::lora::Packed;
 use crate::{Element, WriteMode};
@@ -68,7 +69,7 @@ fn columns<E: Element>(y: &[E], Packed { n, o, p, first_column, .. }: Packed) ->
 }
 
 fn scale_in_place<E: Element>(values: &mut [E], scale: f32) {
-    values.par_chunks_mut(PIECE).for_each(|piece| {
+    values.par_chunks_mut(PIECE).for_each_task(|piece| {
         for value in piece {
             *value = E::narrow(scale * value.widen());
         }

@@ -1,6 +1,7 @@
 //! The operations on CPU slices. Work is split into chunks of fixed size, which the threads of the current rayon pool
 //! share; the order of no sum depends on the number of threads.
 
+pub(crate) mod accumulate;
 pub(crate) mod adamw;
 pub(crate) mod add_rms_norm;
 pub(crate) mod attention;

@@ -5,6 +5,7 @@ use rayon::prelude::*;
 use super::gemm::{Matrix, multiply, workspace_for};
 use super::grad_norm::sum_of_squares;
 use super::partials::{load, store};
+use super::schedule::ForEachTask;
 use super::simd::vectorised;
 use crate::buffer::PIECE;
 use crate::master_weight::{join, split};
@@ -19,7 +20,7 @@ pub(crate) fn accumulate_momentum<E: Element>(
 ) {
     let (mu, rest) = (settings.momentum as f32, (1.0 - settings.momentum) as f32);
     let pieces = momentum.par_chunks_mut(PIECE).zip(grad.par_chunks(PIECE)).zip(update.par_chunks_mut(PIECE));
-    pieces.for_each(|((momentum, grad), update)| {
+    pieces.for_each_task(|((momentum, grad), update)| {
         vectorised(
             #[inline(always)]
             || {
@@ -78,7 +79,7 @@ pub(crate) fn orthogonalize<E: Element>(
 /// `target = source / max(|source|, 1e-7)`.
 fn normalize<E: Element>(source: &[E], target: &mut [E], partials: &mut [f32]) {
     let partials = &mut partials[..2 * source.len().div_ceil(PIECE)];
-    partials.par_chunks_mut(2).zip(source.par_chunks(PIECE)).for_each(|(partial, piece)| {
+    partials.par_chunks_mut(2).zip(source.par_chunks(PIECE)).for_each_task(|(partial, piece)| {
         let sum = vectorised(
             #[inline(always)]
             || sum_of_squares(piece),
@@ -87,7 +88,7 @@ fn normalize<E: Element>(source: &[E], target: &mut [E], partials: &mut [f32]) {
     });
     let norm = partials.chunks(2).map(load).sum::<f64>().sqrt();
     let scale = norm.max(1e-7).recip() as f32;
-    target.par_chunks_mut(PIECE).zip(source.par_chunks(PIECE)).for_each(|(target, source)| {
+    target.par_chunks_mut(PIECE).zip(source.par_chunks(PIECE)).for_each_task(|(target, source)| {
         vectorised(
             #[inline(always)]
             || {
@@ -103,7 +104,7 @@ fn normalize<E: Element>(source: &[E], target: &mut [E], partials: &mut [f32]) {
 fn evaluate<E: Element>(gram: &[E], polynomial: &mut [E], size: usize, [a, b, c]: [f32; 3]) {
     let rows =
         polynomial.par_chunks_exact_mut(size).zip(gram.par_chunks_exact(size)).with_min_len(PIECE.div_ceil(size));
-    rows.enumerate().for_each(|(row, (polynomial, gram))| {
+    rows.enumerate().for_each_task(|(row, (polynomial, gram))| {
         vectorised(
             #[inline(always)]
             || {
@@ -118,7 +119,7 @@ fn evaluate<E: Element>(gram: &[E], polynomial: &mut [E], size: usize, [a, b, c]
 }
 
 pub(crate) fn step(weight: &mut [f32], update: &[f32], decay: f32, rate: f32) {
-    weight.par_chunks_mut(PIECE).zip(update.par_chunks(PIECE)).for_each(|(weight, update)| {
+    weight.par_chunks_mut(PIECE).zip(update.par_chunks(PIECE)).for_each_task(|(weight, update)| {
         vectorised(
             #[inline(always)]
             || {
@@ -132,7 +133,7 @@ pub(crate) fn step(weight: &mut [f32], update: &[f32], decay: f32, rate: f32) {
 
 pub(crate) fn step_split((weight, low_bits): (&mut [bf16], &mut [i16]), update: &[bf16], decay: f32, rate: f32) {
     let master = weight.par_chunks_mut(PIECE).zip(low_bits.par_chunks_mut(PIECE));
-    master.zip(update.par_chunks(PIECE)).for_each(|((weight, low_bits), update)| {
+    master.zip(update.par_chunks(PIECE)).for_each_task(|((weight, low_bits), update)| {
         vectorised(
             #[inline(always)]
             || {

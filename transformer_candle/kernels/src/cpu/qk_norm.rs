@@ -4,7 +4,7 @@ use rayon::prelude::*;
 
 use super::add_rms_norm::{inv_rms_of, normalize_rows, weighted_dot};
 use super::column_sums::{add_partials, rows_of_block, workspace_elements};
-use super::schedule::rows_per_task;
+use super::schedule::{ForEachTask, rows_per_task};
 use super::simd::vectorised;
 use crate::{Element, HeadLayout};
 
@@ -18,7 +18,7 @@ pub(crate) struct Norms<'a, E> {
 pub(crate) fn forward<E: Element>(projected: &[E], norms: Norms<'_, E>, layout: &HeadLayout, qkv: &mut [E]) {
     let width = layout.packed_width();
     let rows = rows_per_task(width);
-    qkv.par_chunks_mut(rows * width).zip(projected.par_chunks(rows * width)).for_each(|(qkv, projected)| {
+    qkv.par_chunks_mut(rows * width).zip(projected.par_chunks(rows * width)).for_each_task(|(qkv, projected)| {
         vectorised(
             #[inline(always)]
             || forward_rows(projected, norms, layout, qkv),
@@ -39,7 +39,7 @@ pub(crate) fn backward<E: Element>(
     let rows = rows_of_block(n);
     let partials = &mut workspace[..workspace_elements(n, norms.weight.len())];
     let pieces = projected.par_chunks(rows * width).zip(dqkv.par_chunks_mut(rows * width));
-    pieces.zip(partials.par_chunks_mut(norms.weight.len())).for_each(|((projected, dqkv), dweight)| {
+    pieces.zip(partials.par_chunks_mut(norms.weight.len())).for_each_task(|((projected, dqkv), dweight)| {
         vectorised(
             #[inline(always)]
             || backward_rows(projected, norms, layout, dqkv, dweight),

@@ -2,7 +2,7 @@
 
 use rayon::prelude::*;
 
-use super::schedule::rows_per_task;
+use super::schedule::{ForEachTask, rows_per_task};
 use super::simd::vectorised;
 use crate::{Element, HeadLayout};
 
@@ -16,7 +16,7 @@ pub(crate) struct Angles<'a> {
 pub(crate) fn rotate<E: Element>(qkv: &mut [E], layout: &HeadLayout, angles: &Angles<'_>) {
     let width = layout.packed_width();
     let rows = rows_per_task(width);
-    qkv.par_chunks_mut(rows * width).enumerate().for_each(|(piece, qkv)| {
+    qkv.par_chunks_mut(rows * width).enumerate().for_each_task(|(piece, qkv)| {
         vectorised(
             #[inline(always)]
             || rotate_rows(qkv, piece * rows, layout, angles),

@@ -5,6 +5,8 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 use rayon::prelude::*;
 
+use crate::timing;
+
 /// Elements of the rows of a task: few, so that threads finish together on small models.
 const ROWS: usize = 1 << 13;
 
@@ -15,6 +17,17 @@ pub(super) fn rows_per_task(width: usize) -> usize {
 
 /// Parts that the tasks are divided into, one per thread; further threads share parts.
 const PARTS: usize = 64;
+
+/// `for_each` whose tasks a profile shows on the threads that run them.
+pub(crate) trait ForEachTask: ParallelIterator {
+    /// Runs `body` for every item, in parallel.
+    fn for_each_task(self, body: impl Fn(Self::Item) + Sync + Send) {
+        let tasks = timing::tasks();
+        self.for_each(|item| tasks.time(|| body(item)));
+    }
+}
+
+impl<I: ParallelIterator> ForEachTask for I {}
 
 /// Runs tasks `0..all`, each thread with its own `size` elements of `scratch`; no more threads are used than it has
 /// room for. Threads take ranges of at most `longest` tasks, a multiple of `unit`: a range is a number of full units,
@@ -31,7 +44,7 @@ pub(crate) fn run_tasks(
     let threads = rayon::current_num_threads();
     let queue = Queue::new(all, unit, longest, threads.min(scratch.len() / size).clamp(1, PARTS));
     let scratch = scratch.par_chunks_exact_mut(size).take(threads);
-    scratch.with_max_len(1).enumerate().for_each(|(thread, scratch)| {
+    scratch.with_max_len(1).enumerate().for_each_task(|(thread, scratch)| {
         while let Some(range) = queue.take(thread) {
             body(range, scratch);
         }

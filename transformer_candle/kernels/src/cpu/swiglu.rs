@@ -3,7 +3,7 @@
 use rayon::prelude::*;
 
 use super::exp::exp;
-use super::schedule::rows_per_task;
+use super::schedule::{ForEachTask, rows_per_task};
 use super::simd::vectorised;
 use crate::Element;
 
@@ -13,7 +13,7 @@ pub(crate) fn forward<E: Element>(gate_up: &[E], out: &mut [E], i: usize) {
     }
     let rows = rows_per_task(2 * i);
     let pieces = out.par_chunks_mut(rows * i).zip(gate_up.par_chunks(rows * 2 * i));
-    pieces.for_each(|(out, gate_up)| {
+    pieces.for_each_task(|(out, gate_up)| {
         vectorised(
             #[inline(always)]
             || forward_rows(gate_up, out, i),
@@ -27,7 +27,7 @@ pub(crate) fn backward<E: Element>(gate_up: &mut [E], dout: &[E], i: usize) {
     }
     let rows = rows_per_task(2 * i);
     let pieces = gate_up.par_chunks_mut(rows * 2 * i).zip(dout.par_chunks(rows * i));
-    pieces.for_each(|(gate_up, dout)| {
+    pieces.for_each_task(|(gate_up, dout)| {
         vectorised(
             #[inline(always)]
             || backward_rows(gate_up, dout, i),
@@ -42,7 +42,7 @@ pub(crate) fn backward_recomputing<E: Element>(gate_up: &mut [E], out: &mut [E],
     }
     let rows = rows_per_task(2 * i);
     let pieces = gate_up.par_chunks_mut(rows * 2 * i).zip(out.par_chunks_mut(rows * i));
-    pieces.for_each(|(gate_up, out)| {
+    pieces.for_each_task(|(gate_up, out)| {
         vectorised(
             #[inline(always)]
             || recompute_rows(gate_up, out, i),

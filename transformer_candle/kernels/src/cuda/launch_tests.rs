@@ -126,6 +126,22 @@ fn rope_and_qk_norm_support_every_valid_head_size() {
 }
 
 #[test]
+fn dropout_launches_compiled_kernels() {
+    let (key, dropout) = (value(&[5], DType::U32), crate::dropout::Dropout { probability: 0.1, module: u64::MAX });
+    for (dtype, suffix) in DTYPES.into_iter().zip(["f32", "bf16"]) {
+        let [one, other] = rows(7, 1040, dtype);
+        assert_eq!(
+            checked(&dropout::forward([one, key, other], dropout, [7, 1040])),
+            [format!("dropout_forward.{suffix}")]
+        );
+        assert_eq!(
+            checked(&dropout::backward([one, key, other], dropout, [7, 1040])),
+            [format!("dropout_backward.{suffix}")]
+        );
+    }
+}
+
+#[test]
 fn bias_launches_compiled_kernels() {
     for (dtype, suffix) in DTYPES.into_iter().zip(["f32", "bf16"]) {
         let ([y], bias, dbias) = (rows(7, 1040, dtype), value(&[1040], dtype), value(&[1040], DType::F32));

@@ -12,6 +12,7 @@ mod argument;
 pub(crate) mod attention;
 pub(crate) mod bias;
 pub(crate) mod cast;
+pub(crate) mod dropout;
 pub(crate) mod embedding;
 mod from_buffer;
 mod gpu;

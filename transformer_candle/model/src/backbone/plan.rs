@@ -113,7 +113,7 @@ impl BackbonePlan {
                 rope: rope.clone(),
                 recompute: self.settings.recompute,
             },
-            dropout_key: self.adapters.and_then(|adapters| adapters.dropout_key(arena)),
+            dropout_key: self.adapters.map_or(Ok(None), |adapters| adapters.dropout_key(arena))?,
             scratch: self.bind_scratch(arena, rows)?,
         })
     }

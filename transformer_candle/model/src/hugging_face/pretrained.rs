@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::fs::File;
-use std::io::{Read, Seek, SeekFrom};
+use std::io::{BufRead, BufReader, Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 
 use half::f16;
@@ -53,6 +53,19 @@ enum Part {
     /// The adapters.
     Adapters,
 }
+
+/// Some numbers of a tensor, as a file holds them.
+struct Piece<'a> {
+    path: &'a Path,
+    tensor: &'a HfTensor,
+    /// The first of them in the tensor.
+    first: usize,
+    dtype: Dtype,
+    bytes: &'a [u8],
+}
+
+/// Is given every byte of every file, each from its start to its end, while the weights are read: as for a hash.
+pub type ByteObserver<'a> = dyn FnMut(&Path, &[u8]) + Send + 'a;
 
 /// The part of `model.safetensors.index.json` that is read.
 #[derive(Deserialize)]
@@ -122,6 +135,7 @@ impl PretrainedWeights {
                 let start = data_start + info.data_offsets.0 as u64;
                 tensors.push(StoredTensor { tensor, dtype: info.dtype, start });
             }
+            tensors.sort_unstable_by_key(|tensor| tensor.start);
             files.push((path, tensors));
         }
         match wanted.pop_first() {
@@ -130,26 +144,32 @@ impl PretrainedWeights {
         }
     }
 
-    /// Reads every number once and refuses those that are not finite, unless `cancelled`.
+    /// Reads every number once and refuses those that are not finite, unless `cancelled`. `observer` sees what is read.
     ///
     /// # Errors
     /// [`Error::NotFiniteWeights`] names the tensor.
-    pub fn check_finite(&self, cancelled: &(dyn Fn() -> bool + Sync)) -> Result<()> {
-        self.read_pieces(cancelled, |path, tensor, _, values| {
-            if values.par_iter().all(|value| value.is_finite()) {
+    pub fn check_finite(
+        &self,
+        cancelled: &(dyn Fn() -> bool + Sync),
+        observer: Option<&mut ByteObserver<'_>>,
+    ) -> Result<()> {
+        self.read_pieces(cancelled, observer, |piece| {
+            if piece.values().par_iter().all(|value| value.is_finite()) {
                 return Ok(());
             }
-            Err(Error::NotFiniteWeights { path: path.to_owned(), name: tensor.name.clone() })
+            Err(Error::NotFiniteWeights { path: piece.path.to_owned(), name: piece.tensor.name.clone() })
         })
     }
 
     /// Fills flat weights of f32 or bf16, and beside bf16 weights the low bits of their f32 masters, unless
-    /// `cancelled`. The vocabulary's padding becomes zero, and with a model's weights its adapters.
+    /// `cancelled`. The vocabulary's padding becomes zero, and with a model's weights its adapters. `observer` sees what
+    /// is read.
     pub fn read(
         &self,
         weights: &mut Buffer,
         mut low_bits: Option<&mut Buffer>,
         cancelled: &(dyn Fn() -> bool + Sync),
+        observer: Option<&mut ByteObserver<'_>>,
     ) -> Result<()> {
         if self.part == Part::Model {
             zero_between_tensors(&self.shape, weights)?;
@@ -160,43 +180,85 @@ impl PretrainedWeights {
         let staging = Buffer::zeros(&[PIECE], DType::F32, weights.device())?;
         let target: &Buffer = weights;
         let low_bits = low_bits.as_deref();
-        self.read_pieces(cancelled, |_, tensor, first, values| {
-            write_masters(values, &staging, target, low_bits, tensor.offset + first)
+        self.read_pieces(cancelled, observer, |piece| {
+            let offset = piece.tensor.offset + piece.first;
+            let has_master = low_bits.is_some_and(|low_bits| offset < low_bits.elements());
+            if piece.dtype == Dtype::BF16 && target.dtype() == DType::BF16 && !has_master {
+                let values = piece.bf16_values();
+                return Ok(target.view(offset, &[values.len()])?.write(&values)?);
+            }
+            write_masters(&piece.values(), &staging, target, low_bits, offset)
         })
     }
 
-    /// Calls `piece` with the file, the tensor, the piece's first element in it and the values, of all tensors in turn.
+    /// Calls `use_piece` with the pieces of all tensors in turn.
     fn read_pieces(
         &self,
         cancelled: &(dyn Fn() -> bool + Sync),
-        mut piece: impl FnMut(&Path, &HfTensor, usize, &[f32]) -> Result<()>,
+        mut observer: Option<&mut ByteObserver<'_>>,
+        mut use_piece: impl FnMut(&Piece<'_>) -> Result<()> + Send,
     ) -> Result<()> {
         let mut bytes = Vec::new();
         for (path, tensors) in &self.files {
             let mut file = File::open(path).map_err(failed("open", path))?;
+            let mut position = 0;
             for StoredTensor { tensor, dtype, start } in tensors {
-                file.seek(SeekFrom::Start(*start)).map_err(failed("read", path))?;
+                let size = if *dtype == Dtype::F32 { 4 } else { 2 };
+                match &mut observer {
+                    Some(observer) => observe(&mut file, path, start - position, observer)?,
+                    None => drop(file.seek(SeekFrom::Start(*start)).map_err(failed("read", path))?),
+                }
+                position = start + (tensor.elements * size) as u64;
                 for first in (0..tensor.elements).step_by(PIECE) {
                     if cancelled() {
                         return Ok(());
                     }
                     let elements = PIECE.min(tensor.elements - first);
-                    bytes.resize(elements * if *dtype == Dtype::F32 { 4 } else { 2 }, 0);
+                    bytes.resize(elements * size, 0);
                     file.read_exact(&mut bytes).map_err(failed("read", path))?;
-                    piece(path, tensor, first, &decode(&bytes, *dtype))?;
+                    let piece = Piece { path, tensor, first, dtype: *dtype, bytes: &bytes };
+                    match &mut observer {
+                        Some(observer) => rayon::join(|| observer(path, &bytes), || use_piece(&piece)).1?,
+                        None => use_piece(&piece)?,
+                    }
                 }
+            }
+            if let Some(observer) = &mut observer {
+                observe(&mut file, path, u64::MAX, observer)?;
             }
         }
         Ok(())
     }
 }
 
-fn decode(bytes: &[u8], dtype: Dtype) -> Vec<f32> {
-    let halves = bytes.as_chunks().0.par_iter();
-    match dtype {
-        Dtype::F32 => bytes.as_chunks().0.par_iter().map(|number| f32::from_le_bytes(*number)).collect(),
-        Dtype::F16 => halves.map(|number| f16::from_le_bytes(*number).to_f32()).collect(),
-        _ => halves.map(|number| bf16::from_le_bytes(*number).to_f32()).collect(),
+/// Shows the next bytes of a file, at most `count`: a header, or a tensor that is not read.
+fn observe(file: &mut File, path: &Path, count: u64, observer: &mut ByteObserver<'_>) -> Result<()> {
+    let mut reader = BufReader::with_capacity(2 * PIECE, file.take(count));
+    loop {
+        let bytes = reader.fill_buf().map_err(failed("read", path))?;
+        if bytes.is_empty() {
+            return Ok(());
+        }
+        observer(path, bytes);
+        let shown = bytes.len();
+        reader.consume(shown);
+    }
+}
+
+impl Piece<'_> {
+    /// Widened exactly.
+    fn values(&self) -> Vec<f32> {
+        let halves = self.bytes.as_chunks().0.par_iter();
+        match self.dtype {
+            Dtype::F32 => self.bytes.as_chunks().0.par_iter().map(|number| f32::from_le_bytes(*number)).collect(),
+            Dtype::F16 => halves.map(|number| f16::from_le_bytes(*number).to_f32()).collect(),
+            _ => halves.map(|number| bf16::from_le_bytes(*number).to_f32()).collect(),
+        }
+    }
+
+    /// As they are, of a tensor of bf16.
+    fn bf16_values(&self) -> Vec<bf16> {
+        self.bytes.as_chunks().0.par_iter().map(|number| bf16::from_le_bytes(*number)).collect()
     }
 }
 

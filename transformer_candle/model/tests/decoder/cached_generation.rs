@@ -99,6 +99,20 @@ fn greedy_generation_takes_the_largest_logit_and_stops() {
 }
 
 #[test]
+fn a_sequence_is_continued_behind_the_tokens_it_keeps() {
+    let shape = tiny(true);
+    let (first, greedy) = (tokens(&shape, 9), SamplingSettings::greedy());
+    let mut second = first.clone();
+    second[6] = (second[6] + 1) % 71;
+    let expected = generator(&shape, 24).generate(&second, 8, &[], &greedy, go_on).unwrap();
+    let mut generator = generator(&shape, 24);
+    generator.generate(&first, 8, &[], &greedy, go_on).unwrap();
+    assert_eq!(generator.past(), 9 + 8 - 1, "the last token is not read");
+    generator.truncate(6);
+    assert_eq!(generator.extend(&second[6..], 8, &[], &greedy, go_on).unwrap(), expected);
+}
+
+#[test]
 fn generation_stops_at_the_context_length() {
     let shape = tiny(true);
     let mut generator = generator(&shape, usize::MAX);

@@ -2,11 +2,11 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use half::{bf16, f16};
 use kernels::{Buffer, DType, Device, cast};
-use model::hugging_face::{PretrainedWeights, hf_tensors};
+use model::hugging_face::{PretrainedWeights, hf_tensors, weight_files};
 use model::{Error, ModelShape};
 use safetensors::Dtype;
 use safetensors::tensor::TensorView;
@@ -62,8 +62,8 @@ fn sharded(tensors: &Tensors) -> TempDir {
 fn read(folder: &Path, shape: &ModelShape, dtype: DType) -> model::Result<Buffer> {
     let mut weights = models::flat_weights(shape, dtype);
     let stored = PretrainedWeights::open(folder, shape)?;
-    stored.check_finite(&|| false)?;
-    stored.read(&mut weights, None, &|| false)?;
+    stored.check_finite(&|| false, None)?;
+    stored.read(&mut weights, None, &|| false, None)?;
     Ok(weights)
 }
 
@@ -82,6 +82,30 @@ fn shards_and_a_single_file_hold_the_same_weights() {
         for folder in [single(&tensors), sharded(&tensors)] {
             let found = read(folder.path(), &shape, DType::F32).unwrap();
             assert_eq!(found.read_f32().unwrap(), expected.read_f32().unwrap());
+        }
+    }
+}
+
+#[test]
+fn an_observer_sees_every_byte_once_and_in_order() {
+    let shape = tiny(true);
+    // A tied model's head is not read.
+    let mut tensors = tensors(&shape, Dtype::BF16);
+    let head = tensors["model.embed_tokens.weight"].clone();
+    tensors.insert("lm_head.weight".to_owned(), head);
+    for folder in [single(&tensors), sharded(&tensors)] {
+        let stored = PretrainedWeights::open(folder.path(), &shape).unwrap();
+        let mut seen: [BTreeMap<PathBuf, Vec<u8>>; 2] = Default::default();
+        let see = |seen: &mut BTreeMap<PathBuf, Vec<u8>>, path: &Path, bytes: &[u8]| {
+            seen.entry(path.to_owned()).or_default().extend(bytes);
+        };
+        let mut weights = models::flat_weights(&shape, DType::F32);
+        let [checked, read] = &mut seen;
+        stored.check_finite(&|| false, Some(&mut |path, bytes| see(checked, path, bytes))).unwrap();
+        stored.read(&mut weights, None, &|| false, Some(&mut |path, bytes| see(read, path, bytes))).unwrap();
+        for seen in seen {
+            assert_eq!(seen.len(), weight_files(folder.path()).unwrap().len());
+            assert!(seen.into_iter().all(|(path, bytes)| bytes == fs::read(path).unwrap()));
         }
     }
 }
@@ -112,7 +136,7 @@ fn weights_and_low_bits_together_are_the_stored_f32() {
     let zeros = |dtype| Buffer::zeros(full.shape(), dtype, &Device::Cpu).unwrap();
     let (mut low_bits, mut master) = (zeros(DType::I16), zeros(DType::F32));
     let stored = PretrainedWeights::open(folder.path(), &shape).unwrap();
-    stored.read(&mut weights, Some(&mut low_bits), &|| false).unwrap();
+    stored.read(&mut weights, Some(&mut low_bits), &|| false, None).unwrap();
     cast::join_master(&weights, &low_bits, &mut master).unwrap();
     assert_eq!(master.read_f32().unwrap(), full.read_f32().unwrap());
 }

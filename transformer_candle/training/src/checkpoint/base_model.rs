@@ -1,6 +1,7 @@
 //! `base_model.json`: the model that a checkpoint of adapters belongs to, with size and SHA-256 of each of its files.
 
 use std::collections::BTreeMap;
+use std::fs;
 use std::path::{Path, PathBuf};
 
 use dataset::CancelToken;
@@ -22,8 +23,15 @@ pub struct BaseModel {
 }
 
 impl BaseModel {
+    /// A model directory whose weights have just been read.
+    pub(super) fn of_weights(directory: &Path, mut files: BTreeMap<String, FileRecord>) -> Result<Self> {
+        let config = VerifiedFile::open(directory, files::CONFIG, None, &CancelToken::new())?.record()?;
+        files.insert(files::CONFIG.to_owned(), config);
+        Ok(Self { directory: directory.to_owned(), files })
+    }
+
     /// Reads a model directory's files once, unless cancelled. A checkpoint's are known from its manifest.
-    pub fn measure(directory: &Path, cancel: &CancelToken) -> Result<Self> {
+    fn measure(directory: &Path, cancel: &CancelToken) -> Result<Self> {
         let has_manifest = directory.join(files::MANIFEST).exists();
         let manifest = has_manifest.then(|| Manifest::load(directory)).transpose()?;
         let paths = weight_files(directory).map_err(|error| from_model_error(directory, error))?;
@@ -48,22 +56,34 @@ impl BaseModel {
     /// # Errors
     /// [`CheckpointError::BaseMoved`], [`CheckpointError::BaseChanged`]
     pub fn verify(&self, adapters: &Path, cancel: &CancelToken) -> Result<()> {
+        self.verify_sizes(adapters)?;
+        self.compare(adapters, &Self::measure(&self.directory, cancel)?)
+    }
+
+    /// Looks for the model's files and compares their sizes, without reading them.
+    ///
+    /// # Errors
+    /// Those of [`BaseModel::verify`].
+    pub(super) fn verify_sizes(&self, adapters: &Path) -> Result<()> {
         let (adapters, base) = (adapters.to_owned(), self.directory.clone());
         if !base.join(files::CONFIG).exists() {
             return Err(CheckpointError::BaseMoved { adapters, base });
         }
-        let changed = |file: &str| CheckpointError::BaseChanged { adapters, base, file: file.to_owned() };
-        match Self::measure(&self.directory, cancel) {
-            Ok(now) => match self.files.iter().find(|(name, record)| now.files.get(*name) != Some(record)) {
-                Some((name, _)) => Err(changed(name)),
-                None => Ok(()),
-            },
-            Err(CheckpointError::Interrupted) => Err(CheckpointError::Interrupted),
-            // Files that are missing or cannot be read.
-            Err(error) => match self.files.keys().find(|name| !self.directory.join(name).exists()) {
-                Some(name) => Err(changed(name)),
-                None => Err(error),
-            },
+        let has_size = |name: &str, bytes| fs::metadata(base.join(name)).is_ok_and(|file| file.len() == bytes);
+        match self.files.iter().find(|(name, record)| !has_size(name, record.bytes)) {
+            Some((name, _)) => Err(CheckpointError::BaseChanged { adapters, file: name.clone(), base }),
+            None => Ok(()),
+        }
+    }
+
+    /// Compares the model with the one that was found in its place.
+    pub(super) fn compare(&self, adapters: &Path, found: &Self) -> Result<()> {
+        match self.files.iter().find(|(name, record)| found.files.get(*name) != Some(record)) {
+            Some((name, _)) => {
+                let (adapters, base) = (adapters.to_owned(), self.directory.clone());
+                Err(CheckpointError::BaseChanged { adapters, base, file: name.clone() })
+            }
+            None => Ok(()),
         }
     }
 

@@ -1,5 +1,6 @@
 //! Lists a folder of checkpoints, finds the one to resume from, and prunes old ones.
 
+use std::cmp::Reverse;
 use std::collections::HashSet;
 use std::fs;
 use std::io;
@@ -52,11 +53,13 @@ pub struct NewestCheckpoint {
     pub corrupted: Vec<CorruptedCheckpoint>,
 }
 
-/// The checkpoints of a folder, by step. A folder that does not exist has none.
+/// The checkpoints of a folder, by step. A folder that does not exist, or is none, has none.
 pub fn list(directory: &Path) -> Result<Vec<CheckpointEntry>> {
     let entries = match fs::read_dir(directory) {
         Ok(entries) => entries,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => {
+            return Ok(Vec::new());
+        }
         Err(error) => return Err(failed("read", directory)(error)),
     };
     let mut found = Vec::new();
@@ -107,12 +110,16 @@ pub fn mark_best(directory: &Path, checkpoint: &Path) -> Result<()> {
     replace_text(directory, BEST, &format!("{name}\n"))
 }
 
-/// The checkpoints with the lowest held-out loss measured at their own step, best first.
+/// The checkpoints with the lowest held-out loss measured at their own step, best first. Losses of stages with other
+/// sequences or data do not compare: those of a later stage come first.
 pub(super) fn by_loss(checkpoints: &[CheckpointEntry]) -> Vec<&CheckpointEntry> {
-    let loss = |listed: &&CheckpointEntry| Checkpoint::open(&listed.path).ok()?.state().ok()?.evaluation_loss;
-    let mut judged: Vec<_> =
-        checkpoints.iter().filter_map(|checkpoint| Some((loss(&checkpoint)?, checkpoint))).collect();
-    judged.sort_by(|(a, _), (b, _)| a.total_cmp(b));
+    let judge = |listed: &CheckpointEntry| {
+        let state = Checkpoint::open(&listed.path).ok()?.state().ok()?;
+        Some((Reverse(state.stage), state.evaluation_loss?))
+    };
+    let judged = checkpoints.iter().filter_map(|checkpoint| Some((judge(checkpoint)?, checkpoint)));
+    let mut judged: Vec<_> = judged.collect();
+    judged.sort_by(|((a_stage, a), _), ((b_stage, b), _)| a_stage.cmp(b_stage).then(a.total_cmp(b)));
     judged.into_iter().map(|(_, checkpoint)| checkpoint).collect()
 }
 

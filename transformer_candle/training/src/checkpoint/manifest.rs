@@ -193,6 +193,25 @@ impl Read for VerifiedFile {
     }
 }
 
+/// Hashes and counts the bytes of files whose pieces are shown to it in order.
+#[derive(Default)]
+pub(super) struct FileHashes(BTreeMap<String, (u64, Sha256)>);
+
+impl FileHashes {
+    pub(super) fn update(&mut self, path: &Path, piece: &[u8]) {
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        let (bytes, hasher) = self.0.entry(name.into_owned()).or_default();
+        *bytes += piece.len() as u64;
+        hasher.update(piece);
+    }
+
+    /// Of every file that was shown, by name.
+    pub(super) fn records(self) -> BTreeMap<String, FileRecord> {
+        let record = |(bytes, hasher): (u64, Sha256)| FileRecord { bytes, sha256: hexadecimal(&hasher.finalize()) };
+        self.0.into_iter().map(|(name, hashed)| (name, record(hashed))).collect()
+    }
+}
+
 /// Hashes and counts the bytes passed to the inner writer.
 pub(super) struct HashingWriter<W> {
     inner: W,

@@ -4,6 +4,7 @@
 //! checkpoints/
 //!   step-00001000/  config.json generation_config.json model.safetensors tokenizer.json tokenizer_config.json
 //!                   optimizer.safetensors trainer_state.json MANIFEST.json (size and SHA-256 of every file);
+//!                   with N ranks optimizer-0000R-of-0000N.safetensors, one of each;
 //!                   of adapters adapter_config.json adapter_model.safetensors base_model.json in place of the model
 //!   latest          "step-00001000": where a resume starts
 //!   best            "step-00000800": the lowest held-out loss
@@ -20,6 +21,7 @@ mod manifest;
 mod optimizer_file;
 mod reader;
 mod save;
+mod shared;
 mod staging;
 mod state;
 #[cfg(test)]
@@ -32,7 +34,9 @@ pub use best::keep_best_in;
 pub use files::MANIFEST as MANIFEST_FILE_NAME;
 pub use list::{CheckpointEntry, NewestCheckpoint, PruneResult, best, latest, list, mark_best, newest_intact, prune};
 pub use manifest::{FileRecord, Manifest};
-pub use reader::{Checkpoint, StoredModel};
+pub use reader::{CheckedAdapters, Checkpoint, StoredModel};
 pub use save::{CheckpointContents, expected_bytes, save, step_name};
-pub use state::{BestEvaluation, Execution, FORMAT_VERSION, Improvement, MatmulAlgorithms, TrainerState};
+pub use state::{
+    BestEvaluation, Execution, FORMAT_VERSION, Improvement, MatmulAlgorithms, StageExecution, TrainerState,
+};
 pub use tokenizer_files::{TokenizerFiles, newest_tokenizer, tokenizer_in};

@@ -1,20 +1,23 @@
 //! Reads a checkpoint: the manifest once, and every other file verified against it.
 
+mod adapters;
+
+use std::collections::BTreeMap;
 use std::fs;
-use std::io;
 use std::path::{Path, PathBuf};
 
 use dataset::CancelToken;
 use kernels::Buffer;
-use model::hugging_face::{self, PretrainedWeights};
+use model::hugging_face::{self, ByteObserver, PretrainedWeights};
 use model::{LoraShape, ModelShape, Precision};
-use run_config::{AdapterDescription, Problem};
 use serde_json::Value;
 
-use super::manifest::{Manifest, VerifiedFile};
+use super::manifest::{FileHashes, FileRecord, Manifest, VerifiedFile};
 use super::{BaseModel, TrainerState, files, optimizer_file};
 use crate::engine::StateTensor;
 use crate::error::checkpoint::{CheckpointError, Result, failed, from_model_error};
+
+pub use adapters::CheckedAdapters;
 
 /// Bytes per bf16 element.
 const SMALLEST_PARAMETER_BYTES: u64 = 2;
@@ -100,49 +103,6 @@ impl Checkpoint {
         Ok(self.directory.join(files::TOKENIZER))
     }
 
-    /// Whether it holds adapters of another model.
-    pub fn has_adapters(&self) -> bool {
-        self.directory.join(files::ADAPTER_CONFIG).exists() && !self.directory.join(files::CONFIG).exists()
-    }
-
-    /// What its adapters are, and the name of their model.
-    fn adapters(&self) -> Result<AdapterDescription> {
-        let described = AdapterDescription::from_json(&self.json(files::ADAPTER_CONFIG)?);
-        described.map_err(|Problem { path, message, .. }| {
-            CheckpointError::mismatch(&self.directory, format!("{}: `{path}` {message}", files::ADAPTER_CONFIG))
-        })
-    }
-
-    /// The record of the model that its adapters belong to; none in the adapters of another program.
-    ///
-    /// # Errors
-    /// [`CheckpointError::Corrupted`] if it is not what was written.
-    pub fn base_record(&self) -> Result<Option<BaseModel>> {
-        let Some(manifest) = self.manifest.as_ref().filter(|manifest| manifest.files.contains_key(files::BASE_MODEL))
-        else {
-            return Ok(None);
-        };
-        let recorded = BaseModel::from_bytes(&self.directory, &manifest.read(&self.directory, files::BASE_MODEL)?)?;
-        Ok(Some(match &self.base_model {
-            Some(directory) => recorded.moved_to(directory),
-            None => recorded,
-        }))
-    }
-
-    /// The model that its adapters belong to.
-    fn base(&self) -> Result<Self> {
-        let directory = match (self.base_record()?, &self.base_model) {
-            (Some(recorded), _) => recorded.directory,
-            (None, Some(directory)) => directory.clone(),
-            (None, None) => PathBuf::from(self.adapters()?.base_model.unwrap_or_default()),
-        };
-        if !directory.join(files::CONFIG).exists() {
-            let (adapters, base) = (self.directory.clone(), directory);
-            return Err(CheckpointError::BaseMoved { adapters, base });
-        }
-        Self::open(&directory)
-    }
-
     /// The directory of its tokenizer: its own, or that of the model that its adapters belong to.
     pub fn tokenizer_directory(&self) -> PathBuf {
         let own = self.directory.join(files::TOKENIZER).exists() || !self.has_adapters();
@@ -202,15 +162,12 @@ impl Checkpoint {
     /// On an error the buffer holds part of them.
     pub fn weights(&self, shape: &ModelShape, weights: &mut Buffer, cancel: &CancelToken) -> Result<()> {
         if !self.has_adapters() {
-            return self.whole_weights(shape, weights, cancel);
+            return self.whole_weights(shape, weights, None, cancel);
         }
-        if let Some(recorded) = self.base_record()? {
-            recorded.verify(&self.directory, cancel)?;
-        }
-        self.base()?.whole_weights(shape, weights, cancel)?;
+        self.base_weights(shape, weights, cancel)?;
         if self.manifest.is_none() {
             let stored = PretrainedWeights::open_adapters(&self.directory, shape);
-            let filled = stored.and_then(|stored| stored.read(weights, None, &|| cancel.is_cancelled()));
+            let filled = stored.and_then(|stored| stored.read(weights, None, &|| cancel.is_cancelled(), None));
             return self.unless_cancelled(filled, cancel);
         }
         let mut file = self.open_file(files::ADAPTERS, cancel)?;
@@ -219,10 +176,38 @@ impl Checkpoint {
         verified(file, filled.map_err(|error| from_model_error(&self.directory, error)))
     }
 
-    fn whole_weights(&self, shape: &ModelShape, weights: &mut Buffer, cancel: &CancelToken) -> Result<()> {
+    /// Reads the weights of the model that its adapters belong to, and compares that model with the record of it. Files
+    /// without a manifest are hashed while they are read.
+    fn base_weights(&self, shape: &ModelShape, weights: &mut Buffer, cancel: &CancelToken) -> Result<()> {
+        let (base, recorded) = (self.base()?, self.base_record()?);
+        let Some(recorded) = recorded else {
+            return base.whole_weights(shape, weights, None, cancel);
+        };
+        if base.is_checkpoint() {
+            recorded.verify(&self.directory, cancel)?;
+            return base.whole_weights(shape, weights, None, cancel);
+        }
+        recorded.verify_sizes(&self.directory)?;
+        let mut hashes = FileHashes::default();
+        match base.whole_weights(shape, weights, Some(&mut |path, bytes| hashes.update(path, bytes)), cancel) {
+            Ok(()) => recorded.compare(&self.directory, &BaseModel::of_weights(&base.directory, hashes.records())?),
+            Err(CheckpointError::Interrupted) => Err(CheckpointError::Interrupted),
+            // Weights that another model has put there are the cause to report.
+            Err(error) => recorded.verify(&self.directory, cancel).and(Err(error)),
+        }
+    }
+
+    /// `observer` sees the weights of a directory without a manifest.
+    fn whole_weights(
+        &self,
+        shape: &ModelShape,
+        weights: &mut Buffer,
+        observer: Option<&mut ByteObserver<'_>>,
+        cancel: &CancelToken,
+    ) -> Result<()> {
         if self.manifest.is_none() {
             let stored = PretrainedWeights::open(&self.directory, shape);
-            let filled = stored.and_then(|stored| stored.read(weights, None, &|| cancel.is_cancelled()));
+            let filled = stored.and_then(|stored| stored.read(weights, None, &|| cancel.is_cancelled(), observer));
             return self.unless_cancelled(filled, cancel);
         }
         let mut file = self.open_file(files::MODEL, cancel)?;
@@ -239,32 +224,45 @@ impl Checkpoint {
     /// manifest or hold numbers that are not finite; [`CheckpointError::Mismatch`] or
     /// [`CheckpointError::UnusableModel`] if they are another model's.
     pub fn pretrained_weights(&self, shape: &ModelShape, cancel: &CancelToken) -> Result<PretrainedWeights> {
-        self.pretrained(files::MODEL, PretrainedWeights::open, shape, cancel)
+        Ok(self.pretrained(files::MODEL, PretrainedWeights::open, shape, self.is_checkpoint(), cancel)?.0)
     }
 
-    /// Opens adapters for training to start from, as [`Checkpoint::pretrained_weights`] opens a model.
+    /// Opens the weights for adapters to train beside, as [`Checkpoint::pretrained_weights`] does, with a record of them.
     ///
     /// # Errors
     /// Those of [`Checkpoint::pretrained_weights`].
-    pub fn pretrained_adapters(&self, shape: &ModelShape, cancel: &CancelToken) -> Result<PretrainedWeights> {
-        self.pretrained(files::ADAPTERS, PretrainedWeights::open_adapters, shape, cancel)
+    pub fn pretrained_base(&self, shape: &ModelShape, cancel: &CancelToken) -> Result<(PretrainedWeights, BaseModel)> {
+        let (weights, files) = self.pretrained(files::MODEL, PretrainedWeights::open, shape, true, cancel)?;
+        Ok((weights, BaseModel::of_weights(&self.directory, files)?))
     }
 
+    /// The checked weights and, if they `are_hashed`, their files, which a manifest is compared with.
     fn pretrained(
         &self,
         name: &str,
         open: impl FnOnce(&Path, &ModelShape) -> model::Result<PretrainedWeights>,
         shape: &ModelShape,
+        are_hashed: bool,
         cancel: &CancelToken,
-    ) -> Result<PretrainedWeights> {
-        if let Some(manifest) = &self.manifest {
-            let mut file = manifest.open(&self.directory, name, cancel)?;
-            let copied = io::copy(&mut file, &mut io::sink());
-            verified(file, copied.map_err(failed("read", &self.directory.join(name))))?;
+    ) -> Result<(PretrainedWeights, BTreeMap<String, FileRecord>)> {
+        let mut hashes = FileHashes::default();
+        let mut observe = |path: &Path, bytes: &[u8]| hashes.update(path, bytes);
+        let observer = are_hashed.then_some(&mut observe as &mut ByteObserver<'_>);
+        let opened = open(&self.directory, shape).and_then(|stored| {
+            stored.check_finite(&|| cancel.is_cancelled(), observer)?;
+            Ok(stored)
+        });
+        if cancel.is_cancelled() {
+            return Err(CheckpointError::Interrupted);
         }
-        let stored = open(&self.directory, shape).map_err(|error| self.refused(error))?;
-        self.unless_cancelled(stored.check_finite(&|| cancel.is_cancelled()), cancel)?;
-        Ok(stored)
+        let found = hashes.records();
+        // Corruption is the cause to report; weights that were refused have not been read to their end.
+        match (&self.manifest, &opened) {
+            (Some(manifest), Ok(_)) if manifest.files.get(name) == found.get(name) => {}
+            (Some(manifest), _) => manifest.open(&self.directory, name, cancel)?.finish()?,
+            (None, _) => {}
+        }
+        Ok((opened.map_err(|error| self.refused(error))?, found))
     }
 
     /// The model's `config.json` with every key, as training would save it. Of a model that is not a checkpoint, and so
@@ -299,12 +297,20 @@ impl Checkpoint {
         if self.is_checkpoint() { error } else { error.of_model() }
     }
 
-    /// Reads the optimizer's state, unless cancelled. On an error the buffers hold part of it.
+    /// Reads the optimizer's state of this rank, unless cancelled. On an error the buffers hold part of it.
     pub fn optimizer(&self, shape: &ModelShape, state: &mut [StateTensor], cancel: &CancelToken) -> Result<()> {
-        let mut file = self.manifest()?.open(&self.directory, files::OPTIMIZER, cancel)?;
-        let (bytes, path) = (file.bytes(), self.directory.join(files::OPTIMIZER));
-        let filled = optimizer_file::read(&mut file, bytes, &path, shape, state);
-        verified(file, filled.map_err(|error| from_model_error(&self.directory, error)))
+        let manifest = self.manifest()?;
+        let mut state = optimizer_file::Reader::new(shape, state);
+        let names = optimizer_file::names(manifest.files.keys());
+        // Says that it is missing if there is no file.
+        for name in if names.is_empty() { vec![files::OPTIMIZER] } else { names } {
+            let mut file = manifest.open(&self.directory, name, cancel)?;
+            let bytes = file.bytes();
+            let filled = state.read(&mut file, bytes, &self.directory.join(name));
+            verified(file, filled.map_err(|error| from_model_error(&self.directory, error)))?;
+        }
+        let complete = state.finish(&self.directory.join(files::OPTIMIZER));
+        complete.map_err(|error| from_model_error(&self.directory, error))
     }
 
     fn open_file(&self, name: &str, cancel: &CancelToken) -> Result<VerifiedFile> {

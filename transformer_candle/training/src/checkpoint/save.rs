@@ -9,10 +9,12 @@ use model::{ModelShape, Precision, hugging_face};
 
 use super::files::{self, pretty};
 use super::list::LATEST;
+use super::shared::{self, Leader};
 use super::staging::{Create, StagingDirectory, create_file, remove_leftovers, replace_text};
 use super::{BaseModel, TokenizerFiles, TrainerState, optimizer_file};
 use crate::engine::{StateLayout, StateTensor};
 use crate::error::checkpoint::{CheckpointError, Result, failed, from_model_error, is_full};
+use crate::ranks::Ranks;
 
 /// The contents of a checkpoint. The buffers are flat, laid out as `model::parameters` says.
 #[derive(Debug)]
@@ -31,6 +33,8 @@ pub struct CheckpointContents<'a> {
     pub state: &'a TrainerState,
     /// The model that the adapters of `shape` belong to; none where it has none.
     pub base: Option<&'a BaseModel>,
+    /// Who saves it together, each rank its optimizer state and the first one everything else.
+    pub ranks: &'a Ranks,
 }
 
 /// Bytes reserved for headers and the small JSON files.
@@ -42,12 +46,27 @@ pub fn step_name(step: u64) -> String {
 }
 
 /// Saves a checkpoint into the folder of checkpoints and makes it the latest. It is complete and durable when this
-/// returns, and absent if this fails; a corrupted checkpoint of the same step is replaced.
+/// returns, and absent if this fails; a corrupted checkpoint of the same step is replaced. All ranks call it, and all fail
+/// if one does.
 pub fn save(directory: &Path, contents: &CheckpointContents) -> Result<PathBuf> {
     save_through(directory, contents, &create_file)
 }
 
 pub(super) fn save_through(directory: &Path, contents: &CheckpointContents, create: Create) -> Result<PathBuf> {
+    if !contents.ranks.place().is_first() {
+        shared::add_part(contents, create)?;
+        return Ok(directory.join(step_name(contents.state.step)));
+    }
+    shared::lead(contents.ranks, |ranks| save_first(directory, contents, create, ranks))
+}
+
+/// What the first rank does.
+fn save_first(
+    directory: &Path,
+    contents: &CheckpointContents,
+    create: Create,
+    ranks: &mut Leader<'_>,
+) -> Result<PathBuf> {
     let step = contents.state.step;
     let tensors = expected_bytes(contents.shape, contents.weights.dtype(), layouts(contents));
     let needed = tensors + contents.tokenizer.bytes() + SMALL_FILES_BYTES;
@@ -57,7 +76,7 @@ pub(super) fn save_through(directory: &Path, contents: &CheckpointContents, crea
             Some(free) if free < needed => return Err(no_space(Some(free))),
             _ => {}
         }
-        let place = write(directory, contents, create)?;
+        let place = write(directory, contents, create, ranks)?;
         replace_text(directory, LATEST, &format!("{}\n", step_name(step)))?;
         Ok(place)
     });
@@ -76,12 +95,13 @@ fn prepare(directory: &Path) -> Result<()> {
     remove_leftovers(directory).map(drop)
 }
 
-fn write(directory: &Path, contents: &CheckpointContents, create: Create) -> Result<PathBuf> {
-    let CheckpointContents { shape, precision, weights, optimizer, tokenizer, state, base } = *contents;
+fn write(directory: &Path, contents: &CheckpointContents, create: Create, ranks: &mut Leader<'_>) -> Result<PathBuf> {
+    let CheckpointContents { shape, precision, weights, tokenizer, state, base, .. } = *contents;
     let name = step_name(state.step);
     let path = |file: &str| directory.join(&name).join(file);
     let (bos, end_of_text) = (Some(tokenizer.bos()), Some(tokenizer.end_of_text()));
     let mut staging = StagingDirectory::create(directory, &name, create)?;
+    ranks.begin(staging.folder())?;
     match (&shape.lora, base) {
         (Some(lora), Some(base)) => {
             let config = hugging_face::adapter_config_json(lora, &base.directory);
@@ -103,11 +123,24 @@ fn write(directory: &Path, contents: &CheckpointContents, create: Create) -> Res
     staging.file(model, |writer: &mut dyn Write| {
         write_weights(writer, &path(model), shape, weights).map_err(|error| from_model_error(directory, error))
     })?;
-    staging.file(files::OPTIMIZER, |writer: &mut dyn Write| {
-        optimizer_file::write(writer, &path(files::OPTIMIZER), shape, optimizer)
+    write_optimizer(directory, contents, &mut staging)?;
+    ranks.collect(&mut staging)?;
+    staging.commit(state.step)
+}
+
+/// Writes the optimizer's state that this rank keeps; the name of its file.
+pub(super) fn write_optimizer(
+    directory: &Path,
+    contents: &CheckpointContents,
+    staging: &mut StagingDirectory,
+) -> Result<String> {
+    let name = optimizer_file::name(contents.ranks.place());
+    let path = directory.join(step_name(contents.state.step)).join(&name);
+    staging.file(&name, |writer: &mut dyn Write| {
+        optimizer_file::write(writer, &path, contents.shape, contents.optimizer)
             .map_err(|error| from_model_error(directory, error))
     })?;
-    staging.commit(state.step)
+    Ok(name)
 }
 
 fn layouts<'a>(contents: &CheckpointContents<'a>) -> impl Iterator<Item = &'a StateLayout> {

@@ -58,6 +58,27 @@ impl<'a> StagingDirectory<'a> {
         })
     }
 
+    /// The staging directory that another rank has made and will commit.
+    pub(super) fn of_another_rank(folder: &Path, create: Create<'a>) -> Self {
+        let (folder, name, parent) = (folder.to_owned(), String::new(), PathBuf::new());
+        Self { parent, name, folder, files: BTreeMap::new(), create, committed: true }
+    }
+
+    /// Its path.
+    pub(super) fn folder(&self) -> &Path {
+        &self.folder
+    }
+
+    /// What was written of a file.
+    pub(super) fn record(&self, name: &str) -> Option<&FileRecord> {
+        self.files.get(name)
+    }
+
+    /// Lists a file that another rank has written.
+    pub(super) fn list(&mut self, name: String, record: FileRecord) {
+        self.files.insert(name, record);
+    }
+
     /// Writes one file with the content that `fill` writes.
     pub(super) fn file(&mut self, name: &str, fill: impl FnOnce(&mut dyn Write) -> Result<()>) -> Result<()> {
         let path = self.folder.join(name);

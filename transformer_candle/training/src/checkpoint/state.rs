@@ -24,6 +24,9 @@ pub struct TrainerState {
     pub format_version: u32,
     /// Optimizer steps done.
     pub step: u64,
+    /// The stage of that step, from 0, which is not written.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub stage: u64,
     /// Target tokens trained on so far.
     pub tokens: u64,
     /// The data stream's position ([`dataset`]'s cursor).
@@ -52,15 +55,31 @@ pub struct TrainerState {
 }
 
 /// How an optimizer step is computed. Each split rounds differently: resuming is bit-exact only with the same one.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Execution {
+    /// Sequences of a micro-batch, of the largest stage.
+    pub micro_batch: usize,
+    /// Micro-batches of an optimizer step, of the largest stage.
+    pub gradient_accumulation_steps: usize,
+    /// What the backward pass recomputes.
+    pub activation_recompute: ActivationRecompute,
+    /// Virtual shards whose gradients are summed as a tree (`runtime.deterministic_reduction`).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub deterministic_reduction: Option<usize>,
+    /// Those of each stage; empty without stages.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub stages: Vec<StageExecution>,
+}
+
+/// How an optimizer step of a stage is computed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct StageExecution {
     /// Sequences of a micro-batch.
     pub micro_batch: usize,
     /// Micro-batches of an optimizer step.
     pub gradient_accumulation_steps: usize,
-    /// What the backward pass recomputes.
-    pub activation_recompute: ActivationRecompute,
 }
 
 impl Execution {
@@ -101,6 +120,11 @@ pub struct Improvement {
     pub loss: f64,
     /// Evaluations since then.
     pub evaluations_since: u64,
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
+fn is_zero(stage: &u64) -> bool {
+    *stage == 0
 }
 
 impl TrainerState {

@@ -12,17 +12,19 @@ use run_config::RunConfig;
 use serde::Serialize;
 
 use super::Output;
-use crate::Result;
 use crate::device::{self, DeviceSelection};
-use crate::engine::{Engine, model_shape, synthetic_batch};
-use crate::memory_plan::{self, Calibration, Calibrator, MemoryPlan, Speed, StepOf, StepPart, median};
+use crate::engine::{Engine, StepOf, model_shape, synthetic_batch};
+use crate::memory_plan::{self, Calibration, Calibrator, MemoryPlan, Speed, StepPart, median};
 use crate::stop::StopSignal;
+use crate::{Result, TrainerError};
 
 /// Duration in seconds of the pass that times operations one by one, and its minimum and maximum number of steps.
 const MEASURED_SECONDS: f64 = 0.5;
 const MEASURED_STEPS: [f64; 2] = [2.0, 50.0];
 /// A command that may not take this long does not predict the step's time before measuring it.
 const PREDICTION_SECONDS: f64 = 10.0;
+/// How long steps are timed at least before it is the prediction's turn, and the other way round.
+const TURN: Duration = Duration::from_millis(250);
 /// M, N and K of the largest GEMM that measures a GPU's speed.
 const MAX_GEMM_SIZE: usize = 8192;
 
@@ -143,6 +145,11 @@ impl TimeBudget {
 pub fn run(options: &BenchOptions) -> Result<BenchReport> {
     let budget = TimeBudget::new(options.seconds);
     let mut run = RunConfig::load_for_planning(&options.config, &options.overrides)?;
+    if run.config.stages.is_some() {
+        let message = "stages: bench measures one kind of step. Add `--override stages=null` and the keys of the stage, such as \
+                       `--override data.sequence_length=2048`";
+        return Err(TrainerError::Request(message.to_owned()));
+    }
     run.config.runtime.device = options.device.unwrap_or(run.config.runtime.device);
     let DeviceSelection { device, notes } = device::select_for_training(&mut run)?;
     for note in notes {
@@ -235,7 +242,8 @@ impl Bench {
 
     /// Steps as they are trained, after one to warm up. They leave time for those that run operation by operation.
     ///
-    /// A prediction is timed in turns with them, so that whatever else the machine does slows both alike.
+    /// A prediction is timed in turns with them, so that whatever else the machine does slows both alike: not step by
+    /// step, because a small model would find another one's numbers in the caches each time.
     fn time_steps(
         &mut self,
         most: u32,
@@ -245,13 +253,21 @@ impl Bench {
         self.step()?;
         let (started, mut times) = (Instant::now(), Vec::new());
         loop {
-            let from = Instant::now();
-            self.step()?;
-            times.push(from.elapsed().as_secs_f64());
-            calibrator.as_mut().map_or(Ok(()), |calibrator| calibrator.time_step())?;
+            let turn = Instant::now();
+            while turn.elapsed() < TURN && times.len() < most as usize {
+                let from = Instant::now();
+                self.step()?;
+                times.push(from.elapsed().as_secs_f64());
+            }
+            let turn = Instant::now();
+            while let Some(calibrator) = calibrator.as_mut().filter(|_| turn.elapsed() < TURN) {
+                calibrator.time_step()?;
+            }
             let steps = times.len() as u32;
             let each = started.elapsed().as_secs_f64() / f64::from(steps);
-            if steps == most || f64::from(budget.steps(each)) < 1.0 + MEASURED_STEPS[0] {
+            let turns = TURN * (1 + u32::from(calibrator.is_some()));
+            let next_turn = turns.as_secs_f64().max(each * (1.0 + MEASURED_STEPS[0]));
+            if steps == most || budget.steps(next_turn) < 1 {
                 let mean = times.iter().sum::<f64>() / f64::from(steps);
                 return Ok(TimedSteps { count: steps, mean, median: median(times) });
             }

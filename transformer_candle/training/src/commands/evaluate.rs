@@ -17,6 +17,7 @@ use crate::engine::{EvaluationBuffers, MicroBatch};
 use crate::evaluation;
 use crate::memory_plan::require_room;
 use crate::pool::{self, in_pool};
+use crate::ranks::Ranks;
 use crate::report::{ComponentEvaluation, EvaluationReport};
 use crate::stop::StopSignal;
 use crate::trained_model::load_tokenizer;
@@ -94,7 +95,8 @@ pub fn run(options: &EvaluateOptions, hub: &HubSettings, stop: &StopSignal) -> R
         _ => usize::MAX,
     });
     let step = state.map_or(0, |state| state.step);
-    let report = in_pool(|| evaluation::evaluate(&mut decoder, &mut micro_batch, &mut text, most, step, stop))?;
+    let report =
+        in_pool(|| evaluation::evaluate(&mut decoder, &mut micro_batch, &mut text, most, step, (&Ranks::ONE, stop)))?;
     match (report, stop.requested()) {
         (Some(report), _) if report.loss.is_nan() => Err(model::Error::NotFinite.into()),
         (Some(report), _) => Ok(report),
@@ -131,6 +133,8 @@ fn run_of(directory: &Path, state: Option<&TrainerState>) -> Option<Result<Resol
     let mut run = RunConfig::load_with_checkpoint(&config, &[], &tokenizer).map_err(TrainerError::from);
     if let (Ok(run), Some(state)) = (&mut run, state) {
         config_fingerprint::restore_revisions(&state.fingerprint, run);
+        // As the run evaluated it.
+        *run = run.at_stage(state.stage as usize);
     }
     Some(run)
 }

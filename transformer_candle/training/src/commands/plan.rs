@@ -5,10 +5,12 @@ use std::path::{Path, PathBuf};
 
 use clap::Args;
 use run_config::{ByteSize, Format, ResolvedRun, RunConfig};
+use serde::Serialize;
 
 use super::Output;
-use crate::memory_plan::{Change, MemoryPlan, PlanGpu, PlanRequest};
-use crate::{Result, TrainerError, atomic_file};
+use crate::memory_plan::{Change, Interconnect, MemoryPlan, PlanGpu, PlanRequest};
+use crate::stability::{self, StabilityChange};
+use crate::{Result, TrainerError, atomic_file, speed_advice::speed_advice};
 
 /// What `plan` takes.
 #[derive(Debug, Clone, Args)]
@@ -35,12 +37,27 @@ pub struct PlanOptions {
     /// The price of a kilowatt-hour, in any currency.
     #[arg(long, value_name = "PRICE", value_parser = amount)]
     pub price_per_kwh: Option<f64>,
-    /// The price of the rented machine per hour, in any currency.
+    /// The price of the rented machine per hour, in any currency; with `--ranks` of each GPU, as `--watts` is.
     #[arg(long, value_name = "PRICE", value_parser = amount)]
     pub price_per_hour: Option<f64>,
+    /// Plan for this many processes, each on a GPU, which share a step and the optimizer's state (`torchrun`). Memory is
+    /// that of the one with the most.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=100_000))]
+    pub ranks: Option<u64>,
+    /// The machines that the ranks are on. [default: 1]
+    #[arg(long, value_name = "M", value_parser = clap::value_parser!(u64).range(1..=100_000))]
+    pub nodes: Option<u64>,
+    /// The network of each machine, as in `400Gb/s` or `50GB/s`, in each direction; without `--nodes` the link between the
+    /// GPUs of one. [default: the link that such GPUs have]
+    #[arg(long, value_name = "RATE")]
+    pub interconnect: Option<Interconnect>,
     /// Write the config with the changes that make it fit, and the same tokens per step.
     #[arg(long, value_name = "OUT.yaml")]
     pub apply: Option<PathBuf>,
+    /// The run diverged, or its loss jumps: show a lower learning rate, a longer warm-up and clipping; with `--apply` write
+    /// them too.
+    #[arg(long)]
+    pub unstable: bool,
     /// Print one JSON object.
     #[arg(long)]
     pub json: bool,
@@ -72,8 +89,10 @@ fn amount(text: &str) -> std::result::Result<f64, String> {
 
 impl PlanOptions {
     fn request(&self) -> PlanRequest {
-        let &Self { gpu, memory, watts, price_per_kwh, price_per_hour, .. } = self;
-        PlanRequest { gpu, memory, watts, price_per_kwh, price_per_hour, times_operations: true }
+        let &Self { gpu, memory, watts, price_per_kwh, price_per_hour, interconnect, .. } = self;
+        let [ranks, nodes] = [self.ranks, self.nodes].map(|number| number.map(|number| number as usize));
+        let times_operations = true;
+        PlanRequest { gpu, memory, watts, price_per_kwh, price_per_hour, times_operations, ranks, nodes, interconnect }
     }
 
     /// The overrides, with the steps that `--tokens` comes to.
@@ -81,6 +100,11 @@ impl PlanOptions {
         let mut overrides = self.overrides.clone();
         if let Some(tokens) = self.tokens {
             let run = RunConfig::load_for_planning(&self.config, &overrides)?;
+            if run.config.stages.is_some() {
+                let message = "--tokens: the config's stages say how long it trains. Change their steps, or add \
+                               `--override stages=null`";
+                return Err(TrainerError::Request(message.to_owned()));
+            }
             let steps = tokens.div_ceil(run.config.data.tokens_per_step() as u64);
             overrides.extend([format!("scheduler.total_steps={steps}"), "scheduler.total_epochs=null".to_owned()]);
         }
@@ -88,10 +112,17 @@ impl PlanOptions {
     }
 }
 
-/// A plan, and what `--apply` changed.
+/// A plan, which settings leave speed on the table, and what `--unstable` and `--apply` add.
+#[derive(Serialize)]
 struct Planned {
+    #[serde(flatten)]
     plan: MemoryPlan,
-    changes: Option<Vec<Change>>,
+    advice: Vec<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    against_divergence: Option<Vec<StabilityChange>>,
+    /// What was changed in the config that was written.
+    #[serde(skip)]
+    applied: Option<Vec<Change>>,
 }
 
 fn plan(options: &PlanOptions) -> Result<Planned> {
@@ -102,8 +133,29 @@ fn plan(options: &PlanOptions) -> Result<Planned> {
         check_output(out)?;
     }
     let plan = MemoryPlan::for_request(&run, &request)?;
-    let changes = options.apply.as_deref().map(|out| apply(out, &plan, &run, &request, &overrides)).transpose()?;
-    Ok(Planned { plan, changes })
+    let against_divergence = options.unstable.then(|| stability::against_divergence(&run.config));
+    let applied = match &options.apply {
+        None => None,
+        Some(out) => {
+            let changes = stabler(&plan.fitting_changes(&run, &request)?, against_divergence.as_deref());
+            write(out, &changes, &run, &overrides)?;
+            Some(changes)
+        }
+    };
+    let untimed = PlanRequest { times_operations: false, ..request };
+    let plan_of = |run: &ResolvedRun| MemoryPlan::for_request(run, &untimed);
+    let advice = match plan.shortage {
+        Some(_) => Vec::new(),
+        None => speed_advice(&run, run.config.data.batch_size, &plan, plan_of, None)?,
+    };
+    Ok(Planned { plan, advice, against_divergence, applied })
+}
+
+/// The changes with which a run fits, and those against divergence of keys that they leave.
+fn stabler(fitting: &[Change], against_divergence: Option<&[StabilityChange]>) -> Vec<Change> {
+    let stabler = against_divergence.unwrap_or_default().iter().map(|stabler| stabler.change.clone());
+    let others = stabler.filter(|change| fitting.iter().all(|fitting| fitting.key != change.key));
+    fitting.iter().cloned().chain(others).collect()
 }
 
 /// The plan of a config. Needs neither tokenizer nor data.
@@ -112,16 +164,35 @@ pub fn run(options: &PlanOptions) -> Result<MemoryPlan> {
 }
 
 pub(super) fn main(options: &PlanOptions, output: &mut dyn Output) -> Result<u8> {
-    let Planned { plan, changes } = plan(options)?;
+    let planned = plan(options)?;
     if options.json {
-        output.print_json(&plan)?;
+        output.print_json(&planned)?;
         return Ok(0);
     }
+    let Planned { plan, advice, against_divergence, applied } = planned;
     output.print(&format!("{plan}\n"))?;
-    if let (Some(changes), Some(out)) = (changes, &options.apply) {
+    if !advice.is_empty() {
+        output.print(&format!("\nFaster:\n  {}\n", advice.join("\n  ")))?;
+    }
+    if let Some(changes) = against_divergence {
+        output.print(&format!("\n{}\n", shown(&changes)))?;
+    }
+    if let (Some(changes), Some(out)) = (applied, &options.apply) {
         output.print(&format!("\n{}\n", written(&changes, out)))?;
+    } else if !plan.options.is_empty() {
+        output.print("\n`--apply OUT.yaml` writes the config with the changes that make it fit.\n")?;
     }
     Ok(0)
+}
+
+/// What could be changed in an unstable run.
+fn shown(changes: &[StabilityChange]) -> String {
+    if changes.is_empty() {
+        return "Nothing is left to change against divergence: look at the data".to_owned();
+    }
+    let line = |StabilityChange { change, effect }: &StabilityChange| format!("  {change}: {effect}");
+    let lines: Vec<String> = changes.iter().map(line).collect();
+    format!("Against divergence, together:\n{}", lines.join("\n"))
 }
 
 /// Refuses a file that is there, and a name that would not load.
@@ -140,21 +211,13 @@ fn check_output(out: &Path) -> Result<()> {
     Err(TrainerError::Request(format!("--apply {}: {problem}", out.display())))
 }
 
-/// Writes the config that fits; what it changed.
-fn apply(
-    out: &Path,
-    plan: &MemoryPlan,
-    run: &ResolvedRun,
-    request: &PlanRequest,
-    overrides: &[String],
-) -> Result<Vec<Change>> {
-    let changes = plan.fitting_changes(run, request)?;
+/// Writes the config with these changes.
+fn write(out: &Path, changes: &[Change], run: &ResolvedRun, overrides: &[String]) -> Result<()> {
     let text = fs::read_to_string(&run.config_path).map_err(TrainerError::io("read", &run.config_path))?;
     let format = Format::from_path(&run.config_path).unwrap_or(Format::Yaml);
     let overrides = [overrides, &changes.iter().map(Change::as_override).collect::<Vec<_>>()].concat();
     let config = RunConfig::parse_of_file(&text, format, &overrides, Some(&run.config_path))?;
-    atomic_file::replace(out, config.to_commented_yaml().as_bytes()).map_err(TrainerError::io("write", out))?;
-    Ok(changes)
+    atomic_file::replace(out, config.to_commented_yaml().as_bytes()).map_err(TrainerError::io("write", out))
 }
 
 fn written(changes: &[Change], out: &Path) -> String {

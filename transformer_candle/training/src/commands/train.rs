@@ -1,5 +1,6 @@
 //! `train`: a run from its config to its last checkpoint.
 
+use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -8,11 +9,14 @@ use clap::builder::{PathBufValueParser, TypedValueParser};
 use clap::{Args, Parser};
 use run_config::{Device, ResolvedRun, RunConfig};
 
+use super::arguments;
 use crate::Result;
 use crate::checkpoint;
 use crate::environment::VERSION;
 use crate::lock::RunLock;
+use crate::profile::ProfileSteps;
 use crate::progress::ProgressMode;
+use crate::ranks::Ranks;
 use crate::run::{RunOutcome, run_training};
 use crate::run_options::{ResumeFrom, RunOptions};
 use crate::stop::StopSignal;
@@ -40,20 +44,37 @@ pub struct TrainOptions {
     /// Stop after this many optimizer steps in all, with a checkpoint.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     pub max_steps: Option<u64>,
+    /// Profile steps: a range, as in 10-12 or 10..13, or how many after the first two. A trace for
+    /// <https://ui.perfetto.dev> and a summary of where the time goes are written to `profile/` in the run's folder.
+    #[arg(long, value_name = "STEPS")]
+    pub profile: Option<ProfileSteps>,
 }
 
 /// Trains until the last step or until the signal, with a checkpoint at the end either way.
 ///
-/// `lock` is the run directory's, where the caller has taken it already.
+/// `lock` is the run directory's, where the caller has taken it already; `ranks` are the processes that train it together.
 pub fn run(
     options: &TrainOptions,
     lock: Option<Arc<RunLock>>,
+    ranks: Ranks,
     progress: ProgressMode,
     stop: &StopSignal,
 ) -> Result<RunOutcome> {
     let resolved = load(&options.config, &options.overrides, options.resume.as_ref())?;
-    let TrainOptions { resume, rebatch, max_steps, device, .. } = options.clone();
-    run_training(resolved, &RunOptions { resume, rebatch, lock, max_steps, device, progress }, stop)
+    let TrainOptions { resume, rebatch, max_steps, device, profile, .. } = options.clone();
+    run_training(resolved, &RunOptions { resume, rebatch, lock, max_steps, device, profile, progress, ranks }, stop)
+}
+
+/// Runs the command `train` that `words` say, the first of which is the program's name, as one of several ranks, and
+/// returns its exit code.
+///
+/// # Errors
+/// [`TrainerError::Request`](crate::TrainerError::Request) for words that make no command; else whatever training ends
+/// with.
+pub fn run_rank(words: impl IntoIterator<Item = OsString>, ranks: Ranks, stop: &StopSignal) -> Result<u8> {
+    super::program::log_to_stderr();
+    let TrainCommandLine { options } = arguments::parse_from(words)?;
+    Ok(run(&options, None, ranks, ProgressMode::Auto, stop)?.exit_code())
 }
 
 /// Reads a config for a new run, or for one that is resumed: a tokenizer whose file is gone is taken from the
@@ -68,7 +89,7 @@ pub fn load(config: &Path, overrides: &[String], resume: Option<&ResumeFrom>) ->
 }
 
 pub(super) fn main(options: &TrainOptions, lock: Option<Arc<RunLock>>, stop: &StopSignal) -> Result<u8> {
-    Ok(run(options, lock, ProgressMode::Auto, stop)?.exit_code())
+    Ok(run(options, lock, Ranks::ONE, ProgressMode::Auto, stop)?.exit_code())
 }
 
 fn resume_from(directory: PathBuf) -> ResumeFrom {

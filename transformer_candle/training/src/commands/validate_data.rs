@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf, absolute};
 use clap::Args;
 use dataset::hub::HubSettings;
 use dataset::ledger::{Audit, AuditedComponent, AuditedEpoch, audit, replay};
-use dataset::{CancelToken, TokenStream};
+use dataset::{CancelToken, StreamStage, TokenStream};
 use run_config::{RESOLVED_CONFIG, ResolvedRun, RunConfig};
 use serde::Serialize;
 
@@ -57,7 +57,7 @@ pub struct ComponentReport {
     /// Its name, sequences and epochs.
     #[serde(flatten)]
     pub audited: AuditedComponent,
-    /// The share of the sequences that its weight gives it, of 1.
+    /// The share of the sequences that its weights give it, of 1.
     pub share: f64,
 }
 
@@ -82,10 +82,10 @@ pub fn run(options: &ValidateDataOptions, hub: &HubSettings, stop: &StopSignal) 
     config_fingerprint::restore_revisions(&state.fingerprint, &mut run);
     let head = state.ledger.clone().ok_or_else(|| no_ledger(directory))?;
     let data = DataPlan::new(&run, model_shape(&run.config)?.vocab_size, hub, &cancel)?;
-    let DataPlan { mixture, settings, tokenizer } = &data;
+    let (stages, tokenizer) = (data.stages(&run)?, &data.tokenizer);
     let path = directory.join(LEDGER);
     let ended = ended(&run, &state, &data, &cancel)?;
-    let Audit { steps, targets, components, problems } = audit(&path, &head, mixture, settings, ended)?;
+    let Audit { steps, targets, components, stage_sequences, problems } = audit(&path, &head, &stages, ended)?;
     let first = state.step + 1 - steps.min(state.step);
     for &step in &options.replay {
         if !(first..=state.step).contains(&step) {
@@ -93,9 +93,9 @@ pub fn run(options: &ValidateDataOptions, hub: &HubSettings, stop: &StopSignal) 
             let message = format!("step {step} cannot be replayed: {ledger} has steps {first} to {last}");
             return Err(TrainerError::Request(message));
         }
-        replay(&path, &head, step, mixture, settings, tokenizer)?;
+        replay(&path, &head, step, &stages, tokenizer)?;
     }
-    let component = |(index, audited)| ComponentReport { audited, share: mixture.weight(index) };
+    let component = |(index, audited)| ComponentReport { audited, share: share(&stages, &stage_sequences, index) };
     let components = components.into_iter().enumerate().map(component).collect();
     let replayed = options.replay.clone();
     Ok(DataReport { step: state.step, steps, targets, components, replayed, problems })
@@ -116,7 +116,9 @@ impl fmt::Display for DataReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "{} steps up to step {}, {} target tokens", self.steps, self.step, self.targets)?;
         let all: u64 = self.components.iter().map(|component| component.audited.sequences).sum();
-        for ComponentReport { audited: AuditedComponent { name, sequences, epochs }, share } in &self.components {
+        for ComponentReport { audited: AuditedComponent { name, sequences, left_out, epochs }, share } in
+            &self.components
+        {
             if self.components.len() > 1 {
                 let taken = *sequences as f64 / all.max(1) as f64;
                 writeln!(
@@ -126,8 +128,12 @@ impl fmt::Display for DataReport {
                     100.0 * share
                 )?;
             }
+            if *left_out > 0 {
+                writeln!(f, "{left_out} sequences left out where a stage began at the next window")?;
+            }
             for AuditedEpoch { epoch, documents, finished, whole, .. } in epochs {
                 let state = match (finished, whole) {
+                    (true, true) if *left_out > 0 => "every document used exactly once, but for the sequences left out",
                     (true, true) => "every document used exactly once",
                     (true, false) => "no document used twice; it began before the ledger",
                     (false, _) => "not finished; no document used twice",
@@ -141,6 +147,17 @@ impl fmt::Display for DataReport {
         }
         self.problems.iter().try_for_each(|problem| writeln!(f, "problem: {problem}"))
     }
+}
+
+/// The fraction of the sequences that a component has by its weights in the stages that they were taken in.
+fn share(stages: &[StreamStage], sequences: &[u64], component: usize) -> f64 {
+    let [stage] = stages else {
+        let all: u64 = sequences.iter().sum();
+        let of_stages = stages.iter().zip(sequences);
+        let of_stages = of_stages.map(|(stage, &sequences)| sequences as f64 * stage.mixture.weight(component));
+        return of_stages.sum::<f64>() / all.max(1) as f64;
+    };
+    stage.mixture.weight(component)
 }
 
 /// Whether the data was exhausted at the checkpoint: the epochs of the run are complete.

@@ -4,7 +4,14 @@ use kernels::{DeviceKind, memory::Plan};
 use model::{Decoder, DecoderPlan, DecoderSettings, GeneratorPlan, ModelShape, dtype_of};
 use run_config::{ActivationRecompute, RunConfig};
 
-use super::{micro_batch::MicroBatchPlan, optimizer::OptimizerPlan, settings::EngineSettings};
+use super::{
+    micro_batch::MicroBatchPlan,
+    optimizer::OptimizerPlan,
+    settings::{EngineSettings, StepOf},
+    sharding::ShardingPlan,
+    tree_reduction::TreeReductionPlan,
+};
+use crate::ranks::Place;
 
 /// Every buffer of a training run.
 #[derive(Debug)]
@@ -17,6 +24,10 @@ pub struct RunBuffers {
     pub optimizer: OptimizerPlan,
     /// The micro-batch's.
     pub micro_batch: MicroBatchPlan,
+    /// What the ranks exchange gradients through.
+    pub sharding: ShardingPlan,
+    /// What sums a step alike on any number of ranks, where the config asks for that.
+    pub reduction: Option<TreeReductionPlan>,
     /// Those of the texts that are written after evaluations; none without prompts.
     pub generator: Option<GeneratorPlan>,
 }
@@ -32,9 +43,33 @@ impl RunBuffers {
             &config.optimizer,
             config.runtime.precision,
             settings.device,
+            settings.place,
         );
+        let sharding = ShardingPlan::add_to(&mut plan, decoder.layout(), settings.place);
+        let reduction = config.runtime.deterministic_reduction.map(|virtual_shards| {
+            TreeReductionPlan::add_to(&mut plan, decoder.layout(), virtual_shards, settings.place)
+        });
         let generator = generation_buffers(config, shape, settings, &mut plan);
-        Self { plan, decoder, optimizer, micro_batch, generator }
+        Self { plan, decoder, optimizer, micro_batch, sharding, reduction, generator }
+    }
+}
+
+/// The buffers of a run in stages: one memory for all of them, in which each buffer is as large as the stage needs that
+/// needs most of it.
+#[derive(Debug)]
+pub struct StagedBuffers {
+    /// Every buffer, as it is allocated.
+    pub plan: Plan,
+    /// Those of each stage, in order, with the settings that they are for; at least one.
+    pub stages: Vec<(EngineSettings, RunBuffers)>,
+}
+
+impl StagedBuffers {
+    /// Plans the buffers of the stages of a run; of one without stages those of its only one.
+    pub(crate) fn new(stages: &[StepOf<'_>]) -> Self {
+        let buffers = |stage: &StepOf<'_>| (stage.settings, RunBuffers::new(stage.config, stage.shape, stage.settings));
+        let stages: Vec<_> = stages.iter().map(buffers).collect();
+        Self { plan: Plan::largest(stages.iter().map(|(_, buffers)| &buffers.plan)), stages }
     }
 }
 
@@ -69,7 +104,8 @@ impl EvaluationBuffers {
     /// Plans the buffers of an evaluation, `micro_batch` sequences at a time.
     pub fn new(config: &RunConfig, shape: &ModelShape, micro_batch: usize, device: DeviceKind) -> Self {
         let mut plan = Plan::new();
-        let settings = EngineSettings { micro_batch, activation_recompute: ActivationRecompute::None, device };
+        let (activation_recompute, place) = (ActivationRecompute::None, Place::default());
+        let settings = EngineSettings { micro_batch, activation_recompute, device, place };
         let (decoder, micro_batch) = forward_buffers(config, shape, settings, false, &mut plan);
         Self { plan, decoder, micro_batch }
     }

@@ -11,6 +11,7 @@ use dataset::{Batch, IGNORED_TARGET};
 use kernels::{
     Buffer, DType, DeviceKind, Upload,
     memory::{Arena, BufferId, Category, Plan},
+    timing,
 };
 use model::Decoder;
 use run_config::Packing;
@@ -111,10 +112,18 @@ impl MicroBatch {
         self.sequences
     }
 
-    /// The sequences of each micro-batch; the last may have fewer.
-    pub fn cut(&self, batch: &Batch) -> impl Iterator<Item = Range<usize>> + use<> {
+    /// The sequences of each micro-batch of these shards of a step, divided into `count`; the batch's last
+    /// micro-batch may have fewer.
+    pub fn cut(
+        &self,
+        batch: &Batch,
+        shards: &Range<usize>,
+        count: usize,
+    ) -> impl ExactSizeIterator<Item = Range<usize>> + use<> {
         let (all, step) = (batch.sequences(), self.sequences);
-        (0..all).step_by(step).map(move |start| start..all.min(start + step))
+        let micro_batches = all.div_ceil(step);
+        let start_of = |shard: usize| micro_batches * shard / count;
+        (start_of(shards.start)..start_of(shards.end)).map(move |index| index * step..all.min((index + 1) * step))
     }
 
     /// Starts to copy some sequences to the device; at most one micro-batch may be ahead of the one that is worked on.
@@ -164,7 +173,9 @@ impl MicroBatch {
 
     /// Adds `scale` times the summed loss of its targets to the decoder's loss, and its gradients to the decoder's.
     pub fn train(&self, decoder: &mut Decoder, scale: f32) -> Result<()> {
-        Ok(decoder.forward_backward(&self.inputs_N, self.documents_N.as_ref(), &self.targets_N, scale)?)
+        timing::scope("micro_batch", || {
+            Ok(decoder.forward_backward(&self.inputs_N, self.documents_N.as_ref(), &self.targets_N, scale)?)
+        })
     }
 
     /// The loss of each target in nats, F32 `[N]`, zero where there is none.
@@ -212,7 +223,7 @@ mod tests {
     #[test]
     fn the_next_micro_batch_uploads_during_compute() {
         let (mut micro_batch, batch) = (micro_batch(Packing::Concat), batch(3));
-        let pieces: Vec<_> = micro_batch.cut(&batch).collect();
+        let pieces: Vec<_> = micro_batch.cut(&batch, &(0..1), 1).collect();
         assert_eq!(pieces, [0..2, 2..3]);
         for _ in 0..2 {
             micro_batch.send(&batch, pieces[0].clone()).unwrap();
@@ -224,6 +235,18 @@ mod tests {
             assert_eq!(micro_batch.inputs_N.read::<u32>().unwrap(), [6, 7, 8, 0, 0, 0]);
             assert_eq!(micro_batch.targets_N.read::<i32>().unwrap()[..3], [7, 8, 9]);
             assert_eq!(micro_batch.targets_N.read::<i32>().unwrap()[3..], [IGNORED_TARGET; 3]);
+        }
+    }
+
+    #[test]
+    fn ranks_share_the_micro_batches_of_a_step() {
+        let micro_batch = micro_batch(Packing::Concat);
+        for (sequences, world_size) in [(8, 1), (8, 2), (7, 2), (8, 4), (3, 4), (1, 3), (0, 2)] {
+            let batch = batch(sequences);
+            let of_rank = |rank| micro_batch.cut(&batch, &(rank..rank + 1), world_size);
+            let shared: Vec<_> = (0..world_size).flat_map(of_rank).collect();
+            let alone: Vec<_> = micro_batch.cut(&batch, &(0..world_size), world_size).collect();
+            assert_eq!(shared, alone, "{sequences} sequences on {world_size} ranks");
         }
     }
 

@@ -8,27 +8,36 @@ mod groups;
 mod orthogonal;
 mod state;
 
+use std::ops::Range;
+
 use kernels::{
     Buffer, DType, DeviceKind, Download, Upload,
     adamw::{self, AdamWState},
     grad_norm,
     memory::{Arena, BufferId, Category, Plan},
+    timing,
 };
 use model::{Decoder, ParameterLayout, Precision};
 use run_config::OptimizerConfig;
 
 pub use self::groups::{Algorithm, ParameterGroup, UpdateRule};
-use self::groups::{FIRST_MOMENT, MASTER_LOW_BITS, MOMENTUM, SECOND_MOMENT, state_layouts};
+use self::groups::{FIRST_MOMENT, MASTER_LOW_BITS, MOMENTUM, SECOND_MOMENT, in_shard, state_layouts};
 pub(crate) use self::orthogonal::flops as muon_flops;
 use self::orthogonal::{FlatBuffers, MuonGroup, MuonPlan};
 pub use self::state::{StateLayout, StateTensor};
-use crate::error::Result;
+use super::{sharding::shards, tree_reduction::TreeReduction};
+use crate::{
+    error::Result,
+    ranks::{Place, Ranks},
+};
 
 /// The optimizer's settings and its buffers in a memory plan.
 #[derive(Clone, Debug)]
 pub struct OptimizerPlan {
     algorithm: Algorithm,
     max_grad_norm: Option<f32>,
+    /// The parameters that this rank updates.
+    shard: Range<usize>,
     groups: Vec<ParameterGroup>,
     state: Vec<(StateLayout, BufferId)>,
     muon: Option<MuonPlan>,
@@ -54,29 +63,32 @@ impl OptimizerPlan {
         config: &OptimizerConfig,
         precision: Precision,
         device: DeviceKind,
+        place: Place,
     ) -> Self {
-        let elements = layout.trainable_elements();
+        let shard = shards(layout, place.world_size).swap_remove(place.rank);
         let algorithm = Algorithm::from_config(config);
-        let groups = algorithm.groups(layout);
-        let layouts = state_layouts(&groups, elements, precision);
+        let of_all_ranks = algorithm.groups(layout);
+        let groups = in_shard(&of_all_ranks, &shard);
+        let layouts = state_layouts(&of_all_ranks, layout.trainable_elements(), precision, &shard);
         let muon_settings = groups.iter().find_map(|group| match group.rule {
             UpdateRule::Muon(settings) => Some(settings),
             UpdateRule::AdamW(_) => None,
         });
-        let workspace = grad_norm::workspace_elements(elements, device);
+        let workspace = grad_norm::workspace_elements(shard.len(), device);
         let scalars = [groups.len() * adamw::SCALARS];
         Self {
             algorithm,
             max_grad_norm: config.max_grad_norm.map(|norm| norm as f32),
             groups,
             state: layouts.into_iter().map(|layout| (layout.clone(), layout.add_to(plan))).collect(),
-            muon: muon_settings.map(|settings| MuonPlan::add_to(plan, layout, settings, precision, device)),
+            muon: muon_settings.map(|settings| MuonPlan::add_to(plan, layout, settings, precision, (device, &shard))),
             scalars: plan.add("optimizer.scalars", Category::Scratch, DType::F32, &scalars),
             scalars_staging: (device == DeviceKind::Cuda)
                 .then(|| plan.add("optimizer.scalars.staging", Category::Scratch, DType::F32, &scalars)),
             norm: plan.add("gradient_norm", Category::Scratch, DType::F32, &[1]),
             outcome: plan.add("outcome", Category::Scratch, DType::F32, &[OUTCOME]),
             workspace: plan.add("gradient_norm.workspace", Category::Scratch, DType::F32, &[workspace]),
+            shard,
         }
     }
 
@@ -94,6 +106,8 @@ pub struct Optimizer {
     groups: Vec<BoundGroup>,
     state: Vec<StateTensor>,
     scalars_upload: Upload<f32>,
+    /// Those of this rank's parameters.
+    gradients: Buffer,
     norm: Buffer,
     outcome: Buffer,
     outcome_download: Download<f32>,
@@ -152,6 +166,7 @@ impl Optimizer {
             groups: groups.collect::<kernels::Result<_>>()?,
             state,
             scalars_upload: Upload::new(scalars, staging)?,
+            gradients: decoder.gradients().view(plan.shard.start, &[plan.shard.len()])?,
             norm: arena.buffer(plan.norm),
             outcome_download: Download::new(outcome.clone())?,
             outcome,
@@ -162,7 +177,7 @@ impl Optimizer {
     /// [`Optimizer::prepare`], [`Optimizer::update`] and [`Optimizer::outcome`] in one.
     pub fn step(&mut self, decoder: &mut Decoder, step: u64, learning_rate: f64) -> Result<StepOutcome> {
         self.prepare(step, learning_rate)?;
-        self.update(decoder)?;
+        self.update(decoder, &Ranks::ONE, None)?;
         self.outcome(decoder)
     }
 
@@ -182,14 +197,36 @@ impl Optimizer {
     }
 
     /// Updates the weights with the gradients that `decoder` has accumulated, which stay as they are: the next step
-    /// begins with
-    /// [`Decoder::begin_accumulation`]. Waits for nothing.
-    pub fn update(&mut self, decoder: &mut Decoder) -> Result<()> {
-        grad_norm::forward(decoder.gradients(), &mut self.norm, &mut self.workspace)?;
-        Ok(self.groups.iter_mut().try_for_each(|group| {
-            grad_norm::clip(&self.norm, self.max_grad_norm, &mut group.scalars)?;
-            group.update()
-        })?)
+    /// begins with [`Decoder::begin_accumulation`]. Waits for nothing but other ranks. `reduction` sums norm and loss,
+    /// where there is one.
+    pub fn update(
+        &mut self,
+        decoder: &mut Decoder,
+        ranks: &Ranks,
+        reduction: Option<&mut TreeReduction>,
+    ) -> Result<()> {
+        timing::scope("optimizer", || {
+            let mut loss = decoder.loss().view(0, &[1])?;
+            match reduction {
+                Some(tree) => tree.norm_and_loss(ranks, &mut self.norm, &mut loss, &mut self.workspace)?,
+                None => self.norm_and_loss(ranks, &mut loss)?,
+            }
+            Ok(self.groups.iter_mut().try_for_each(|group| {
+                grad_norm::clip(&self.norm, self.max_grad_norm, &mut group.scalars)?;
+                group.update()
+            })?)
+        })
+    }
+
+    /// Computes the norm of the gradients of all ranks, and adds up their losses.
+    fn norm_and_loss(&mut self, ranks: &Ranks, loss: &mut Buffer) -> Result<()> {
+        grad_norm::forward(&self.gradients, &mut self.norm, &mut self.workspace)?;
+        let Some(exchange) = ranks.exchange() else { return Ok(()) };
+        let norm = f64::from(self.norm.read::<f32>()?[0]);
+        let mut sums = [norm * norm, f64::from(loss.read::<f32>()?[0])];
+        exchange.sum(&mut sums)?;
+        self.norm.write(&[sums[0].sqrt() as f32])?;
+        Ok(loss.write(&[sums[1] as f32])?)
     }
 
     /// What the step did: on a GPU the one wait of a step, for three numbers that are copied as one.
@@ -213,10 +250,23 @@ impl Optimizer {
         &mut self.state
     }
 
-    /// The low bits of the f32 master weights, beside bf16 weights.
+    /// Calls `fill` with the low bits of all f32 master weights, beside bf16 weights. Those of other ranks are dropped: they
+    /// take 2 bytes per parameter meanwhile.
+    pub fn fill_low_bits(&mut self, fill: impl FnOnce(Option<&mut Buffer>) -> Result<()>) -> Result<()> {
+        let Some(StateTensor { layout, buffer }) = self.state.iter_mut().find(|tensor| tensor.is_low_bits()) else {
+            return fill(None);
+        };
+        if layout.range == layout.of_all_ranks {
+            return fill(Some(buffer));
+        }
+        let mut all = Buffer::zeros(&[layout.of_all_ranks.len()], layout.dtype, buffer.device())?;
+        fill(Some(&mut all))?;
+        Ok(buffer.copy_from(&all.view(layout.range.start, &[layout.range.len()])?)?)
+    }
+
+    /// The low bits of the f32 master weights of this rank, beside bf16 weights.
     pub fn low_bits_mut(&mut self) -> Option<&mut Buffer> {
-        let tensor = self.state.iter_mut().find(|tensor| tensor.layout.name == MASTER_LOW_BITS);
-        tensor.map(|tensor| &mut tensor.buffer)
+        self.state.iter_mut().find(|tensor| tensor.is_low_bits()).map(|tensor| &mut tensor.buffer)
     }
 }
 

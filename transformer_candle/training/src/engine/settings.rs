@@ -4,7 +4,10 @@ use kernels::DeviceKind;
 use model::{LoraShape, ModelShape};
 use run_config::{ActivationRecompute, RunConfig};
 
-use crate::error::{Result, TrainerError};
+use crate::{
+    error::{Result, TrainerError},
+    ranks::Place,
+};
 
 /// What the buffers of a run of one config still depend on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -15,6 +18,17 @@ pub struct EngineSettings {
     pub activation_recompute: ActivationRecompute,
     /// Where it computes.
     pub device: DeviceKind,
+    /// Which rank of the run it belongs to.
+    pub place: Place,
+}
+
+/// A step of a run or of one of its stages: what its buffers and its time follow from.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct StepOf<'a> {
+    /// The run's config, or the stage's.
+    pub(crate) config: &'a RunConfig,
+    pub(crate) shape: &'a ModelShape,
+    pub(crate) settings: EngineSettings,
 }
 
 /// The model of a config whose vocabulary is known, with the adapters that are to train.

@@ -77,6 +77,19 @@ pub enum CheckpointError {
         /// The first of its files that differs.
         file: String,
     },
+    /// Training would start from adapters of another model than its own.
+    #[error(
+        "the adapters in {adapters} (lora.init_from) were not trained beside the model in {base}, whose {file} is another \
+         one: start from their own model, or train new adapters"
+    )]
+    OtherBase {
+        /// The adapters' directory.
+        adapters: PathBuf,
+        /// The model's directory.
+        base: PathBuf,
+        /// The first of its files that differs.
+        file: String,
+    },
     /// A model of another program whose files are cut or hold numbers that are not finite.
     #[error("the model in {directory} is corrupted: {reason}; download it again")]
     CorruptedModel {
@@ -137,6 +150,17 @@ pub enum CheckpointError {
     /// Reading was cancelled.
     #[error("stopped while reading a checkpoint")]
     Interrupted,
+    /// Another rank could not write its part of a checkpoint; it says why.
+    #[error("rank {rank}: {message}")]
+    OnRank {
+        /// The first such rank.
+        rank: usize,
+        /// What it says.
+        message: String,
+    },
+    /// Another rank has ended.
+    #[error("{0}")]
+    RankLost(String),
     /// A buffer of the trainer could not be read or written.
     #[error("cannot move the checkpoint's tensors: {0}")]
     Kernel(#[from] kernels::Error),
@@ -153,13 +177,17 @@ impl CheckpointError {
             | Self::NoneIntact { .. }
             | Self::CorruptedModel { .. }
             | Self::BaseChanged { .. } => ExitCode::CheckpointCorrupted,
-            Self::Absent { .. } | Self::Mismatch { .. } | Self::UnusableModel { .. } | Self::BaseMoved { .. } => {
-                ExitCode::WrongRequest
-            }
+            Self::Absent { .. }
+            | Self::Mismatch { .. }
+            | Self::UnusableModel { .. }
+            | Self::BaseMoved { .. }
+            | Self::OtherBase { .. } => ExitCode::WrongRequest,
             Self::NoSpace { .. }
             | Self::FileSizeLimit { .. }
             | Self::Io { .. }
             | Self::Interrupted
+            | Self::OnRank { .. }
+            | Self::RankLost(_)
             | Self::Kernel(_) => ExitCode::Unexpected,
         };
         code as u8

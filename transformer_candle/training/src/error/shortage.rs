@@ -33,6 +33,9 @@ pub struct MemoryRequirement {
 /// A run that does not fit, and the largest settings that would.
 #[derive(Clone, Debug, Serialize)]
 pub struct Shortage {
+    /// The stage that the settings are of, from 0; none for a run without stages.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub stage: Option<usize>,
     /// What was asked for.
     pub asked: MemoryRequirement,
     /// What there is.
@@ -59,11 +62,11 @@ impl fmt::Display for Budget {
     }
 }
 
-impl fmt::Display for MemoryRequirement {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            f,
-            "data.batch_size={} with runtime.activation_recompute={} ({})",
+impl MemoryRequirement {
+    /// As keys of a config, the micro-batch in this section.
+    fn described(&self, section: &str) -> String {
+        format!(
+            "{section}.batch_size={} with runtime.activation_recompute={} ({})",
             self.micro_batch,
             recompute(self.activation_recompute),
             bytes(self.bytes)
@@ -85,18 +88,20 @@ impl fmt::Display for Shortage {
                 bytes(self.asked.bytes)
             );
         }
-        write!(f, "this run does not fit: {} exceeds the available {}. ", self.asked, self.budget)?;
+        let section = self.stage.map_or("data".to_owned(), |stage| format!("stages[{stage}]"));
+        let described = |requirement: &MemoryRequirement| requirement.described(&section);
+        write!(f, "this run does not fit: {} exceeds the available {}. ", described(&self.asked), self.budget)?;
         if self.fits.is_empty() {
             return write!(
                 f,
-                "Not even {} would fit: take a smaller model, a shorter data.sequence_length, or more memory",
-                self.smallest
+                "Not even {} would fit: take a smaller model, a shorter {section}.sequence_length, or more memory",
+                described(&self.smallest)
             );
         }
         f.write_str("What would fit: ")?;
         for (index, fit) in self.fits.iter().enumerate() {
-            write!(f, "{}{fit}", if index == 0 { "" } else { ", or " })?;
+            write!(f, "{}{}", if index == 0 { "" } else { ", or " }, described(fit))?;
         }
-        f.write_str("; data.sequences_per_step stays the same, and with it the result up to rounding")
+        write!(f, "; {section}.sequences_per_step stays the same, and with it the result up to rounding")
     }
 }

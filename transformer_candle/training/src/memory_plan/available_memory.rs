@@ -8,6 +8,8 @@ use std::{
 
 use rustix::process::{Resource, getrlimit};
 
+use crate::address_space;
+
 /// Bytes that can still be allocated, and what bounds them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct AvailableMemory {
@@ -16,13 +18,10 @@ pub(super) struct AvailableMemory {
     pub(super) origin: &'static str,
 }
 
-/// Address space that a thread reserves, hardly any of which it uses: the arena of glibc's allocator, and a stack.
-const ADDRESS_SPACE_PER_THREAD: u64 = (64 + 2) << 20;
-
 /// The smallest memory limit of a process that will start `threads` threads; `None` if the system does not report one.
 pub(super) fn available_memory(threads: usize) -> Option<AvailableMemory> {
-    let [address_space, data] = [Resource::As, Resource::Data].map(|limit| getrlimit(limit).current);
-    available_under(Path::new("/"), &limits(address_space, data, threads))
+    let data = getrlimit(Resource::Data).current;
+    available_under(Path::new("/"), &limits(address_space::limit(), data, threads))
 }
 
 /// A limit of a process.
@@ -36,7 +35,7 @@ struct Limit {
 }
 
 fn limits(address_space: Option<u64>, data: Option<u64>, threads: usize) -> [Limit; 2] {
-    let reserved = threads as u64 * ADDRESS_SPACE_PER_THREAD;
+    let reserved = address_space.map_or(0, |limit| address_space::reserved(threads, limit));
     let address_space_origin = "left of the address space that `ulimit -v` allows, less what threads reserve";
     let data_origin = "left of the data that `ulimit -d` allows";
     [
@@ -172,7 +171,7 @@ mod tests {
         let under =
             |address_space, data, threads| available_under(root.path(), &limits(address_space, data, threads)).unwrap();
         assert_eq!(under(None, None, 1).origin, "free on this machine");
-        let address_space_origin = under(Some(ADDRESS_SPACE_PER_THREAD + 10_000), None, 1);
+        let address_space_origin = under(Some(address_space::reserved(1, 0) + 10_000), None, 1);
         assert_eq!(address_space_origin.bytes, 10_000 - 4096);
         assert!(address_space_origin.origin.contains("ulimit -v"));
         assert_eq!(under(Some(1 << 40), Some(2000), 9).bytes, 2000 - 1024);

@@ -106,6 +106,15 @@ impl Budget {
         Self { bytes, origin, data_stream: None }
     }
 
+    /// What each of several processes on the machine may take.
+    pub(super) fn shared_by(self, processes: usize) -> Self {
+        if processes == 1 {
+            return self;
+        }
+        let bytes = self.bytes / processes as u64;
+        Self { bytes, origin: format!("{}, shared by {processes} ranks", self.origin), ..self }
+    }
+
     /// What a GPU has, and what it has free.
     fn from_gpu(gpu: &GpuMemory) -> Vec<Self> {
         let &GpuMemory { ref name, total, free, .. } = gpu;

@@ -15,10 +15,11 @@ use kernels::{Device, timing};
 use model::{ModelShape, ParameterLayout};
 use run_config::RunConfig;
 
-use super::{StepPart, allocate, cpu_speed::CpuSpeed, speed::StepOf};
+use super::{StepPart, allocate, cpu_speed::CpuSpeed};
 use crate::{
-    engine::{Algorithm, Engine, EngineSettings, UpdateRule, synthetic_batch},
+    engine::{Algorithm, Engine, EngineSettings, StepOf, UpdateRule, synthetic_batch},
     error::{Result, TrainerError},
+    ranks::Place,
     stop::StopSignal,
 };
 
@@ -79,7 +80,9 @@ impl<'a> Calibrator<'a> {
     pub(super) fn new(step: StepOf<'a>, matmul: CpuSpeed) -> Result<Option<Self>> {
         let sample = Sample::choose(step, matmul);
         let (config, shape) = sample.reduced(step);
-        let settings = EngineSettings { micro_batch: sample.micro_batch, ..step.settings };
+        // One process: ranks on this CPU divide its cores between them.
+        let place = Place::default();
+        let settings = EngineSettings { micro_batch: sample.micro_batch, place, ..step.settings };
         let mut engine = match allocate(&config, &shape, settings, &Device::Cpu) {
             Ok(engine) => engine,
             Err(TrainerError::OutOfMemory(_)) => return Ok(None),
@@ -211,7 +214,7 @@ impl Counts<'_> {
             "add_rms_norm" | "rms_norm" => self.tokens * self.ratio(|_, shape| 2 * shape.num_layers + 1),
             "muon" => self.ratio(|_, shape| shape.num_layers),
             "adamw" => self.ratio(adamw_elements),
-            "grad_norm" => self.ratio(|_, shape| ParameterLayout::new(shape).elements()),
+            "grad_norm" | "accumulate" => self.ratio(|_, shape| ParameterLayout::new(shape).elements()),
             _ if operation == "Buffer::zero" => self.ratio(|_, shape| ParameterLayout::new(shape).elements()),
             _ => self.tokens,
         }

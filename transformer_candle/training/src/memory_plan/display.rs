@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, fmt, time::Duration};
 use run_config::Precision;
 
 use super::{
-    Cost, FitOption, MemoryPlan, SpeedSource, TrainingTime,
+    Cost, ExchangeSpeed, FitOption, MemoryPlan, SpeedSource, StagePlan, TrainingTime,
     bar::{Segment, bar},
 };
 use crate::{
@@ -73,7 +73,14 @@ fn money(amount: f64) -> String {
 
 impl fmt::Display for MemoryPlan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut rows = vec![("model", self.model()), ("step", self.step()), ("length", self.length())];
+        let mut rows = vec![("model", self.model())];
+        if self.stages.is_empty() {
+            rows.push(("step", self.step()));
+        }
+        rows.extend(
+            self.stages.iter().enumerate().map(|(line, stage)| (label("stages", line), self::stage(line, stage))),
+        );
+        rows.push(("length", self.length()));
         rows.push(("device", self.device_line()));
         rows.extend(self.memory().into_iter().enumerate().map(|(line, text)| (label("memory", line), text)));
         rows.extend(self.process_bytes.map(|whole| ("process", self.process(whole))));
@@ -83,6 +90,8 @@ impl fmt::Display for MemoryPlan {
         rows.extend(self.speed().map(|text| ("speed", text)));
         let shares = self.speed.as_ref().and_then(|speed| speed.parts.as_ref());
         rows.extend(shares.map(|shares| ("", parts(shares))));
+        let exchange = self.speed.as_ref().and_then(|speed| speed.exchange.as_ref());
+        rows.extend(exchange.map(|exchange| ("exchange", self::exchange(exchange))));
         rows.extend(self.training_time.as_ref().and_then(training_time).map(|text| ("time", text)));
         rows.extend(self.cost.as_ref().map(|cost| ("cost", self::cost(cost))));
         let lines: Vec<String> = rows.iter().map(|(name, text)| format!("{name:<11}{text}")).collect();
@@ -93,8 +102,8 @@ impl fmt::Display for MemoryPlan {
             return Ok(());
         }
         f.write_str("\n\nWhat could be changed, each alone:\n")?;
-        self.options.iter().try_for_each(|option| writeln!(f, "{}", self::option(option)))?;
-        f.write_str("\n`--apply OUT.yaml` writes the config with the changes that make it fit.")
+        let lines: Vec<String> = self.options.iter().map(option).collect();
+        f.write_str(&lines.join("\n"))
     }
 }
 
@@ -121,12 +130,16 @@ impl MemoryPlan {
     fn step(&self) -> String {
         let warm_up = |(first, steps)| format!("; {first} sequences in the first step, all after {}", grouped(steps));
         format!(
-            "{} tokens: {} sequences of {}, as {} x {} (micro-batch x accumulation), activation_recompute: {}{}",
+            "{} tokens: {} sequence{} of {}, as {} x {} (micro-batch x accumulation){}{}, activation_recompute: {}{}",
             grouped(self.tokens_per_step),
             grouped(self.sequences_per_step),
+            if self.sequences_per_step == 1 { "" } else { "s" },
             grouped(self.sequence_length),
             self.micro_batch,
-            self.gradient_accumulation_steps,
+            self.gradient_accumulation_steps / self.ranks.unwrap_or(1),
+            self.ranks.map_or_else(String::new, |ranks| format!(" on each of {ranks} ranks")),
+            self.deterministic_reduction
+                .map_or_else(String::new, |shards| format!(", summed as a tree of {shards} virtual shards")),
             recompute(self.activation_recompute),
             self.batch_warmup.map(warm_up).unwrap_or_default()
         )
@@ -221,8 +234,31 @@ impl MemoryPlan {
             _ => "",
         };
         let rate = rates(speed.tokens_per_second);
-        Some(format!("{rate} tokens/s, {step} per step{}, {}{bench}", mfu.unwrap_or_default(), speed.origin))
+        let of_ranks = speed.exchange.as_ref().zip(self.ranks).map(|(exchange, ranks)| {
+            let [a, b] = exchange.efficiency;
+            format!(", {} % of {ranks} times one rank", range(&percent(a.min(b)), &percent(a.max(b))))
+        });
+        let (mfu, of_ranks) = (mfu.unwrap_or_default(), of_ranks.unwrap_or_default());
+        Some(format!("{rate} tokens/s, {step} per step{mfu}{of_ranks}, {}{bench}", speed.origin))
     }
+}
+
+/// `1: steps 1 to 400, 32 sequences of 512 as 8 x 4, learning rate 0.001, 12.3 GB alone`
+fn stage(index: usize, stage: &StagePlan) -> String {
+    let rate = stage.speed.as_ref().map(|speed| format!(", {} tokens/s", rates(speed.tokens_per_second)));
+    format!(
+        "{}: steps {} to {}, {} sequences of {} as {} x {}, learning rate up to {}, {} alone{}",
+        index + 1,
+        grouped(stage.first_step),
+        grouped(stage.last_step),
+        grouped(stage.sequences_per_step),
+        grouped(stage.sequence_length),
+        stage.micro_batch,
+        stage.gradient_accumulation_steps,
+        stage.learning_rate,
+        bytes(stage.bytes),
+        rate.unwrap_or_default()
+    )
 }
 
 /// `gemm 76 %, attention 11 %`, the largest first.
@@ -231,6 +267,19 @@ fn parts(shares: &BTreeMap<&'static str, f64>) -> String {
     shares.sort_by(|a, b| b.1.total_cmp(a.1));
     let share = |(name, share): (&&str, &f64)| format!("{} {:.0} %", name.replace('_', " "), 100.0 * share);
     shares.into_iter().map(share).collect::<Vec<_>>().join(", ")
+}
+
+/// `3.11 GB to and from each rank per step over PCIe 5.0 x16, 78 ms to 194 ms in which nothing is computed; ...`
+fn exchange(exchange: &ExchangeSpeed) -> String {
+    let ExchangeSpeed { link, bytes_per_rank, seconds, tokens_per_second_if_hidden, .. } = exchange;
+    let [slow, fast] = seconds.map(step_time);
+    format!(
+        "{} to and from each rank per step over {link}, {} in which nothing is computed; {} tokens/s if it were hidden \
+         behind a micro-batch",
+        bytes(bytes_per_rank.round() as u64),
+        range(&fast, &slow),
+        rates(*tokens_per_second_if_hidden)
+    )
 }
 
 /// `6.56 s`, `41 ms`

@@ -4,13 +4,11 @@ use kernels::DeviceKind;
 use model::ModelShape;
 use run_config::{ActivationRecompute, BatchSize, RunConfig};
 
-use super::{
-    FittingMicroBatch,
-    speed::{SpeedModel, StepOf},
-};
+use super::{FittingMicroBatch, speed::SpeedModel};
 use crate::{
-    engine::{EngineSettings, RunBuffers},
+    engine::{EngineSettings, RunBuffers, StagedBuffers, StepOf},
     error::{Budget, MemoryRequirement, Shortage},
+    ranks::Place,
 };
 
 /// Most tokens per micro-batch of `auto` on a CPU: matmuls reach full speed well below, and the choice does not depend
@@ -21,22 +19,31 @@ const TOKENS_OF_CPU_MICRO_BATCH: usize = 8192;
 pub(super) const RECOMPUTES: [ActivationRecompute; 3] =
     [ActivationRecompute::None, ActivationRecompute::Selective, ActivationRecompute::Block];
 
-/// The micro-batch of a config: its own, or what `auto` stands for.
-pub(super) fn micro_batch(
-    config: &RunConfig,
+/// The micro-batch of each stage: its own, or what `auto` stands for, which fits beside those of the other stages.
+pub(super) fn micro_batches(
+    stages: &[RunConfig],
     shape: &ModelShape,
     budget: Option<&Budget>,
-    device: DeviceKind,
-) -> usize {
-    match config.data.batch_size {
-        BatchSize::Fixed(sequences) => sequences,
-        BatchSize::Auto => {
-            let available = budget.map_or(u64::MAX, |budget| budget.bytes);
-            let activation_recompute = config.runtime.activation_recompute;
-            let most = EngineSettings { micro_batch: most_sequences(config, device), activation_recompute, device };
-            largest(config, shape, most, available).map_or(1, |fit| fit.micro_batch)
-        }
+    (device, place): (DeviceKind, Place),
+) -> Vec<usize> {
+    let given = |config: &RunConfig| match config.data.batch_size {
+        BatchSize::Fixed(sequences) => Some(sequences),
+        BatchSize::Auto => None,
+    };
+    let mut chosen: Vec<usize> = stages.iter().map(|config| given(config).unwrap_or(1)).collect();
+    let available = budget.map_or(u64::MAX, |budget| budget.bytes);
+    for (stage, config) in stages.iter().enumerate().filter(|(_, config)| given(config).is_none()) {
+        let activation_recompute = config.runtime.activation_recompute;
+        let settings = |micro_batch| EngineSettings { micro_batch, activation_recompute, device, place };
+        let steps: Vec<_> = stages
+            .iter()
+            .zip(&chosen)
+            .map(|(config, &chosen)| StepOf { config, shape, settings: settings(chosen) })
+            .collect();
+        let largest = largest(&steps, stage, settings(most_sequences(config, device)), available);
+        chosen[stage] = largest.map_or(1, |fit| fit.micro_batch);
     }
+    chosen
 }
 
 /// Sequences of the largest micro-batch that is worth having.
@@ -53,12 +60,12 @@ pub(super) fn largest_micro_batches(
     budget: Option<&Budget>,
     model: Option<&SpeedModel>,
 ) -> Vec<FittingMicroBatch> {
-    let StepOf { config, shape, settings } = step;
+    let StepOf { config, settings, .. } = step;
     let Some(budget) = budget else { return Vec::new() };
     let micro_batch = most_sequences(config, settings.device);
     let of_mode = |activation_recompute| {
         let most = EngineSettings { micro_batch, activation_recompute, ..settings };
-        let requirement = largest(config, shape, most, budget.bytes)?;
+        let requirement = largest(&[step], 0, most, budget.bytes)?;
         let settings = EngineSettings { micro_batch: requirement.micro_batch, ..most };
         let tokens_per_second = model.map(|model| model.speed(StepOf { settings, ..step }).tokens_per_second);
         Some(FittingMicroBatch { requirement, tokens_per_second })
@@ -66,46 +73,61 @@ pub(super) fn largest_micro_batches(
     RECOMPUTES.into_iter().filter_map(of_mode).collect()
 }
 
-/// The largest micro-batch up to that of `most` that divides the step's sequences and fits.
+/// The largest micro-batch of a stage up to that of `most` that divides a rank's (or a virtual shard's) sequences of a step and
+/// fits beside the other stages.
 pub(super) fn largest(
-    config: &RunConfig,
-    shape: &ModelShape,
+    steps: &[StepOf<'_>],
+    stage: usize,
     most: EngineSettings,
     available: u64,
 ) -> Option<MemoryRequirement> {
-    let sequences = config.data.sequences_per_step;
+    let config = steps[stage].config;
+    let shards = config.runtime.deterministic_reduction.unwrap_or(most.place.world_size);
+    let sequences = config.data.sequences_per_step / shards;
     (1..=most.micro_batch.min(sequences))
         .rev()
         .filter(|micro_batch| sequences.is_multiple_of(*micro_batch))
-        .map(|micro_batch| needed(config, shape, EngineSettings { micro_batch, ..most }))
+        .map(|micro_batch| needed(steps, stage, EngineSettings { micro_batch, ..most }))
         .find(|fit| fit.bytes <= available)
 }
 
-pub(super) fn needed(config: &RunConfig, shape: &ModelShape, settings: EngineSettings) -> MemoryRequirement {
+/// What the run needs if one of its stages has these settings; all stages recompute alike.
+fn needed(steps: &[StepOf<'_>], stage: usize, settings: EngineSettings) -> MemoryRequirement {
     let EngineSettings { micro_batch, activation_recompute, .. } = settings;
-    MemoryRequirement {
-        micro_batch,
-        activation_recompute,
-        bytes: RunBuffers::new(config, shape, settings).plan.bytes(),
+    let mut steps = steps.to_vec();
+    for step in &mut steps {
+        step.settings.activation_recompute = activation_recompute;
     }
+    steps[stage].settings = settings;
+    MemoryRequirement { micro_batch, activation_recompute, bytes: StagedBuffers::new(&steps).plan.bytes() }
 }
 
-/// What a run that was asked for with these settings lacks.
-pub(super) fn shortage(config: &RunConfig, shape: &ModelShape, asked: EngineSettings, budget: &Budget) -> Shortage {
+/// The stage that would need the most memory alone, the first of several.
+pub(super) fn largest_stage(steps: &[StepOf<'_>]) -> usize {
+    let bytes = |step: &StepOf<'_>| RunBuffers::new(step.config, step.shape, step.settings).plan.bytes();
+    let sizes: Vec<u64> = steps.iter().map(bytes).collect();
+    (0..sizes.len()).rev().max_by_key(|&stage| sizes[stage]).unwrap_or(0)
+}
+
+/// What a run that was asked for with these settings lacks. Of a run in stages it names the largest one.
+pub(super) fn shortage(steps: &[StepOf<'_>], budget: &Budget) -> Shortage {
+    let stage = largest_stage(steps);
+    let asked = steps[stage].settings;
     let mut fits: Vec<MemoryRequirement> = RECOMPUTES
         .into_iter()
         .skip_while(|recompute| *recompute != asked.activation_recompute)
         .filter_map(|activation_recompute| {
-            largest(config, shape, EngineSettings { activation_recompute, ..asked }, budget.bytes)
+            largest(steps, stage, EngineSettings { activation_recompute, ..asked }, budget.bytes)
         })
         .collect();
     // Recomputing more is worth it only for a larger micro-batch.
     fits.dedup_by(|more, less| more.micro_batch <= less.micro_batch);
     let smallest = EngineSettings { micro_batch: 1, activation_recompute: ActivationRecompute::Block, ..asked };
     Shortage {
-        asked: needed(config, shape, asked),
+        stage: (steps.len() > 1).then_some(stage),
+        asked: needed(steps, stage, asked),
         budget: budget.clone(),
         fits,
-        smallest: needed(config, shape, smallest),
+        smallest: needed(steps, stage, smallest),
     }
 }

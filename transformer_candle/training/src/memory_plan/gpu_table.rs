@@ -6,6 +6,8 @@ use kernels::cuda::nominal_bf16_flops;
 use run_config::{ByteSize, Precision};
 use serde::Serialize;
 
+use super::interconnect::{Link, NVLINK_3, NVLINK_4, PCIE_4, PCIE_5};
+
 /// A GPU by its name on the command line. The numbers' sources stand in [`GPUS`].
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct GpuSpec {
@@ -23,6 +25,8 @@ pub struct GpuSpec {
     pub watts: f64,
     /// Streaming multiprocessors (SMs).
     pub multiprocessors: u32,
+    /// What connects several of them in a machine.
+    pub link: Link,
     /// Fractions of the nominal rates that kernels sustain, pessimistic.
     pub low: SustainedFractions,
     /// The same, optimistic.
@@ -55,6 +59,8 @@ const fn mebibytes(number: u64) -> u64 {
 /// A100, H100 SXM and H200 SXM. Memory: "total capacity of N GiB" in PyTorch's out-of-memory message, which is
 /// `cudaDeviceProp::totalGlobalMem`; the smallest value found where drivers differ.
 ///
+/// Links: those of the SXM modules of A100, H100 and H200; a slot of 16 lanes of the others.
+///
 /// Sustained fractions: docs/decisions/012 explains those of the RTX 5090 and the H200, whose upper ones are its
 /// assumptions. The others are estimates from published measurements, none of them ours.
 pub const GPUS: [GpuSpec; 7] = [
@@ -66,6 +72,7 @@ pub const GPUS: [GpuSpec; 7] = [
         bytes_per_second: 1.792e12,
         watts: 575.0,
         multiprocessors: 170,
+        link: PCIE_5,
         // GEMMs published at 179 to 240 TFLOP/s of 209.5, by clock and power.
         low: fractions(0.80, 0.45, 0.35, 0.80),
         high: fractions(0.92, 0.60, 0.50, 0.90),
@@ -78,6 +85,7 @@ pub const GPUS: [GpuSpec; 7] = [
         bytes_per_second: 1.008e12,
         watts: 450.0,
         multiprocessors: 128,
+        link: PCIE_4,
         // GEMMs of 8192^3 published at 135 to 160 TFLOP/s of 165.2.
         low: fractions(0.78, 0.45, 0.35, 0.80),
         high: fractions(0.93, 0.60, 0.50, 0.90),
@@ -90,6 +98,7 @@ pub const GPUS: [GpuSpec; 7] = [
         bytes_per_second: 936e9,
         watts: 350.0,
         multiprocessors: 82,
+        link: PCIE_4,
         // Limited by power: GEMMs published at 55 to 68 TFLOP/s of 71.
         low: fractions(0.75, 0.45, 0.35, 0.80),
         high: fractions(0.93, 0.60, 0.50, 0.90),
@@ -102,6 +111,7 @@ pub const GPUS: [GpuSpec; 7] = [
         bytes_per_second: 1.555e12,
         watts: 400.0,
         multiprocessors: 108,
+        link: NVLINK_3,
         // GEMMs published at 230 to 275 TFLOP/s of 312; FlashAttention-2 at 110 to 170 with heads of 64; TinyLlama trains at
         // 56 % MFU.
         low: fractions(0.64, 0.35, 0.28, 0.80),
@@ -115,6 +125,7 @@ pub const GPUS: [GpuSpec; 7] = [
         bytes_per_second: 2.039e12,
         watts: 400.0,
         multiprocessors: 108,
+        link: NVLINK_3,
         low: fractions(0.64, 0.35, 0.28, 0.80),
         high: fractions(0.86, 0.50, 0.42, 0.90),
     },
@@ -126,6 +137,7 @@ pub const GPUS: [GpuSpec; 7] = [
         bytes_per_second: 3.35e12,
         watts: 700.0,
         multiprocessors: 132,
+        link: NVLINK_4,
         // GEMMs published at 600 to 750 TFLOP/s of 989; attention as on the H200.
         low: fractions(0.60, 0.25, 0.15, 0.80),
         high: fractions(0.76, 0.35, 0.21, 0.90),
@@ -138,6 +150,7 @@ pub const GPUS: [GpuSpec; 7] = [
         bytes_per_second: 4.8e12,
         watts: 700.0,
         multiprocessors: 132,
+        link: NVLINK_4,
         // GEMMs of 8192^3 measured at 770 to 800 TFLOP/s of 989, copies at 4.3 TB/s.
         low: fractions(0.62, 0.25, 0.15, 0.80),
         high: fractions(0.79, 0.35, 0.21, 0.90),

@@ -13,8 +13,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 
-use super::speed::StepOf;
-use crate::atomic_file;
+use crate::{atomic_file, engine::StepOf};
 
 /// A measured step.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

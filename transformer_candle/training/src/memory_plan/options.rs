@@ -3,23 +3,30 @@
 
 use std::fmt;
 
-use model::ModelShape;
-use run_config::{ActivationRecompute, RunConfig};
+use model::{LoraShape, ModelShape};
+use run_config::{ActivationRecompute, Algorithm, RunConfig};
 use serde::Serialize;
 
 use super::{
     fit::{self, RECOMPUTES},
-    speed::{SpeedModel, StepOf},
+    speed::SpeedModel,
 };
 use crate::{
-    engine::{EngineSettings, RunBuffers},
+    engine::{EngineSettings, RunBuffers, StepOf},
     error::{Budget, shortage::recompute},
+    units::rounded,
 };
 
 /// Sequences are not halved below this length: little context is left, and few activations are saved.
 const SHORTEST_SEQUENCE: usize = 256;
 /// Sequences are not halved more often than this to make a run fit; a smaller model comes first.
 const MOST_HALVINGS: u32 = 2;
+/// Ranks are not halved below this one: adapters are small beside activations then.
+const SMALLEST_RANK: usize = 4;
+/// The rank of adapters that are suggested instead of training every weight, and how many times as high their learning
+/// rate is (Schulman et al., 2025, "`LoRA` Without Regret").
+const SUGGESTED_RANK: usize = 16;
+const ADAPTER_RATE: f64 = 10.0;
 /// Query heads that may share a key and value head, as in the models of 70 B parameters.
 const MOST_HEADS_PER_KV_HEAD: usize = 8;
 
@@ -110,6 +117,38 @@ impl Variant {
         self
     }
 
+    /// With adapters of this rank, whose output is scaled as before.
+    fn rank(mut self, rank: usize) -> Self {
+        let lora = &mut self.config.lora;
+        let shrinks = rank as f64 / lora.rank.unwrap_or(rank) as f64;
+        let factor = if lora.rslora { shrinks.sqrt() } else { shrinks };
+        lora.alpha = Some(lora.alpha.map_or(rank as f64, |alpha| rounded(factor * alpha)));
+        lora.rank = Some(rank);
+        self.shape.lora = LoraShape::from_config(lora);
+        self
+    }
+
+    /// With halved ranks, largest first; not of adapters that are there already.
+    fn smaller_ranks(&self) -> impl Iterator<Item = Self> + use<> {
+        let lora = &self.config.lora;
+        let halve = |rank: &usize| Some(rank / 2).filter(|rank| *rank >= SMALLEST_RANK);
+        let first = lora.rank.filter(|_| lora.init_from.is_none()).as_ref().and_then(halve);
+        let variant = self.clone();
+        std::iter::successors(first, halve).map(move |rank| variant.clone().rank(rank))
+    }
+
+    /// With adapters beside the weights of a pretrained model instead of training these.
+    fn adapters(&self) -> Option<Self> {
+        let is_possible = self.config.model.init_from.is_some() && self.config.lora.rank.is_none();
+        is_possible.then(|| {
+            let mut variant = self.clone().rank(SUGGESTED_RANK);
+            let optimizer = &mut variant.config.optimizer;
+            optimizer.algorithm = Algorithm::AdamW;
+            optimizer.learning_rate = rounded(ADAPTER_RATE * optimizer.learning_rate);
+            variant
+        })
+    }
+
     /// Sequences half as long, twice as many in a step, as many in a micro-batch.
     fn halved(mut self) -> Self {
         self.config.data.sequence_length /= 2;
@@ -135,7 +174,11 @@ impl Variant {
 
     /// The keys in which the two differ.
     fn changes_from(&self, before: &Self) -> Vec<Change> {
-        let keys: [KeyOfVariant; 6] = [
+        let keys: [KeyOfVariant; 10] = [
+            ("lora.rank", |variant| text_of(variant.config.lora.rank)),
+            ("lora.alpha", |variant| text_of(variant.config.lora.alpha)),
+            ("optimizer.algorithm", |variant| algorithm(variant.config.optimizer.algorithm).to_owned()),
+            ("optimizer.learning_rate", |variant| variant.config.optimizer.learning_rate.to_string()),
             ("model.num_layers", |variant| variant.shape.num_layers.to_string()),
             ("model.num_key_value_heads", |variant| variant.shape.num_key_value_heads.to_string()),
             ("data.sequence_length", |variant| variant.config.data.sequence_length.to_string()),
@@ -148,6 +191,18 @@ impl Variant {
             (from != to).then_some(Change { key, from, to })
         };
         keys.into_iter().filter_map(change).collect()
+    }
+}
+
+/// As a config has it.
+fn text_of(value: Option<impl ToString>) -> String {
+    value.map_or_else(|| "null".to_owned(), |value| value.to_string())
+}
+
+fn algorithm(algorithm: Algorithm) -> &'static str {
+    match algorithm {
+        Algorithm::AdamW => "adamw",
+        Algorithm::Muon => "muon",
     }
 }
 
@@ -173,13 +228,19 @@ fn has_free_sizes(config: &RunConfig) -> bool {
 pub(super) fn list(step: StepOf<'_>, budget: &Budget, model: Option<&SpeedModel>) -> Vec<FitOption> {
     let asked = Variant::of(step);
     let (bytes, seconds) = (asked.bytes(), model.map(|model| model.speed(asked.step()).tokens_per_second[1]));
-    let sequences = step.config.data.sequences_per_step;
+    let sequences = step.config.data.sequences_per_step / step.settings.place.world_size;
     let free_sizes = has_free_sizes(step.config);
     let divisors = (1..step.settings.micro_batch).rev().filter(|micro_batch| sequences.is_multiple_of(*micro_batch));
     let more_frugal = RECOMPUTES.into_iter().skip_while(|mode| *mode != step.settings.activation_recompute).skip(1);
     let layers = if free_sizes { (1..asked.shape.num_layers).rev() } else { (0..0).rev() };
     let kv_heads = asked.fewer_kv_heads().filter(|_| free_sizes);
     let candidates = [
+        (
+            "adapters (LoRA)",
+            "fewer parameters learn; at a learning rate ten times as high",
+            first_that_fits(asked.adapters().into_iter(), budget),
+        ),
+        ("smaller rank", "adapters that can learn less", first_that_fits(asked.smaller_ranks(), budget)),
         ("shorter sequences", "less context; the same tokens per step", first_that_fits(asked.halvings(), budget)),
         ("fewer KV heads", "a slightly weaker model", first_that_fits(kv_heads, budget)),
         (
@@ -212,7 +273,8 @@ pub(super) fn list(step: StepOf<'_>, budget: &Budget, model: Option<&SpeedModel>
 }
 
 /// The changes with which a run fits: first those of the micro-batch and of recomputation, which leave the result as it
-/// is, the fastest of them; then shorter sequences, fewer KV heads, fewer layers. None if nothing is enough.
+/// is, the fastest of them; then shorter sequences, adapters of a smaller rank or instead of all weights, fewer KV heads,
+/// fewer layers. None if nothing is enough.
 pub(super) fn fitting_changes(step: StepOf<'_>, budget: &Budget, model: Option<&SpeedModel>) -> Option<Vec<Change>> {
     let asked = Variant::of(step);
     let halved: Vec<Variant> = asked.halvings().take(MOST_HALVINGS as usize).collect();
@@ -220,7 +282,16 @@ pub(super) fn fitting_changes(step: StepOf<'_>, budget: &Budget, model: Option<&
     let free_sizes = has_free_sizes(step.config);
     let kv_heads = || asked.fewer_kv_heads().filter(|_| free_sizes);
     let layers = || (1..asked.shape.num_layers).rev().filter(|_| free_sizes).map(|layers| asked.clone().layers(layers));
-    let variants = std::iter::once(asked.clone()).chain(shorter()).chain(kv_heads()).chain(layers());
+    let shortest = halved.last().cloned().unwrap_or_else(|| asked.clone());
+    let ranks = || asked.smaller_ranks().chain(shortest.smaller_ranks());
+    let adapters = || {
+        asked.adapters().into_iter().flat_map(|variant| {
+            let shorter: Vec<Variant> = variant.halvings().take(MOST_HALVINGS as usize).collect();
+            std::iter::once(variant).chain(shorter)
+        })
+    };
+    let same_model = std::iter::once(asked.clone()).chain(shorter()).chain(ranks()).chain(adapters());
+    let variants = same_model.chain(kv_heads()).chain(layers());
     let chosen = variants.into_iter().find_map(|variant| fastest(&variant, budget, model))?;
     Some(chosen.changes_from(&asked))
 }
@@ -232,7 +303,7 @@ fn fastest(variant: &Variant, budget: &Budget, model: Option<&SpeedModel>) -> Op
     let modes = RECOMPUTES.into_iter().skip_while(|mode| *mode != variant.settings.activation_recompute);
     let fitting = modes.filter_map(|activation_recompute| {
         let most = EngineSettings { micro_batch, activation_recompute, ..variant.settings };
-        let fit = fit::largest(&variant.config, &variant.shape, most, budget.bytes)?;
+        let fit = fit::largest(&[variant.step()], 0, most, budget.bytes)?;
         Some(variant.clone().recompute(activation_recompute).micro_batch(fit.micro_batch))
     });
     let Some(model) = model else { return fitting.into_iter().next() };

@@ -2,19 +2,22 @@
 //! rates that launches sustain. Bytes are what a launch must move if caches keep nothing between launches.
 //! docs/decisions/012 has the same list for one config; `benches/gpu/roofline.py` prints it.
 
-use std::collections::BTreeMap;
+use std::{
+    collections::BTreeMap,
+    ops::{Add, Range},
+};
 
 use super::{
     gpu_table::{GpuSpec, SustainedFractions},
     step_part::StepPart,
 };
-use crate::engine::{EngineSettings, muon_flops};
+use crate::engine::{EngineSettings, muon_flops, shards};
 use kernels::{DeviceKind, muon};
 use model::{ModelShape, ParameterKind, ParameterLayout, dtype_of, head_chunk_rows};
 use run_config::{ActivationRecompute, Algorithm, RunConfig};
 
-/// A launch takes at least this long from the previous one's end.
-const LAUNCH_SECONDS: f64 = 2e-6;
+/// On a GPU a launch takes at least this long from the previous one's end.
+pub(super) const LAUNCH_SECONDS: f64 = 2e-6;
 /// Bytes per parameter that `AdamW` reads (gradient, weight with low bits, two moments) and writes (all but the gradient).
 const ADAMW_BYTES: f64 = 4.0 + 12.0 + 12.0;
 
@@ -30,6 +33,8 @@ enum Rate {
 #[derive(Clone, Copy, Debug)]
 struct Operation {
     part: StepPart,
+    /// What [`StepPart::label`] calls it; empty for several.
+    label: &'static str,
     rate: Rate,
     /// Launches per step.
     count: f64,
@@ -39,6 +44,9 @@ struct Operation {
     bytes: f64,
 }
 
+/// The part that launches belong to, and their label.
+type Place = (StepPart, &'static str);
+
 /// The rates that a step is timed with.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Rates {
@@ -47,13 +55,33 @@ pub(super) struct Rates {
     /// Nominal bytes per second.
     pub(super) bytes_per_second: f64,
     pub(super) fractions: SustainedFractions,
+    /// Of a launch, at least.
+    pub(super) launch_seconds: f64,
+}
+
+/// What operations of one kind need in a step, and how fast they can be at best.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(crate) struct Bound {
+    pub(crate) flops: f64,
+    pub(crate) bytes: f64,
+    pub(crate) seconds: f64,
+}
+
+impl Add for Bound {
+    type Output = Self;
+
+    fn add(self, other: Self) -> Self {
+        let Self { flops, bytes, seconds } = other;
+        Self { flops: self.flops + flops, bytes: self.bytes + bytes, seconds: self.seconds + seconds }
+    }
 }
 
 impl Rates {
     /// Pessimistic and optimistic rates of a GPU.
     pub(super) fn of_gpu(gpu: &GpuSpec, config: &RunConfig) -> [Self; 2] {
         let flops = gpu.matmul_flops(config.runtime.precision);
-        [gpu.low, gpu.high].map(|fractions| Self { flops, bytes_per_second: gpu.bytes_per_second, fractions })
+        let (bytes_per_second, launch_seconds) = (gpu.bytes_per_second, LAUNCH_SECONDS);
+        [gpu.low, gpu.high].map(|fractions| Self { flops, bytes_per_second, fractions, launch_seconds })
     }
 
     fn seconds(&self, operation: &Operation) -> f64 {
@@ -64,11 +92,30 @@ impl Rates {
         };
         let compute = operation.flops / (self.flops * share);
         let memory = operation.bytes / (self.bytes_per_second * self.fractions.memory);
-        operation.count * compute.max(memory).max(LAUNCH_SECONDS)
+        operation.count * compute.max(memory).max(self.launch_seconds)
     }
 }
 
-/// The operations of an optimizer step of one config and micro-batch on a GPU.
+/// Over how many devices the ranks divide a step: each has a GPU, or its share of the CPU of its machine.
+pub(super) fn processors(EngineSettings { device, place, .. }: EngineSettings) -> usize {
+    match device {
+        DeviceKind::Cuda => place.world_size,
+        DeviceKind::Cpu => place.world_size / place.local_world_size,
+    }
+}
+
+/// Elements that the busiest device updates: of projections, and of all the rest. One device holds a whole rank's shard
+/// at least.
+fn updated(layout: &ParameterLayout, settings: EngineSettings) -> [f64; 2] {
+    let projections = layout.range(ParameterKind::Projection);
+    let shards = shards(layout, processors(settings));
+    let overlap =
+        |shard: &Range<usize>| shard.end.min(projections.end).saturating_sub(shard.start.max(projections.start));
+    let most = |elements: &dyn Fn(&Range<usize>) -> usize| shards.iter().map(elements).max().unwrap_or(0) as f64;
+    [most(&overlap), most(&|shard| shard.len() - overlap(shard))]
+}
+
+/// The operations of an optimizer step of one config and micro-batch.
 #[derive(Clone, Debug)]
 pub(super) struct Roofline {
     operations: Vec<Operation>,
@@ -85,9 +132,9 @@ impl Roofline {
         operations.extend(step.embedding_and_last_norm());
         let micro_batches = config.data.sequences_per_step as f64 / settings.micro_batch as f64;
         for operation in &mut operations {
-            operation.count *= micro_batches;
+            operation.count *= micro_batches / processors(settings) as f64;
         }
-        operations.extend(step.optimizer(config, &layout));
+        operations.extend(step.optimizer(config, &layout, settings));
         Self { operations }
     }
 
@@ -104,6 +151,19 @@ impl Roofline {
         }
         parts
     }
+
+    /// What each part needs, by operation; those without a label of their own are in the part's sum only.
+    pub(super) fn bounds(&self, rates: &Rates) -> BTreeMap<(StepPart, &'static str), Bound> {
+        let mut bounds: BTreeMap<_, Bound> = BTreeMap::new();
+        for operation in &self.operations {
+            let Operation { part, label, count, flops, bytes, .. } = *operation;
+            let bound = bounds.entry((part, label)).or_default();
+            bound.flops += count * flops;
+            bound.bytes += count * bytes;
+            bound.seconds += rates.seconds(operation);
+        }
+        bounds
+    }
 }
 
 /// The sizes that a step's operations follow from. N tokens of a micro-batch, D hidden, I intermediate, V vocabulary,
@@ -111,6 +171,7 @@ impl Roofline {
 struct Step<'a> {
     shape: &'a ModelShape,
     recompute: ActivationRecompute,
+    device: DeviceKind,
     sequence_length: f64,
     tokens: usize,
     /// Bytes of a weight or activation.
@@ -122,6 +183,7 @@ impl<'a> Step<'a> {
         Self {
             shape,
             recompute: settings.activation_recompute,
+            device: settings.device,
             sequence_length: config.data.sequence_length as f64,
             tokens: settings.micro_batch * config.data.sequence_length,
             element: dtype_of(config.runtime.precision).size_in_bytes() as f64,
@@ -129,14 +191,14 @@ impl<'a> Step<'a> {
     }
 
     /// `[m, k] x [k, n]`; the result has elements of `out` bytes, read as well where it is accumulated.
-    fn gemm(&self, part: StepPart, count: f64, [m, n, k]: [f64; 3], out: f64, accumulates: bool) -> Operation {
+    fn gemm(&self, (part, label): Place, count: f64, [m, n, k]: [f64; 3], out: f64, accumulates: bool) -> Operation {
         let result = m * n * out * if accumulates { 2.0 } else { 1.0 };
         let bytes = self.element * (m * k + k * n) + result;
-        Operation { part, rate: Rate::Gemm, count, flops: 2.0 * m * n * k, bytes }
+        Operation { part, label, rate: Rate::Gemm, count, flops: 2.0 * m * n * k, bytes }
     }
 
-    fn pass(part: StepPart, count: f64, bytes: f64) -> Operation {
-        Operation { part, rate: Rate::Gemm, count, flops: 0.0, bytes }
+    fn pass((part, label): Place, count: f64, bytes: f64) -> Operation {
+        Operation { part, label, rate: Rate::Gemm, count, flops: 0.0, bytes }
     }
 
     /// Forward and backward of every block in one micro-batch, and what is recomputed.
@@ -149,45 +211,57 @@ impl<'a> Step<'a> {
         let again = if recomputes_block { 2.0 } else { 1.0 };
         let mut operations = Vec::new();
         // Inputs and outputs of each projection, and its passes forward. A recomputed block stops before `down`.
-        for (inputs, outputs, forwards) in [(d, packed, again), (a, d, again), (d, 2.0 * i, again), (i, d, 1.0)] {
+        for ([forward, backward], inputs, outputs, forwards) in [
+            (["qkv forward", "qkv backward"], d, packed, again),
+            (["attention_output forward", "attention_output backward"], a, d, again),
+            (["gate_up forward", "gate_up backward"], d, 2.0 * i, again),
+            (["down forward", "down backward"], i, d, 1.0),
+        ] {
+            let [forward, backward] = [forward, backward].map(|label| (StepPart::Gemm, label));
             operations.extend([
-                self.gemm(StepPart::Gemm, layers * forwards, [n, outputs, inputs], self.element, false),
-                self.gemm(StepPart::Gemm, layers, [n, inputs, outputs], self.element, false),
+                self.gemm(forward, layers * forwards, [n, outputs, inputs], self.element, false),
+                self.gemm(backward, layers, [n, inputs, outputs], self.element, false),
             ]);
             if self.trains_all() {
-                operations.push(self.gemm(StepPart::Gemm, layers, [outputs, inputs, n], 4.0, true));
+                operations.push(self.gemm(backward, layers, [outputs, inputs, n], 4.0, true));
             }
         }
         let causal = n * self.sequence_length * a;
         let (row, wide) = (self.element * n * d, self.element * n * packed);
         let attended = self.element * n * a;
-        let attention = |rate, count, gemms, bytes| Operation {
+        let attention = |label, rate, count, gemms, bytes| Operation {
             part: StepPart::Attention,
+            label,
             rate,
             count,
             flops: gemms * causal,
             bytes,
         };
         operations.extend([
-            attention(Rate::AttentionForward, layers * again, 2.0, wide + attended),
-            attention(Rate::AttentionBackward, layers, 5.0, 2.0 * wide + 3.0 * attended),
+            attention("attention forward", Rate::AttentionForward, layers * again, 2.0, wide + attended),
+            attention("attention backward", Rate::AttentionBackward, layers, 5.0, 2.0 * wide + 3.0 * attended),
         ]);
         let rotated = self.element * n * (packed - heads.kv_heads as f64 * heads.head_size as f64);
         let normalizes = if self.recompute == ActivationRecompute::None { 0.0 } else { 2.0 };
-        let pointwise = |count: f64, bytes| Self::pass(StepPart::NormAndPointwise, count * layers, bytes);
+        let pointwise =
+            |label, count: f64, bytes| Self::pass((StepPart::NormAndPointwise, label), count * layers, bytes);
         operations.extend([
-            pointwise(2.0, 4.0 * row),                  // add_rms_norm forward
-            pointwise(2.0, 4.0 * row),                  // and backward
-            pointwise(normalizes, 2.0 * row),           // its output again
-            pointwise(1.0 + again, 2.0 * rotated),      // RoPE, both ways
-            pointwise(1.0, self.element * 3.0 * n * i), // SwiGLU
-            pointwise(1.0, self.element * 6.0 * n * i), // its gradient, recomputing
+            pointwise("add_rms_norm forward", 2.0, 4.0 * row),
+            pointwise("add_rms_norm backward", 2.0, 4.0 * row),
+            pointwise("add_rms_norm forward", normalizes, 2.0 * row), // its output again
+            pointwise("rope forward", again, 2.0 * rotated),
+            pointwise("rope backward", 1.0, 2.0 * rotated),
+            pointwise("swiglu forward", 1.0, self.element * 3.0 * n * i),
+            pointwise("swiglu backward", 1.0, self.element * 6.0 * n * i), // recomputing
         ]);
         if recomputes_block {
-            operations.push(pointwise(1.0, 4.0 * row));
+            operations.push(pointwise("add_rms_norm forward", 1.0, 4.0 * row));
         }
         if self.shape.architecture.has_qk_norm() {
-            operations.extend([pointwise(again, 2.0 * rotated), pointwise(1.0, 4.0 * rotated)]);
+            operations.extend([
+                pointwise("qk_norm forward", again, 2.0 * rotated),
+                pointwise("qk_norm backward", 1.0, 4.0 * rotated),
+            ]);
         }
         operations
     }
@@ -205,9 +279,9 @@ impl<'a> Step<'a> {
         let operations = adapters.flat_map(|parameter| {
             let (outputs, inputs) = (parameter.spec.shape[0] as f64, parameter.spec.shape[1] as f64);
             [
-                self.gemm(StepPart::Gemm, forwards, [n, outputs, inputs], self.element, true),
-                self.gemm(StepPart::Gemm, 1.0, [n, inputs, outputs], self.element, true),
-                self.gemm(StepPart::Gemm, 1.0, [outputs, inputs, n], 4.0, true),
+                self.gemm((StepPart::Gemm, ""), forwards, [n, outputs, inputs], self.element, true),
+                self.gemm((StepPart::Gemm, ""), 1.0, [n, inputs, outputs], self.element, true),
+                self.gemm((StepPart::Gemm, ""), 1.0, [outputs, inputs, n], 4.0, true),
             ]
         });
         operations.collect()
@@ -216,42 +290,55 @@ impl<'a> Step<'a> {
     /// Head and loss in chunks of rows: f32 logits, read twice, and their gradients.
     fn head(&self) -> Vec<Operation> {
         let (d, v) = (self.shape.hidden_size as f64, self.shape.padded_vocab_size as f64);
-        let rows = head_chunk_rows(self.tokens, self.shape.padded_vocab_size, DeviceKind::Cuda) as f64;
-        let (part, chunks) = (StepPart::HeadAndLoss, self.tokens as f64 / rows);
+        let rows = head_chunk_rows(self.tokens, self.shape.padded_vocab_size, self.device) as f64;
+        let (place, chunks) = ((StepPart::HeadAndLoss, "head_cross_entropy"), self.tokens as f64 / rows);
         let mut operations = vec![
-            self.gemm(part, chunks, [rows, v, d], 4.0, false),
-            Self::pass(part, chunks, rows * v * (4.0 + 4.0 + self.element)),
-            self.gemm(part, chunks, [rows, d, v], self.element, false),
+            self.gemm(place, chunks, [rows, v, d], 4.0, false),
+            Self::pass(place, chunks, rows * v * (4.0 + 4.0 + self.element)),
+            self.gemm(place, chunks, [rows, d, v], self.element, false),
         ];
         if self.trains_all() {
-            operations.push(self.gemm(part, chunks, [v, d, rows], 4.0, true));
+            operations.push(self.gemm(place, chunks, [v, d, rows], 4.0, true));
         }
         operations
     }
 
-    fn embedding_and_last_norm(&self) -> [Operation; 3] {
+    fn embedding_and_last_norm(&self) -> [Operation; 4] {
         let row = self.element * self.tokens as f64 * self.shape.hidden_size as f64;
-        // Forward; backward, which adds to f32 rows; the norm both ways.
-        [2.0 * row, 5.0 * row, 9.0 * row].map(|bytes| Self::pass(StepPart::NormAndPointwise, 1.0, bytes))
+        // The embedding's gradient is added to f32 rows.
+        [
+            ("embedding forward", 2.0 * row),
+            ("embedding backward", 5.0 * row),
+            ("add_rms_norm forward", 4.0 * row),
+            ("add_rms_norm backward", 5.0 * row),
+        ]
+        .map(|(label, bytes)| Self::pass((StepPart::NormAndPointwise, label), 1.0, bytes))
     }
 
     /// Norm of the gradients, the update and setting the gradients to zero, once per step.
-    fn optimizer(&self, config: &RunConfig, layout: &ParameterLayout) -> Vec<Operation> {
+    fn optimizer(&self, config: &RunConfig, layout: &ParameterLayout, settings: EngineSettings) -> Vec<Operation> {
         let (part, all) = (StepPart::Optimizer, layout.trainable_elements() as f64);
-        let mut operations = vec![Self::pass(part, 2.0, 4.0 * all)];
+        let [norm, zero, adamw, muon] =
+            ["grad_norm forward", "Buffer::zero", "adamw step", "muon"].map(|label| (part, label));
+        // A CPU's first micro-batch overwrites the gradients of matrices.
+        let zeroed = if self.device == DeviceKind::Cpu { all - layout.decayed_elements() as f64 } else { all };
+        let largest = shards(layout, processors(settings)).iter().map(Range::len).max().unwrap_or(0) as f64;
+        let mut operations = vec![Self::pass(norm, 1.0, 4.0 * largest), Self::pass(zero, 1.0, 4.0 * zeroed.max(0.0))];
         if config.optimizer.algorithm == Algorithm::AdamW {
-            operations.push(Self::pass(part, 1.0, ADAMW_BYTES * all));
+            operations.push(Self::pass(adamw, 1.0, ADAMW_BYTES * largest));
             return operations;
         }
-        let matrices = layout.range(ParameterKind::Projection).len() as f64;
-        operations.push(Self::pass(part, 1.0, ADAMW_BYTES * (all - matrices)));
+        let [matrices, others] = updated(layout, settings);
+        operations.push(Self::pass(adamw, 1.0, ADAMW_BYTES * others));
         // Gradient and momentum read, momentum and update written; the update read for its norm, read and written to
         // divide by it; and read to change the weights.
         let element = self.element;
-        operations.push(Self::pass(part, 1.0, (4.0 + 8.0 + 4.0 * element + 2.0 + 8.0) * matrices));
+        operations.push(Self::pass(muon, 1.0, (4.0 + 8.0 + 4.0 * element + 2.0 + 8.0) * matrices));
         let launches = (3 * muon::ITERATIONS * self.shape.num_layers) as f64;
-        let flops = muon_flops(layout) / launches;
-        operations.push(Operation { part, rate: Rate::Gemm, count: launches, flops, bytes: 0.0 });
+        let share = matrices / layout.range(ParameterKind::Projection).len().max(1) as f64;
+        let flops = share * muon_flops(layout) / launches;
+        let (part, label) = muon;
+        operations.push(Operation { part, label, rate: Rate::Gemm, count: launches, flops, bytes: 0.0 });
         operations
     }
 }

@@ -3,18 +3,24 @@
 
 use std::collections::BTreeMap;
 
-use model::ModelShape;
+use model::{ParameterLayout, dtype_of};
 use run_config::RunConfig;
 use serde::Serialize;
 
+pub(super) use super::roofline::processors;
 use super::{
     calibration::Calibration,
     gpu_table::{GpuSpec, SustainedFractions},
+    interconnect::{ExchangeSpeed, Network, bytes_per_rank},
     measured::MeasuredStep,
-    roofline::{Rates, Roofline},
+    roofline::{LAUNCH_SECONDS, Rates, Roofline},
     step_part::StepPart,
 };
-use crate::{device::GpuMemory, engine::EngineSettings};
+use crate::{
+    device::GpuMemory,
+    engine::{EngineSettings, StepOf},
+    ranks::Place,
+};
 
 /// Where a speed comes from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -39,6 +45,9 @@ pub struct Speed {
     pub mfu: Option<[f64; 2]>,
     /// The fraction of a step that each part takes; none where only whole steps were measured.
     pub parts: Option<BTreeMap<&'static str, f64>>,
+    /// What the ranks exchange in a step; none for one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub exchange: Option<ExchangeSpeed>,
     /// Where it comes from.
     pub source: SpeedSource,
     /// The same for people, such as `by the roofline of an RTX 5090`.
@@ -55,6 +64,8 @@ pub(super) struct SpeedModel {
     /// Seconds of each part of the config's own step, where they were timed.
     parts: Option<BTreeMap<StepPart, f64>>,
     peak: Option<f64>,
+    /// What connects the ranks, if there are several.
+    network: Option<Network>,
     source: SpeedSource,
     origin: String,
 }
@@ -65,6 +76,17 @@ const CPU_FRACTIONS: SustainedFractions =
 /// Memory bandwidth of a CPU, for the same.
 const CPU_BYTES_PER_SECOND: f64 = 20e9;
 
+/// The same step taken by one process.
+fn alone(step: StepOf<'_>) -> StepOf<'_> {
+    StepOf { settings: EngineSettings { place: Place::default(), ..step.settings }, ..step }
+}
+
+/// Bytes that each rank sends and receives in a step.
+fn exchanged(StepOf { config, shape, settings }: StepOf<'_>) -> f64 {
+    let weight = dtype_of(config.runtime.precision).size_in_bytes();
+    bytes_per_rank(ParameterLayout::new(shape).trainable_elements(), weight, settings.place)
+}
+
 impl SpeedModel {
     /// A GPU of the table.
     pub(super) fn of_spec(gpu: &GpuSpec, config: &RunConfig) -> Self {
@@ -73,6 +95,7 @@ impl SpeedModel {
             scale: [1.0; 2],
             parts: None,
             peak: Some(gpu.bf16_flops()),
+            network: None,
             source: SpeedSource::Roofline,
             origin: format!("by the roofline of the {}", gpu.name),
         }
@@ -108,10 +131,15 @@ impl SpeedModel {
 
     /// A CPU whose matmuls run at `flops`, before anything else is known.
     pub(super) fn unscaled_cpu(flops: f64) -> Self {
-        let rates = Rates { flops, bytes_per_second: CPU_BYTES_PER_SECOND, fractions: CPU_FRACTIONS };
+        let rates = Rates {
+            flops,
+            bytes_per_second: CPU_BYTES_PER_SECOND,
+            fractions: CPU_FRACTIONS,
+            launch_seconds: LAUNCH_SECONDS,
+        };
         let (source, origin) =
             (SpeedSource::Calibration, "from operations of this config timed on this CPU".to_owned());
-        Self { rates: [rates; 2], scale: [1.0; 2], parts: None, peak: None, source, origin }
+        Self { rates: [rates; 2], scale: [1.0; 2], parts: None, peak: None, network: None, source, origin }
     }
 
     /// The same device, on which `bench` measured a step of the config.
@@ -120,17 +148,32 @@ impl SpeedModel {
         Self { source: SpeedSource::Bench, origin, ..self.scaled_to(measured.step_seconds, step) }
     }
 
+    /// The same device for ranks that this connects.
+    pub(super) fn connected_by(self, network: Network) -> Self {
+        Self { network: Some(network), ..self }
+    }
+
+    /// What was timed is a step of one process.
     fn scaled_to(mut self, seconds: f64, step: StepOf<'_>) -> Self {
         self.scale = [1.0; 2];
-        self.scale = self.step_seconds(step).map(|predicted| seconds / predicted);
+        self.scale = self.computing_seconds(alone(step)).map(|predicted| seconds / predicted);
         self
     }
 
-    /// Seconds of a step, pessimistic and optimistic.
-    pub(super) fn step_seconds(&self, StepOf { config, shape, settings }: StepOf<'_>) -> [f64; 2] {
+    /// Seconds of a step without the exchange between ranks, pessimistic and optimistic.
+    fn computing_seconds(&self, StepOf { config, shape, settings }: StepOf<'_>) -> [f64; 2] {
         let roofline = Roofline::new(config, shape, settings);
-        let seconds = |end: usize| self.scale[end] * roofline.seconds(&self.rates[end]);
-        [seconds(0), seconds(1)]
+        [0, 1].map(|end| self.scale[end] * roofline.seconds(&self.rates[end]))
+    }
+
+    /// Seconds of a step, pessimistic and optimistic.
+    pub(super) fn step_seconds(&self, step: StepOf<'_>) -> [f64; 2] {
+        let (computing, exchanging) = (self.computing_seconds(step), self.exchange_seconds(step));
+        [0, 1].map(|end| computing[end] + exchanging[end])
+    }
+
+    fn exchange_seconds(&self, step: StepOf<'_>) -> [f64; 2] {
+        self.network.as_ref().map_or([0.0; 2], |network| network.seconds(exchanged(step)))
     }
 
     /// The speed of the config that the model was made for, or of a variant of it.
@@ -138,13 +181,36 @@ impl SpeedModel {
         let step_seconds = self.step_seconds(step);
         let tokens_per_second = step_seconds.map(|seconds| step.config.data.tokens_per_step() as f64 / seconds);
         let flops = step.shape.flops_per_token(step.config.data.sequence_length);
-        let mfu = self.peak.map(|peak| tokens_per_second.map(|tokens| tokens * flops / peak));
+        let peak = self.peak.map(|peak| peak * step.settings.place.world_size as f64);
+        let mfu = peak.map(|peak| tokens_per_second.map(|tokens| tokens * flops / peak));
+        let exchange = self.network.as_ref().map(|network| self.exchange(step, network));
         let (source, origin) = (self.source, self.origin.clone());
-        Speed { tokens_per_second, step_seconds, mfu, parts: self.shares(step), source, origin }
+        Speed { tokens_per_second, step_seconds, mfu, parts: self.shares(step), exchange, source, origin }
+    }
+
+    fn exchange(&self, step: StepOf<'_>, network: &Network) -> ExchangeSpeed {
+        let StepOf { config, settings, .. } = step;
+        let (computing, seconds) = (self.computing_seconds(step), self.exchange_seconds(step));
+        let alone = self.computing_seconds(alone(step));
+        let micro_batches = (config.data.sequences_per_step / settings.micro_batch) as f64;
+        let tokens = config.data.tokens_per_step() as f64;
+        let efficiency = |end: usize| alone[end] / processors(settings) as f64 / (computing[end] + seconds[end]);
+        let hidden = |end: usize| {
+            let micro_batch = computing[end] * settings.place.world_size as f64 / micro_batches;
+            tokens / (computing[end] + (seconds[end] - micro_batch).max(0.0))
+        };
+        ExchangeSpeed {
+            link: network.name.clone(),
+            bytes_per_rank: exchanged(step),
+            seconds,
+            efficiency: [0, 1].map(efficiency),
+            tokens_per_second_if_hidden: [0, 1].map(hidden),
+        }
     }
 
     /// Fractions of a step that its parts take.
-    fn shares(&self, StepOf { config, shape, settings }: StepOf<'_>) -> Option<BTreeMap<&'static str, f64>> {
+    fn shares(&self, step: StepOf<'_>) -> Option<BTreeMap<&'static str, f64>> {
+        let StepOf { config, shape, settings } = step;
         let by_roofline = || Roofline::new(config, shape, settings).seconds_by_part(&self.rates[1]);
         let parts = match self.source {
             SpeedSource::Roofline => by_roofline(),
@@ -152,14 +218,9 @@ impl SpeedModel {
             SpeedSource::Bench => return None,
         };
         let sum: f64 = parts.values().sum();
-        Some(parts.into_iter().map(|(part, seconds)| (part.name(), seconds / sum)).collect())
+        let exchange = self.exchange_seconds(step)[1] / self.step_seconds(step)[1];
+        let of_step = (1.0 - exchange) / sum;
+        let parts = parts.into_iter().map(|(part, seconds)| (part.name(), seconds * of_step));
+        Some(parts.chain(self.network.is_some().then_some(("exchange", exchange))).collect())
     }
-}
-
-/// The step that is timed.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct StepOf<'a> {
-    pub(crate) config: &'a RunConfig,
-    pub(crate) shape: &'a ModelShape,
-    pub(crate) settings: EngineSettings,
 }

@@ -27,12 +27,31 @@ impl StepPart {
     pub fn from_operation(operation: &str) -> Self {
         match operation.split("::").next() {
             Some("attention") => Self::Attention,
-            Some("linear") => Self::Gemm,
+            Some("linear" | "lora") => Self::Gemm,
             Some("head_cross_entropy") => Self::HeadAndLoss,
-            Some("adamw" | "muon" | "grad_norm") => Self::Optimizer,
+            Some("adamw" | "muon" | "grad_norm" | "accumulate") => Self::Optimizer,
             // Mostly the gradients, 4 bytes per parameter.
             _ if operation == "Buffer::zero" => Self::Optimizer,
             _ => Self::NormAndPointwise,
+        }
+    }
+
+    /// An operation as profiles call it: `qkv backward` for `linear::backward_input` in the scope `qkv`, `rope
+    /// backward` for `rope::backward`.
+    pub(crate) fn label(operation: &str, scope: Option<&str>) -> String {
+        let (module, function) = operation.split_once("::").unwrap_or((operation, ""));
+        let direction = match function {
+            "forward_backward" => return module.to_owned(),
+            function if function.starts_with("backward") => "backward",
+            // `forward_add`, and `normalize`, which is part of it.
+            function if function.starts_with("forward") || function == "normalize" => "forward",
+            function => function,
+        };
+        match module {
+            "linear" => format!("{} {direction}", scope.unwrap_or(module)),
+            "muon" | "lora" => module.to_owned(),
+            "Buffer" => operation.to_owned(),
+            _ => format!("{module} {direction}"),
         }
     }
 
@@ -53,16 +72,35 @@ mod tests {
     use super::*;
 
     #[test]
+    fn a_label_tells_projections_and_directions_apart() {
+        for (operation, scope, label) in [
+            ("linear::forward", Some("qkv"), "qkv forward"),
+            ("linear::backward_weight", Some("down"), "down backward"),
+            ("linear::forward", None, "linear forward"),
+            ("attention::backward", Some("attention backward"), "attention backward"),
+            ("add_rms_norm::forward_add", Some("mlp"), "add_rms_norm forward"),
+            ("head_cross_entropy::forward_backward", Some("head"), "head_cross_entropy"),
+            ("muon::orthogonalize", None, "muon"),
+            ("Buffer::zero", None, "Buffer::zero"),
+            ("grad_norm::clip", None, "grad_norm clip"),
+        ] {
+            assert_eq!(StepPart::label(operation, scope), label, "{operation}");
+        }
+    }
+
+    #[test]
     fn every_operation_belongs_to_a_part() {
         for (operation, part) in [
             ("attention::backward", StepPart::Attention),
             ("linear::backward_weight", StepPart::Gemm),
+            ("lora::project", StepPart::Gemm),
             ("head_cross_entropy::forward_backward", StepPart::HeadAndLoss),
             ("add_rms_norm::normalize", StepPart::NormAndPointwise),
             ("embedding::backward", StepPart::NormAndPointwise),
             ("Buffer::write", StepPart::NormAndPointwise),
             ("Buffer::zero", StepPart::Optimizer),
             ("grad_norm::clip", StepPart::Optimizer),
+            ("accumulate::forward", StepPart::Optimizer),
             ("muon::orthogonalize", StepPart::Optimizer),
         ] {
             assert_eq!(StepPart::from_operation(operation), part, "{operation}");

@@ -7,13 +7,16 @@ use super::{
     PlanGpu, PlannedDevice,
     cpu_speed::CpuSpeed,
     gpu_table::GpuSpec,
-    speed::{SpeedModel, StepOf},
+    interconnect::{Interconnect, LOOPBACK, Network, PCIE_4},
+    speed::SpeedModel,
     this_machine::{Machine, cpu_name},
     workload::Workload,
 };
 use crate::{
     device::{self, GpuMemory, refusal},
+    engine::StepOf,
     error::{Result, TrainerError},
+    ranks::Place,
 };
 
 /// The device that a plan is made for.
@@ -117,6 +120,20 @@ impl PlanTarget {
             Self::Named(spec) | Self::Assumed(spec) => (Some(spec.memory_bytes), Some(spec.bf16_flops())),
         };
         PlannedDevice { name: self.name(), memory_bytes, bf16_flops, gpu: spec }
+    }
+
+    /// The same speeds for several ranks, each on a GPU like this or all on this CPU. The link of a GPU that is not in the
+    /// table is taken for PCIe 4.0.
+    pub(super) fn connect(&self, model: SpeedModel, place: Place, interconnect: Option<Interconnect>) -> SpeedModel {
+        if place.world_size == 1 {
+            return model;
+        }
+        let link = match self.kind() {
+            DeviceKind::Cpu => LOOPBACK,
+            DeviceKind::Cuda => self.spec().map_or(PCIE_4, |gpu| gpu.link),
+        };
+        let nodes = place.world_size / place.local_world_size;
+        model.connected_by(Network::new(link, nodes, interconnect))
     }
 
     /// Predicts speeds there; none on a CPU on which nothing was measured and nothing may be timed, and on a GPU of unknown

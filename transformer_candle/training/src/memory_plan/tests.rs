@@ -1,13 +1,15 @@
-//! The numbers that the README and the configs promise, and what a refused run is message.
+//! The numbers that the README and the configs promise.
+
+mod ranks;
+mod suggestions;
 
 use std::time::{Duration, SystemTime};
 
 use kernels::{DeviceKind, cuda::Gpu};
-use proptest::prelude::*;
 use run_config::{BatchSize, ByteSize, Device, Format, presets};
 
 use super::{calibration::Calibration, cpu_speed::CpuSpeed, measured::MeasuredStep, *};
-use crate::device::GpuMemory;
+use crate::{device::GpuMemory, engine::RunBuffers};
 
 fn run_of(name: &str, overrides: &[&str]) -> ResolvedRun {
     let preset = presets().iter().find(|preset| preset.name == name).unwrap();
@@ -209,62 +211,6 @@ fn the_other_presets_are_planned() {
 }
 
 #[test]
-fn a_shortage_names_the_settings_that_fit() {
-    let plan =
-        plan_of(&run_of("rtx5090_1b", &["runtime.memory_limit=30GB", "data.batch_size=16", "runtime.device=cpu"]))
-            .unwrap();
-    let error = plan.check().unwrap_err();
-    assert_eq!(error.exit_code(), 4);
-    insta::assert_snapshot!(error);
-}
-
-#[test]
-fn a_shortage_says_when_nothing_fits() {
-    let error = plan_of(&run_of("rtx5090_1b", &["runtime.memory_limit=16GB", "runtime.device=cpu"]))
-        .unwrap()
-        .check()
-        .unwrap_err();
-    insta::assert_snapshot!(error);
-}
-
-#[test]
-fn a_shortage_names_the_data_stream() {
-    let run = run_of("smoke_cpu", &["data.num_workers=256"]);
-    let shape = model_shape(&run.config).unwrap();
-    let asked = plan_of(&run).unwrap().engine_settings(DeviceKind::Cpu);
-    let shortage = |free| {
-        let budget = Budget::minus_data_stream(free, "free on this machine", dataset::memory_bound(&run.config.data));
-        assert_eq!(budget.bytes, 0);
-        fit::shortage(&run.config, &shape, asked, &budget).to_string()
-    };
-    let message = shortage(24 << 30);
-    assert!(
-        message.starts_with("the data stream of this run does not fit") && message.contains("data.num_workers"),
-        "{message}"
-    );
-    assert!(shortage(260 << 20).contains("take a smaller model"), "{}", shortage(260 << 20));
-}
-
-#[test]
-fn suggested_settings_fit_and_are_the_largest() {
-    let overrides =
-        ["runtime.device=cpu", "runtime.memory_limit=26GB", "data.batch_size=32", "runtime.activation_recompute=none"];
-    let run = run_of("rtx5090_1b", &overrides);
-    let TrainerError::OutOfMemory(shortage) = plan_of(&run).unwrap().check().unwrap_err() else {
-        panic!("refused for another reason")
-    };
-    assert!(!shortage.fits.is_empty());
-    for fit in &shortage.fits {
-        for (micro_batch, fits) in [(fit.micro_batch, true), (fit.micro_batch * 2, false)] {
-            let mut other = run.clone();
-            other.config.data.batch_size = BatchSize::Fixed(micro_batch);
-            other.config.runtime.activation_recompute = fit.activation_recompute;
-            assert_eq!(plan_of(&other).unwrap().check().is_ok(), fits, "{fit} {micro_batch}");
-        }
-    }
-}
-
-#[test]
 fn the_plan_equals_the_allocation() {
     for precision in ["fp32", "bf16"] {
         let precision = format!("runtime.precision={precision}");
@@ -375,83 +321,6 @@ fn a_plan_for_a_gpu_with_prices_reads_well() {
     let run = run_of("rtx5090_500m", &["scheduler.total_steps=20000", "runtime.activation_recompute=none"]);
     let request = PlanRequest { price_per_kwh: Some(0.3), price_per_hour: Some(1.2), ..request("a100-40") };
     insta::assert_snapshot!(plan_on(&run, &request, &FakeMachine::default()).unwrap());
-}
-
-#[test]
-fn a_plan_that_does_not_fit_lists_the_options() {
-    let run = run_of("rtx5090_1b", &["data.batch_size=8", "model.num_key_value_heads=16"]);
-    insta::assert_snapshot!(plan_on(&run, &request("rtx4090"), &FakeMachine::default()).unwrap());
-}
-
-/// The run with its plan's changes, as `--apply` writes it.
-fn applied(run: &ResolvedRun, changes: &[Change]) -> RunConfig {
-    let overrides: Vec<String> = changes.iter().map(Change::as_override).collect();
-    RunConfig::parse(&run.config.to_commented_yaml(), Format::Yaml, &overrides).unwrap()
-}
-
-fn changes_on(run: &ResolvedRun, request: &PlanRequest) -> Result<Vec<Change>> {
-    plan_on(run, request, &FakeMachine::default())?.changes_on(run, request, &FakeMachine::default())
-}
-
-proptest! {
-    #![proptest_config(ProptestConfig::with_cases(24))]
-
-    #[test]
-    fn what_apply_writes_fits_and_keeps_the_tokens_per_step(
-        layers in 2_usize..24,
-        width in 2_usize..20,
-        sequence_length in prop::sample::select(vec![512_usize, 1024, 2048]),
-        micro_batch in prop::sample::select(vec![1_usize, 4, 16]),
-        gigabytes in 4_u64..40,
-        gpu in prop::sample::select(vec!["rtx5090", "a100-40", "this"]),
-    ) {
-        let keys = [
-            format!("model.num_layers={layers}"),
-            format!("model.hidden_size={}", 128 * width),
-            format!("model.intermediate_size={}", 512 * width),
-            format!("model.num_attention_heads={}", 2 * width),
-            format!("model.num_key_value_heads={width}"),
-            format!("data.sequence_length={sequence_length}"),
-            format!("data.batch_size={micro_batch}"),
-            "runtime.activation_recompute=none".to_owned(),
-            "runtime.device=auto".to_owned(),
-        ];
-        let run = run_of("rtx5090_1b", &keys.each_ref().map(String::as_str));
-        let request = PlanRequest { memory: Some(ByteSize(gigabytes * 1_000_000_000)), ..request(gpu) };
-        match changes_on(&run, &request) {
-            Ok(changes) => {
-                let mut after = run.clone();
-                after.config = applied(&run, &changes);
-                let plan = plan_on(&after, &request, &FakeMachine::default()).unwrap();
-                prop_assert!(plan.check().is_ok(), "{changes:?}");
-                prop_assert_eq!(plan.tokens_per_step, run.config.data.tokens_per_step() as u64);
-                let fitted = plan_on(&run, &request, &FakeMachine::default()).unwrap().check().is_ok();
-                prop_assert_eq!(fitted, changes.is_empty());
-            }
-            Err(error) => {
-                let mut smallest = run.clone();
-                smallest.config.model.num_layers = 1;
-                smallest.config.data.batch_size = BatchSize::Fixed(1);
-                smallest.config.runtime.activation_recompute = ActivationRecompute::Block;
-                prop_assert_eq!(error.exit_code(), 4);
-                prop_assert!(plan_on(&smallest, &request, &FakeMachine::default()).unwrap().check().is_err());
-            }
-        }
-    }
-}
-
-#[test]
-fn changes_of_the_result_come_last() {
-    let changed = |memory: u64, keys: &[&str]| {
-        let run = run_of("rtx5090_1b", keys);
-        let request = PlanRequest { memory: Some(ByteSize(memory * 1_000_000_000)), ..request("rtx5090") };
-        changes_on(&run, &request).unwrap().iter().map(Change::as_override).collect::<Vec<_>>()
-    };
-    assert_eq!(changed(34, &[]), [""; 0]);
-    assert_eq!(changed(28, &["data.batch_size=16"]), ["data.batch_size=2"]);
-    assert_eq!(changed(24, &["data.batch_size=16"]), ["data.batch_size=2", "runtime.activation_recompute=block"]);
-    let smaller = changed(16, &[]);
-    assert!(smaller[0].starts_with("model.num_layers="), "{smaller:?}");
 }
 
 #[test]

@@ -9,10 +9,10 @@ use super::{
     calibration::{Calibration, calibrate},
     cpu_speed::CpuSpeed,
     measured::{self, MeasuredStep},
-    speed::StepOf,
 };
 use crate::{
     device::{self, GpuMemory},
+    engine::StepOf,
     environment,
     error::Result,
     pool,

@@ -6,7 +6,7 @@ use chrono::{DateTime, Utc};
 use run_config::RunConfig;
 use serde::Serialize;
 
-use super::{PlanRequest, speed::Speed};
+use super::PlanRequest;
 
 /// Tokens per parameter that use a budget of FLOPs best (Hoffmann et al. 2022, arXiv:2203.15556).
 pub(super) const CHINCHILLA_TOKENS_PER_PARAMETER: u64 = 20;
@@ -31,29 +31,28 @@ pub struct TrainingTime {
 /// What a run costs.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Cost {
-    /// Power that is paid for, in watts.
+    /// Power that is paid for, in watts, of all GPUs or machines.
     pub watts: Option<f64>,
     /// Kilowatt-hours, pessimistic and optimistic.
     pub kilowatt_hours: Option<[f64; 2]>,
     /// Those at `--price-per-kwh`.
     pub electricity: Option<[f64; 2]>,
-    /// Hours at `--price-per-hour`.
+    /// Hours of all of them at `--price-per-hour`.
     pub rent: Option<[f64; 2]>,
 }
 
 impl TrainingTime {
-    /// Of a run of so many tokens, if it is known how many.
+    /// Of a run of so many tokens, if it is known how many, whose steps take so many seconds.
     pub(super) fn new(
         config: &RunConfig,
         tokens: Option<u64>,
         parameters: u64,
-        speed: Option<&Speed>,
+        seconds: Option<[f64; 2]>,
         now: SystemTime,
     ) -> Option<Self> {
         let (steps, tokens) = (config.scheduler.total_steps?, tokens?);
         let is_new = config.model.init_from.is_none() && config.lora.rank.is_none();
         let chinchilla_tokens = is_new.then_some(CHINCHILLA_TOKENS_PER_PARAMETER * parameters);
-        let seconds = speed.map(|speed| speed.tokens_per_second.map(|rate| tokens as f64 / rate));
         let end = |seconds: f64| {
             let end = now.checked_add(Duration::try_from_secs_f64(seconds).ok()?)?;
             let since_1970 = end.duration_since(SystemTime::UNIX_EPOCH).ok()?.as_secs();
@@ -67,13 +66,15 @@ impl TrainingTime {
 }
 
 impl Cost {
-    /// Of a run that takes so many seconds; none where nothing is known that could be paid for.
-    pub(super) fn new(seconds: [f64; 2], board_watts: Option<f64>, request: &PlanRequest) -> Option<Self> {
+    /// Of a run that takes so many seconds on so many GPUs, or machines without; none where nothing is known that could be
+    /// paid for.
+    pub(super) fn new(seconds: [f64; 2], board_watts: Option<f64>, paid: usize, request: &PlanRequest) -> Option<Self> {
         let hours = seconds.map(|seconds| seconds / 3600.0);
-        let watts = request.watts.or(board_watts);
+        let paid = paid as f64;
+        let watts = request.watts.or(board_watts).map(|watts| watts * paid);
         let kilowatt_hours = watts.map(|watts| hours.map(|hours| hours * watts / 1000.0));
         let electricity = kilowatt_hours.zip(request.price_per_kwh).map(|(used, price)| used.map(|kwh| kwh * price));
-        let rent = request.price_per_hour.map(|price| hours.map(|hours| hours * price));
+        let rent = request.price_per_hour.map(|price| hours.map(|hours| hours * price * paid));
         (watts.is_some() || rent.is_some()).then_some(Self { watts, kilowatt_hours, electricity, rent })
     }
 }

@@ -32,6 +32,11 @@ impl MetricsWriter {
         Ok(Self { sinks })
     }
 
+    /// Writes nothing: another rank does.
+    pub fn off() -> Self {
+        Self { sinks: Vec::new() }
+    }
+
     /// Records a report.
     pub fn record(&mut self, record: &Record) {
         self.sinks.iter_mut().for_each(|sink| sink.record(record));

@@ -30,15 +30,18 @@ impl Trainer {
         let started = Instant::now();
         let evaluated = self.evaluate_weights(stop);
         self.observation.evaluated(started.elapsed());
+        self.profile.span("evaluation", started);
         evaluated
     }
 
     fn evaluate_weights(&mut self, stop: &StopSignal) -> Result<Option<EvaluationReport>> {
-        let most = self.run.config.runtime.evaluation.max_batches * self.run.config.data.sequences_per_step;
-        let held_out = self.data.held_out(&self.run)?;
+        let config = &self.stage_run.config;
+        let most = config.runtime.evaluation.max_batches * config.data.sequences_per_step;
+        let held_out = self.data.held_out(&self.stage_run)?;
         let (pool, step) = (self.engine.pool(), self.position.step);
-        let Engine { decoder, micro_batch, .. } = &mut self.engine;
-        let report = pool.install(|| evaluate(decoder, micro_batch, held_out, most, step, stop))?;
+        let Engine { decoder, micro_batch, sharding, .. } = &mut self.engine;
+        let meanwhile = (sharding.ranks(), stop);
+        let report = pool.install(|| evaluate(decoder, micro_batch, held_out, most, step, meanwhile))?;
         let Some(mut report) = report else {
             return Ok(None);
         };
@@ -79,6 +82,7 @@ impl Trainer {
         let started = Instant::now();
         let saved = self.save_checkpoint();
         self.observation.saved(started.elapsed());
+        self.profile.span("save", started);
         saved
     }
 
@@ -97,9 +101,12 @@ impl Trainer {
                 tokenizer: &self.tokenizer_files,
                 state: &state,
                 base: self.base.as_ref(),
+                ranks: self.ranks(),
             },
         )?;
-        self.mark_best_and_prune(&path)?;
+        if self.ranks().place().is_first() {
+            self.mark_best_and_prune(&path)?;
+        }
         self.saved = Some(path.clone());
         Ok(path)
     }
@@ -158,7 +165,8 @@ impl Trainer {
             let mut generator = generator(shape, &weights, tokens.len().saturating_add(max_tokens))?;
             let on_text =
                 |_: &str| if stop.requested().is_some() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) };
-            let request = CompletionRequest { prompt, prompt_tokens: &tokens, max_tokens, stop_tokens, settings };
+            let request =
+                CompletionRequest { prompt, prompt_tokens: &tokens, seen: 0, max_tokens, stop_tokens, settings };
             let written = complete(&mut generator, tokenizer, &request, on_text)?;
             stop.check().map(|()| written)
         })
@@ -166,10 +174,11 @@ impl Trainer {
 
     fn state(&mut self) -> TrainerState {
         let ledger = self.ledger.head();
-        let Position { step, tokens, cursor, evaluation_loss, best, improvement, .. } = &self.position;
+        let Position { step, stage, tokens, cursor, evaluation_loss, best, improvement, .. } = &self.position;
         TrainerState {
             format_version: checkpoint::FORMAT_VERSION,
             step: *step,
+            stage: *stage as u64,
             tokens: *tokens,
             cursor: serde_json::to_value(cursor).expect("a cursor is plain numbers and text"),
             seed: self.run.config.runtime.seed,

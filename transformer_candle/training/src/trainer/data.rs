@@ -1,9 +1,13 @@
 //! A run's data: its tokenizer, its token stream, and its held-out text.
 
 use dataset::hub::HubSettings;
-use dataset::{Batch, CancelToken, Cursor, DataError, HeldOut, Mixture, StreamSettings, TokenStream, Tokenizer};
+use dataset::{
+    Batch, CancelToken, Cursor, DataError, HeldOut, Mixture, NextStage, StreamSettings, StreamStage, TokenStream,
+    Tokenizer,
+};
 use run_config::ResolvedRun;
 
+use super::stages::Entered;
 use crate::checkpoint::TrainerState;
 use crate::error::{Result, TrainerError};
 
@@ -39,6 +43,12 @@ impl DataPlan {
         Ok(Self { tokenizer, mixture: Mixture::from_run(run, hub, cancel)?, settings: StreamSettings::from_run(run) })
     }
 
+    /// What the stream reads in each stage of the run; in its only one, if it has no stages.
+    pub(crate) fn stages(&self, run: &ResolvedRun) -> Result<Vec<StreamStage>> {
+        let stages = 0..run.config.stages.as_ref().map_or(1, Vec::len);
+        stages.map(|stage| stream_stage(&run.at_stage(stage), &self.mixture, self.settings.workers)).collect()
+    }
+
     /// Opens the stream, at a checkpoint's position if there is one, and the held-out text if the run will evaluate, so
     /// that errors appear at once and not hours later. A data set too small for a held-out part is trained on without
     /// evaluation.
@@ -71,7 +81,26 @@ pub(crate) fn cursor_of(state: &TrainerState) -> Result<Cursor> {
     })
 }
 
+/// What the stream reads in the stage that `run` is the run at.
+fn stream_stage(run: &ResolvedRun, mixture: &Mixture, workers: usize) -> Result<StreamStage> {
+    let components = &run.config.data.mixture;
+    let mixture = match components.as_slice() {
+        [] => mixture.clone(),
+        components => mixture.with_weights(components.iter().map(|component| component.weight))?,
+    };
+    Ok(StreamStage { mixture, settings: StreamSettings { workers, ..StreamSettings::from_run(run) } })
+}
+
 impl Data {
+    /// Continues with the stream of the next stage, and takes the held-out text anew for its sequences.
+    pub(super) fn enter_stage(&mut self, run: &ResolvedRun, interrupted: &dyn Fn() -> bool) -> Result<Entered> {
+        let stage = stream_stage(run, self.stream.mixture(), self.workers)?;
+        let NextStage { stream, left_out, opened } = self.stream.next_stage(&stage, interrupted)?;
+        self.stream = stream;
+        self.held_out.clear();
+        Ok(Entered { start: Some(self.stream.cursor()), left_out, opened })
+    }
+
     /// The held-out text, opened on first use.
     pub(super) fn held_out(&mut self, run: &ResolvedRun) -> Result<&mut [HeldOut]> {
         if self.held_out.is_empty() {

@@ -1,17 +1,17 @@
-//! How a step is computed (micro-batch, accumulation, recompute mode), carried from a checkpoint to the run that
+//! How a step is computed (micro-batch, accumulation, recompute mode, virtual shards), carried from a checkpoint to the run that
 //! resumes it: with another split the sums of gradients round differently, and the weights would differ from an
 //! uninterrupted run's.
 
 use std::path::Path;
 
 use run_config::{BatchSize, ResolvedRun};
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::{
-    checkpoint::Execution,
+    checkpoint::{Execution, StageExecution},
     config_fingerprint::Change,
     error::{Result, TrainerError, shortage::recompute},
-    memory_plan::MemoryPlan,
+    memory_plan::{MemoryPlan, StagePlan},
 };
 
 /// How the steps of a plan are computed.
@@ -20,7 +20,28 @@ pub(super) fn from_plan(plan: &MemoryPlan) -> Execution {
         micro_batch: plan.micro_batch as usize,
         gradient_accumulation_steps: plan.gradient_accumulation_steps as usize,
         activation_recompute: plan.activation_recompute,
+        deterministic_reduction: plan.deterministic_reduction.map(|shards| shards as usize),
+        stages: plan.stages.iter().map(of_stage).collect(),
     }
+}
+
+fn of_stage(stage: &StagePlan) -> StageExecution {
+    StageExecution {
+        micro_batch: stage.micro_batch as usize,
+        gradient_accumulation_steps: stage.gradient_accumulation_steps as usize,
+    }
+}
+
+/// Writes the micro-batches of a plan into the config.
+pub(super) fn write(plan: &MemoryPlan, run: &mut ResolvedRun) {
+    if let Some(stages) = &mut run.config.stages {
+        for (stage, planned) in stages.iter_mut().zip(&plan.stages) {
+            stage.batch_size = Some(BatchSize::Fixed(planned.micro_batch as usize));
+        }
+        return;
+    }
+    run.config.data.batch_size = BatchSize::Fixed(plan.micro_batch as usize);
+    run.config.data.gradient_accumulation_steps = Some(plan.gradient_accumulation_steps as usize);
 }
 
 /// Makes a resumed run compute its steps as the checkpoint's run did, and returns a note for the user if it cannot.
@@ -29,7 +50,8 @@ pub(super) fn from_plan(plan: &MemoryPlan) -> Execution {
 /// `data.sequences_per_step` was changed takes other steps anyway, and only what the config leaves open is kept.
 ///
 /// # Errors
-/// [`TrainerError::RebatchedOnResume`] if the config names another micro-batch or recompute mode.
+/// [`TrainerError::RebatchedOnResume`] if the config names another micro-batch, recompute mode or number of virtual
+/// shards.
 pub(super) fn keep(run: &mut ResolvedRun, checkpoint: &Path, saved: Option<&Execution>) -> Result<Option<String>> {
     let data = &mut run.config.data;
     let Some(saved) = saved else {
@@ -39,6 +61,15 @@ pub(super) fn keep(run: &mut ResolvedRun, checkpoint: &Path, saved: Option<&Exec
                 .to_owned()
         }));
     };
+    let stages = run.config.stages.as_ref().map_or(0, Vec::len);
+    if stages != saved.stages.len() {
+        // Another run, which its fingerprint says better.
+        return Ok(None);
+    }
+    if stages > 0 {
+        return keep_stages(run, checkpoint, saved).map(|()| None);
+    }
+    let data = &mut run.config.data;
     let note = if data.sequences_per_step == saved.sequences_per_step() {
         let changes = changes(run, saved);
         if !changes.is_empty() {
@@ -56,6 +87,28 @@ pub(super) fn keep(run: &mut ResolvedRun, checkpoint: &Path, saved: Option<&Exec
     Ok(note)
 }
 
+/// The same for the stages of a run, which take the same steps as those of the checkpoint's run.
+fn keep_stages(run: &mut ResolvedRun, checkpoint: &Path, saved: &Execution) -> Result<()> {
+    let mut changes = runtime_changes(run, saved);
+    let stages = run.config.stages.iter_mut().flatten();
+    for (index, (stage, saved)) in stages.zip(&saved.stages).enumerate() {
+        if stage.sequences_per_step != Some(saved.micro_batch * saved.gradient_accumulation_steps) {
+            continue;
+        }
+        match stage.batch_size {
+            Some(BatchSize::Fixed(micro_batch)) => {
+                let key = format!("stages[{index}].batch_size");
+                changes.extend(change(&key, json!(saved.micro_batch), json!(micro_batch)));
+            }
+            _ => stage.batch_size = Some(BatchSize::Fixed(saved.micro_batch)),
+        }
+    }
+    if changes.is_empty() {
+        return Ok(());
+    }
+    Err(TrainerError::RebatchedOnResume { checkpoint: checkpoint.to_owned(), changes })
+}
+
 /// The note of a run whose batching was changed on request.
 pub(super) fn changed(plan: &MemoryPlan, saved: Option<&Execution>) -> Option<String> {
     let (was, is) = (saved?, from_plan(plan));
@@ -70,24 +123,37 @@ pub(super) fn changed(plan: &MemoryPlan, saved: Option<&Execution>) -> Option<St
 }
 
 fn described(execution: &Execution) -> String {
-    let Execution { micro_batch, gradient_accumulation_steps, activation_recompute } = execution;
+    let Execution { micro_batch, gradient_accumulation_steps, activation_recompute, deterministic_reduction, stages } =
+        execution;
     let recompute = recompute(*activation_recompute);
-    format!("{micro_batch} x {gradient_accumulation_steps} sequences with activation_recompute {recompute}")
+    let one = |micro_batch: usize, steps: usize| format!("{micro_batch} x {steps}");
+    let stages: Vec<_> = stages.iter().map(|stage| one(stage.micro_batch, stage.gradient_accumulation_steps)).collect();
+    let split =
+        if stages.is_empty() { one(*micro_batch, *gradient_accumulation_steps) } else { stages.join(", then ") };
+    let tree = deterministic_reduction.map_or_else(String::new, |shards| format!(" in {shards} virtual shards"));
+    format!("{split} sequences{tree} with activation_recompute {recompute}")
 }
 
 /// The config keys that differ from the checkpoint's.
 fn changes(run: &ResolvedRun, saved: &Execution) -> Vec<Change> {
-    let change = |key: &str, was, is| (was != is).then(|| Change { key: key.to_owned(), was, is });
     let micro_batch = match run.config.data.batch_size {
         BatchSize::Auto => saved.micro_batch,
         BatchSize::Fixed(sequences) => sequences,
     };
-    let recompute = run.config.runtime.activation_recompute;
-    [
-        change("data.batch_size", json!(saved.micro_batch), json!(micro_batch)),
-        change("runtime.activation_recompute", json!(saved.activation_recompute), json!(recompute)),
-    ]
-    .into_iter()
-    .flatten()
-    .collect()
+    let micro_batch = change("data.batch_size", json!(saved.micro_batch), json!(micro_batch));
+    micro_batch.into_iter().chain(runtime_changes(run, saved)).collect()
+}
+
+/// The keys of `runtime` that differ from the checkpoint's.
+fn runtime_changes(run: &ResolvedRun, saved: &Execution) -> Vec<Change> {
+    let is = &run.config.runtime;
+    let recompute =
+        change("runtime.activation_recompute", json!(saved.activation_recompute), json!(is.activation_recompute));
+    let (was, is) = (saved.deterministic_reduction, is.deterministic_reduction);
+    let reduction = change("runtime.deterministic_reduction", json!(was), json!(is));
+    recompute.into_iter().chain(reduction).collect()
+}
+
+fn change(key: &str, was: Value, is: Value) -> Option<Change> {
+    (was != is).then(|| Change { key: key.to_owned(), was, is })
 }

@@ -4,7 +4,7 @@ use std::{io, path::Path};
 
 use dataset::{
     Batch, CancelToken, Cursor, DataError,
-    ledger::{BeginRecord, Ledger, LedgerHead, LedgerRecord, StepRecord, WindowRecord},
+    ledger::{BeginRecord, Ledger, LedgerHead, LedgerRecord, StageRecord, StepRecord, WindowRecord},
 };
 
 use crate::{
@@ -56,12 +56,29 @@ impl RunLedger {
         let step = state.step;
         notes.push(format!("the ledger restarts at step {step}; earlier steps can no longer be proven: {refusal}"));
         let mut ledger = Self::new(create()?, None);
-        ledger.write(|ledger| ledger.append(&LedgerRecord::Begin(BeginRecord::new(step, cursor))));
+        ledger.write(|ledger| ledger.append(&LedgerRecord::Begin(BeginRecord::new(step, state.stage, cursor))));
         Ok(ledger)
+    }
+
+    /// Writes nothing: another rank does.
+    pub(super) fn off() -> Self {
+        Self { ledger: None, notices: Vec::new(), cut: None }
     }
 
     fn new(ledger: Ledger, cut: Option<Cursor>) -> Self {
         Self { ledger: Some(ledger), notices: Vec::new(), cut }
+    }
+
+    /// Records that a stage begins, and the windows in use before that are not recorded yet.
+    pub(super) fn stage(&mut self, record: StageRecord, opened: &[WindowRecord]) {
+        let cut = self.cut.take();
+        self.write(|ledger| {
+            for window in opened.iter().filter(|window| !cut.as_ref().is_some_and(|cut| window.is_in_progress_at(cut)))
+            {
+                ledger.append(&LedgerRecord::Window(window.clone()))?;
+            }
+            ledger.append(&LedgerRecord::Stage(record))
+        });
     }
 
     /// Records a step that read `batch` between two positions, and the windows it opened.

@@ -51,6 +51,11 @@ impl Observation {
         }
     }
 
+    /// The next step is the first of a stage.
+    pub(super) fn enter_stage(&mut self) {
+        self.advisor.enter_stage();
+    }
+
     pub(super) fn saved(&mut self, time: Duration) {
         self.since_step.saving += time.as_secs_f64();
     }

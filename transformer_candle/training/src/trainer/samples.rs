@@ -77,7 +77,7 @@ impl Prompts {
         let mut samples = Vec::with_capacity(self.encoded.len());
         for (index, (prompt, prompt_tokens)) in self.encoded.iter().enumerate() {
             let (max_tokens, settings) = (self.max_tokens, &self.settings);
-            let request = CompletionRequest { prompt, prompt_tokens, max_tokens, stop_tokens, settings };
+            let request = CompletionRequest { prompt, prompt_tokens, seen: 0, max_tokens, stop_tokens, settings };
             let written = complete(generator, tokenizer, &request, on_text)?;
             if stop.requested().is_some() {
                 return Ok(None);

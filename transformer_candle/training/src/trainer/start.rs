@@ -8,25 +8,31 @@ use std::{
 
 use dataset::{CancelToken, ChatSettings, ConversationEncoder, Cursor, Tokenizer, hub::HubSettings};
 use kernels::Device;
-use model::hugging_face::PretrainedWeights;
-use model::{ModelShape, initialization};
-use run_config::{BatchSize, EvaluationConfig, RESOLVED_CONFIG, ResolvedRun};
+use model::ModelShape;
+use run_config::{EvaluationConfig, RESOLVED_CONFIG, ResolvedRun, RunConfig};
 
 use super::{
-    Observation, Position, Prompts, RunLedger, Trainer, data::DataPlan, data::cursor_of, execution, matmul_algorithms,
+    Observation, Position, Prompts, RunLedger, Stages, Trainer,
+    data::DataPlan,
+    data::cursor_of,
+    execution, matmul_algorithms, ranks,
+    starting_point::{StartingPoint, fill, pretrained_weights},
 };
 use crate::{
     atomic_file,
-    checkpoint::{self, BaseModel, Checkpoint, Improvement, TokenizerFiles, TrainerState},
-    config_fingerprint, device,
+    checkpoint::{self, Checkpoint, Improvement, TokenizerFiles, TrainerState},
+    config_fingerprint::{self, ConfigFingerprint},
+    device,
     divergence_guard::DivergenceGuard,
-    engine::{Engine, model_shape},
+    engine::{Engine, StepOf, model_shape},
     environment::Environment,
     error::{Result, TrainerError},
     lock::RunLock,
     memory_plan::{self, MemoryPlan},
     metrics::MetricsWriter,
     pool,
+    profile::Profile,
+    ranks::Place,
     run_folder::RunFolder,
     run_options::{ResumeFrom, RunOptions},
     schedule::LearningRate,
@@ -44,6 +50,14 @@ struct ResumePoint {
 impl ResumePoint {
     fn directory(&self) -> &Path {
         self.checkpoint.directory()
+    }
+
+    /// Refuses a run that differs from the checkpoint's in what must not change.
+    fn require_same(&self, fingerprint: &ConfigFingerprint) -> Result<()> {
+        match config_fingerprint::changes(&self.state.fingerprint, fingerprint) {
+            changes if changes.is_empty() => Ok(()),
+            changes => Err(TrainerError::ChangedOnResume { checkpoint: self.directory().to_owned(), changes }),
+        }
     }
 }
 
@@ -75,27 +89,31 @@ impl Trainer {
     pub fn start(mut run: ResolvedRun, options: &RunOptions, hub: &HubSettings, stop: &StopSignal) -> Result<Self> {
         let (from, rebatch) = (options.resume.as_ref(), options.rebatch);
         let cancel = stop.cancel_token();
+        let place = options.ranks.place();
         pool::check(run.config.runtime.threads, dataset::max_workers(&run.config.data))?;
         let device::DeviceSelection { device, notes: device_notes } = device::select_for_training(&mut run)?;
+        ranks::require_cpu(&options.ranks, &device)?;
         let shape = model_shape(&run.config)?;
         if from.is_none() {
+            options.profiled_steps(&run.config, 0)?;
             // A new run that does not fit leaves no trace, not even a lock.
-            MemoryPlan::here(&run, &device)?.check()?;
+            MemoryPlan::of_rank(&run, &device, place)?.check()?;
         }
-        let lock = match &options.lock {
-            Some(held) if held.belongs_to(&run.run_directory) => Arc::clone(held),
-            _ => Arc::new(RunLock::acquire(&run.run_directory)?),
-        };
-        let folder = RunFolder::open(&run.run_directory)?;
+        let (lock, folder) = occupy(&run, options)?;
+        if !place.is_first() {
+            run.config.runtime.evaluation.prompts.clear();
+        }
         let mut notes = [run.notes.clone(), device_notes].concat();
         let resumed = find_resume_point(&run, from, &mut notes, &cancel)?;
         let asked = run.config.data.batch_size;
-        let plan = plan(&mut run, &device, resumed.as_ref(), rebatch, &mut notes)?;
+        let plan = plan(&mut run, (&device, place), resumed.as_ref(), rebatch, &mut notes)?;
         let state = resumed.as_ref().map(|resumed| &resumed.state);
+        let profiled_steps = options.profiled_steps(&run.config, state.map_or(0, |state| state.step))?;
         if let Some(state) = state {
             config_fingerprint::restore_revisions(&state.fingerprint, &mut run);
         }
-        let mut data = DataPlan::new(&run, shape.vocab_size, hub, &cancel)?;
+        let stage = state.map_or(0, |state| state.stage as usize);
+        let mut data = DataPlan::new(&run.at_stage(stage), shape.vocab_size, hub, &cancel)?;
         let (encoder, threads) = (data.tokenizer.measure_speed()?, pool::threads(&run.config)?);
         let speeds = TokenSpeeds::new(encoder, plan.flops_per_token, &device, threads);
         data.settings.workers = speeds.workers(&run.config, data.settings.workers);
@@ -105,25 +123,22 @@ impl Trainer {
         config_fingerprint::pin_revisions(&mut run, &sources);
         let fingerprint = config_fingerprint::compute(&run, data.tokenizer.content_hash(), &sources);
         if let Some(resumed) = &resumed {
-            let changes = config_fingerprint::changes(&resumed.state.fingerprint, &fingerprint);
-            if !changes.is_empty() {
-                return Err(TrainerError::ChangedOnResume { checkpoint: resumed.directory().to_owned(), changes });
-            }
+            resumed.require_same(&fingerprint)?;
         }
-        let data = data.open(&mut run, state.map(cursor_of).transpose()?, &mut notes)?;
+        let mut stage_run = run.at_stage(stage);
+        let data = data.open(&mut stage_run, state.map(cursor_of).transpose()?, &mut notes)?;
+        run.config.runtime.evaluation.every_n_steps = stage_run.config.runtime.evaluation.every_n_steps;
 
         let pretrained = pretrained_weights(&run, &shape, resumed.is_some(), &mut notes, &cancel)?;
-        let base = base_model(&run, resumed.as_ref(), &cancel)?;
+        let checkpoint = resumed.as_ref().map(|resumed| &resumed.checkpoint);
+        let start = StartingPoint::new(checkpoint, pretrained.as_ref(), run.config.runtime.seed);
+        let base = start.base_record()?;
         // What would fit is asked before memory is taken.
-        let advice = speed_advice(&run, asked, &plan, &device, speeds)?;
-        let mut engine = memory_plan::allocate(&run.config, &shape, plan.engine_settings(device.kind()), &device)?;
+        let advice = speed_advice(&run, asked, &plan, |run| MemoryPlan::of_rank(run, &device, place), Some(speeds))?;
+        let mut engine = allocate(&run.config, &shape, &plan, &device)?;
+        engine.sharding.connect(options.ranks.clone());
+        engine.enter_stage(stage);
         stop.check()?;
-        let seed = run.config.runtime.seed;
-        let start = match (&resumed, &pretrained) {
-            (Some(resumed), _) => StartingPoint::Checkpoint(&resumed.checkpoint),
-            (None, Some(weights)) => StartingPoint::Pretrained { weights, seed },
-            (None, None) => StartingPoint::Random { seed },
-        };
         fill(&mut engine, &shape, &start, &cancel)?;
         stop.check()?;
         if let Some(state) = state {
@@ -132,20 +147,20 @@ impl Trainer {
         engine.warm_up()?;
         let prompts = prompts(&run, &data.tokenizer, &mut engine)?;
         let cursor = data.stream.cursor();
-        let ledger = RunLedger::open(&run.run_directory, state, &cursor, &mut notes, &cancel)?;
-        write_records(&run, &engine)?;
-        let logging = &run.config.runtime.logging;
-        let tensorboard = logging.tensorboard_directory.as_deref().filter(|_| logging.tensorboard);
-        let rewind_to = state.map(|state| state.step);
+        ranks::require_same_start(&options.ranks, state.map_or(0, |state| state.step), &fingerprint)?;
+        let (ledger, metrics) = open_records((&run, &engine, place), state, &cursor, &mut notes, &cancel)?;
         let mut trainer = Self {
             saved: saved(&run, resumed.as_ref()),
             position: position(state, cursor, &run.config.runtime.evaluation),
             ledger,
-            metrics: MetricsWriter::open(&run.run_directory, tensorboard, rewind_to)?,
+            metrics,
+            profile: Profile::new(profiled_steps.filter(|_| place.is_first()), &run.run_directory, &engine),
             observation: Observation::start(&run.config, &device, data.workers),
-            schedule: LearningRate::new(&run.config),
+            stages: Stages::new(&run.config, stage, resumed.is_none()),
+            schedule: LearningRate::new(&stage_run.config),
             guard: DivergenceGuard::new(&run.config.runtime.divergence_guard),
             run,
+            stage_run,
             plan,
             shape,
             engine,
@@ -159,11 +174,13 @@ impl Trainer {
             issued_warnings: HashSet::new(),
             folder,
             _lock: lock,
+            own_stop: stop.clone(),
         };
         if resumed.is_none() {
             trainer.observation.advise(0, advice, &mut trainer.metrics);
         }
-        if let Some(latest) = checkpoint::latest(trainer.checkpoint_directory())
+        if place.is_first()
+            && let Some(latest) = checkpoint::latest(trainer.checkpoint_directory())
             && trainer.saved.as_ref() == Some(&latest)
         {
             trainer.mark_best_and_prune(&latest)?;
@@ -172,81 +189,10 @@ impl Trainer {
     }
 }
 
-/// Where the weights before the next step come from.
-enum StartingPoint<'a> {
-    Random { seed: u64 },
-    Pretrained { weights: &'a Pretrained, seed: u64 },
-    Checkpoint(&'a Checkpoint),
-}
-
-/// The checked weights that a new run starts from.
-struct Pretrained {
-    model: PretrainedWeights,
-    /// Those of `lora.init_from`.
-    adapters: Option<PretrainedWeights>,
-}
-
-/// Fills weights and optimizer state.
-fn fill(engine: &mut Engine, shape: &ModelShape, start: &StartingPoint, cancel: &CancelToken) -> Result<()> {
-    let pool = engine.pool();
-    let Engine { decoder, optimizer, .. } = engine;
-    pool.install(|| match start {
-        StartingPoint::Random { seed } => {
-            Ok(initialization::fill(shape, *seed, decoder.weights_mut(), optimizer.low_bits_mut())?)
-        }
-        StartingPoint::Pretrained { weights: Pretrained { model, adapters }, seed } => {
-            let cancelled = || cancel.is_cancelled();
-            model.read(decoder.weights_mut(), optimizer.low_bits_mut(), &cancelled)?;
-            if let Some(adapters) = adapters {
-                return Ok(adapters.read(decoder.weights_mut(), optimizer.low_bits_mut(), &cancelled)?);
-            }
-            let low_bits = optimizer.low_bits_mut().map(|low_bits| &*low_bits);
-            Ok(initialization::fill_adapters(shape, *seed, decoder.weights_mut(), low_bits)?)
-        }
-        StartingPoint::Checkpoint(checkpoint) => {
-            checkpoint.weights(shape, decoder.weights_mut(), cancel)?;
-            Ok(checkpoint.optimizer(shape, optimizer.state_mut(), cancel)?)
-        }
-    })
-}
-
-/// The checked weights of `model.init_from` and `lora.init_from` for a new run; none for a resumed one.
-fn pretrained_weights(
-    run: &ResolvedRun,
-    shape: &ModelShape,
-    is_resumed: bool,
-    notes: &mut Vec<String>,
-    cancel: &CancelToken,
-) -> Result<Option<Pretrained>> {
-    let Some(directory) = run.config.model.init_from.as_deref().filter(|_| !is_resumed) else {
-        return Ok(None);
-    };
-    let model = Checkpoint::open(directory)?.pretrained_weights(shape, cancel)?;
-    notes.push(format!("training starts from the weights in {}", directory.display()));
-    let adapters = match run.config.lora.init_from.as_deref().filter(|_| shape.lora.is_some()) {
-        Some(directory) => {
-            notes.push(format!("adapters start from those in {}", directory.display()));
-            Some(Checkpoint::open(directory)?.pretrained_adapters(shape, cancel)?)
-        }
-        None => None,
-    };
-    Ok(Some(Pretrained { model, adapters }))
-}
-
-/// The model that the adapters of a run belong to; none where every weight trains.
-fn base_model(run: &ResolvedRun, resumed: Option<&ResumePoint>, cancel: &CancelToken) -> Result<Option<BaseModel>> {
-    let directory = run.config.model.init_from.as_deref().filter(|_| run.config.lora.rank.is_some());
-    Ok(match (directory, resumed) {
-        (None, _) => None,
-        (Some(_), Some(resumed)) => resumed.checkpoint.base_record()?,
-        (Some(directory), None) => Some(BaseModel::measure(directory, cancel)?),
-    })
-}
-
 /// Plans the run with its checkpoint's execution or the config's, and writes the micro-batch into the config.
 fn plan(
     run: &mut ResolvedRun,
-    device: &Device,
+    (device, place): (&Device, Place),
     resumed: Option<&ResumePoint>,
     rebatch: bool,
     notes: &mut Vec<String>,
@@ -254,12 +200,12 @@ fn plan(
     if let Some(resumed) = resumed.filter(|_| !rebatch) {
         notes.extend(execution::keep(run, resumed.directory(), resumed.state.execution.as_ref())?);
     }
-    let plan = MemoryPlan::here(run, device)?;
+    let plan = MemoryPlan::of_rank(run, device, place)?;
     match (&plan.shortage, resumed) {
         (Some(shortage), Some(resumed))
             if !rebatch
                 && !shortage.fits.is_empty()
-                && resumed.state.execution == Some(execution::from_plan(&plan)) =>
+                && resumed.state.execution.as_ref() == Some(&execution::from_plan(&plan)) =>
         {
             let (checkpoint, shortage) = (resumed.directory().to_owned(), Box::new(shortage.clone()));
             return Err(TrainerError::OutOfMemoryOnResume { checkpoint, shortage });
@@ -269,9 +215,15 @@ fn plan(
     if rebatch {
         notes.extend(execution::changed(&plan, resumed.and_then(|resumed| resumed.state.execution.as_ref())));
     }
-    run.config.data.batch_size = BatchSize::Fixed(plan.micro_batch as usize);
-    run.config.data.gradient_accumulation_steps = Some(plan.gradient_accumulation_steps as usize);
+    execution::write(&plan, run);
     Ok(plan)
+}
+
+/// The engine of all stages, at the first one.
+fn allocate(config: &RunConfig, shape: &ModelShape, plan: &MemoryPlan, device: &Device) -> Result<Engine> {
+    let (configs, settings) = (config.stage_configs(), plan.stage_settings(device.kind()));
+    let steps = configs.iter().zip(settings).map(|(config, settings)| StepOf { config, shape, settings });
+    memory_plan::allocate_stages(config, &steps.collect::<Vec<_>>(), device)
 }
 
 fn find_resume_point(
@@ -329,6 +281,7 @@ fn position(state: Option<&TrainerState>, cursor: Cursor, evaluation: &Evaluatio
     };
     Position {
         step: state.map_or(0, |state| state.step),
+        stage: state.map_or(0, |state| state.stage as usize),
         tokens: state.map_or(0, |state| state.tokens),
         cursor,
         data_ended: false,
@@ -353,6 +306,41 @@ fn tokenizer_files(run: &ResolvedRun, tokenizer: &Tokenizer) -> Result<Tokenizer
         None => Ok(files),
         Some(chat) => Ok(files.with_chat(&ConversationEncoder::new(tokenizer, &chat, data.sequence_length)?)),
     }
+}
+
+/// Takes the run directory for this run's ranks: the first one locks it.
+fn occupy(run: &ResolvedRun, options: &RunOptions) -> Result<(Option<Arc<RunLock>>, RunFolder)> {
+    let is_first = options.ranks.place().is_first();
+    let lock = match &options.lock {
+        _ if !is_first => None,
+        Some(held) if held.belongs_to(&run.run_directory) => Some(Arc::clone(held)),
+        _ => Some(Arc::new(RunLock::acquire(&run.run_directory)?)),
+    };
+    // Where another trainer holds the lock, only the first rank knows: the others wait for it here.
+    ranks::require_same_request(&options.ranks, run, options)?;
+    let open = if is_first { RunFolder::open } else { RunFolder::of_another_rank };
+    Ok((lock, open(&run.run_directory)?))
+}
+
+/// Opens what the first rank writes while training, the ledger and the metrics, rewound to the checkpoint; and writes
+/// what it trains.
+fn open_records(
+    (run, engine, place): (&ResolvedRun, &Engine, Place),
+    state: Option<&TrainerState>,
+    cursor: &Cursor,
+    notes: &mut Vec<String>,
+    cancel: &CancelToken,
+) -> Result<(RunLedger, MetricsWriter)> {
+    if !place.is_first() {
+        return Ok((RunLedger::off(), MetricsWriter::off()));
+    }
+    let ledger = RunLedger::open(&run.run_directory, state, cursor, notes, cancel)?;
+    let logging = &run.config.runtime.logging;
+    let tensorboard = logging.tensorboard_directory.as_deref().filter(|_| logging.tensorboard);
+    let rewind_to = state.map(|state| state.step);
+    let metrics = MetricsWriter::open(&run.run_directory, tensorboard, rewind_to)?;
+    write_records(run, engine)?;
+    Ok((ledger, metrics))
 }
 
 /// Writes the resolved config and the environment into the run directory.

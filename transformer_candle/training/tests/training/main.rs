@@ -2,7 +2,9 @@
 
 #![allow(clippy::unwrap_used)]
 
+mod ranks;
 mod resume;
+mod stages;
 #[path = "../support/mod.rs"]
 mod support;
 
@@ -12,6 +14,7 @@ use support::Workshop;
 use training::{
     TrainerError,
     progress::ProgressMode,
+    ranks::Ranks,
     run::{RunOutcome, run_training},
     run_options::{ResumeFrom, RunOptions},
     stop::{Signal, StopSignal},
@@ -24,7 +27,9 @@ const QUIET: RunOptions = RunOptions {
     lock: None,
     max_steps: None,
     device: None,
+    profile: None,
     progress: ProgressMode::Silent,
+    ranks: Ranks::ONE,
 };
 
 fn train(workshop: &Workshop, name: &str, overrides: &[&str], options: &RunOptions) -> RunOutcome {

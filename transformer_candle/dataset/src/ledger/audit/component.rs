@@ -8,6 +8,7 @@ use super::problems::Problems;
 use crate::formats::Row;
 use crate::held_out_split::HeldOutSplit;
 use crate::ledger::{BeginPosition, RowRange, SequenceRange, WindowRecord};
+use crate::skipped_rows::is_zero;
 use crate::{DataError, DataSource};
 
 /// The audit of one component.
@@ -17,6 +18,9 @@ pub struct AuditedComponent {
     pub name: String,
     /// Sequences of it in the ledger's steps.
     pub sequences: u64,
+    /// Sequences of it that stages have left out.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub left_out: u64,
     /// The epochs that were started.
     pub epochs: Vec<AuditedEpoch>,
 }
@@ -61,7 +65,8 @@ struct ExpectedPosition {
 
 impl<'a> ComponentAuditor<'a> {
     pub(super) fn new(source: &'a DataSource, split: &'a HeldOutSplit) -> Self {
-        let audited = AuditedComponent { name: source.name().to_owned(), sequences: 0, epochs: Vec::new() };
+        let audited =
+            AuditedComponent { name: source.name().to_owned(), sequences: 0, left_out: 0, epochs: Vec::new() };
         Self { source, split, audited, expected: ExpectedPosition::default(), epoch: None }
     }
 
@@ -105,6 +110,18 @@ impl<'a> ComponentAuditor<'a> {
     pub(super) fn take(&mut self, range: &SequenceRange) -> bool {
         self.audited.sequences += range.sequences;
         self.expected.take(range)
+    }
+
+    /// Advances past the sequences that a stage leaves out; false if they do not start where the previous step ended, or
+    /// do not end with the window.
+    pub(super) fn leave_out(&mut self, range: &SequenceRange) -> bool {
+        self.audited.left_out += range.sequences;
+        self.expected.take(range) && !self.is_in_window()
+    }
+
+    /// Whether the next sequence is inside a window.
+    pub(super) fn is_in_window(&self) -> bool {
+        self.expected.is_in_window()
     }
 
     /// Checks the rows of the epoch in progress; if it is `finished`, every training row must be there.
@@ -185,6 +202,11 @@ impl ExpectedPosition {
             self.finish_window();
         }
         starts_here && self.sequence <= self.windows[0].2
+    }
+
+    fn is_in_window(&self) -> bool {
+        let end = self.windows.first().map(|&(.., sequences)| sequences);
+        self.sequence != 0 && end != Some(self.sequence)
     }
 
     fn drop_exhausted_windows(&mut self) {

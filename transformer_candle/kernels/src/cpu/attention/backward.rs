@@ -18,7 +18,7 @@ use rayon::prelude::*;
 
 use super::super::disjoint::Disjoint;
 use super::super::exp::exp;
-use super::super::schedule::run_tasks;
+use super::super::schedule::{ForEachTask, run_tasks};
 use super::super::simd::{total, vectorised};
 use super::operand::{COLUMNS, LeftOperand};
 use super::query_tile::{CallShape, KV_TILE, KvRows, QUERY_TILE, QueryTile, scale_and_narrow, take, transpose};
@@ -105,7 +105,7 @@ pub(crate) fn backward<E: Element>(saved: &Saved<'_, E>, shape: &CallShape, dqkv
     });
     if partition.parts > 1 {
         let blocks = shape.length.div_ceil(KV_TILE);
-        (0..shape.pairs() * blocks).into_par_iter().for_each(|task| {
+        (0..shape.pairs() * blocks).into_par_iter().for_each_task(|task| {
             let (pair, first) = (task / blocks, task % blocks * KV_TILE);
             let sums = &partials[pair * partition.parts * partition.sums..][..partition.parts * partition.sums];
             write_dk_and_dv(shape, pair, first..shape.length.min(first + KV_TILE), sums, dqkv);

@@ -4,6 +4,7 @@ use rayon::prelude::*;
 
 use super::matrix::Matrix;
 use crate::Element;
+use crate::cpu::schedule::ForEachTask;
 use crate::cpu::simd::{total, vectorised};
 
 /// Columns of `out` per task: with thousands of columns, dozens of tasks for each thread.
@@ -16,7 +17,7 @@ const ACCUMULATORS: usize = 32;
 pub(super) fn multiply<A: Element, B: Element, O: Element>(a: Matrix<'_, A>, b: Matrix<'_, B>, out: &mut [O]) {
     let depth = a.columns;
     let a = &a.values[..depth];
-    out[..b.columns].par_chunks_mut(PIECE).enumerate().for_each(|(piece, out)| {
+    out[..b.columns].par_chunks_mut(PIECE).enumerate().for_each_task(|(piece, out)| {
         vectorised(
             #[inline(always)]
             || {

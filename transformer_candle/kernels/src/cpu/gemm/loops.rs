@@ -14,7 +14,7 @@ use super::operand::{PanelOperand, RowOperand};
 use super::output::{Origin, OutputBlock, Start};
 use super::pack::{Panels, pack, pack_columns, pack_rows};
 use crate::cpu::disjoint::Disjoint;
-use crate::cpu::schedule::run_tasks;
+use crate::cpu::schedule::{ForEachTask, run_tasks};
 use crate::cpu::simd::Body;
 use crate::cpu::transpose::SIDE;
 use crate::{Element, WriteMode};
@@ -137,7 +137,7 @@ impl<'a> BBlock<'a> {
 fn pack_b<'a, T: MicroKernel, B: Element>(kernel: T, b: Matrix<'_, B>, panels: &'a mut [f32]) -> &'a [f32] {
     let words = b.columns.div_ceil(T::KR);
     let panels = &mut panels[..b.rows.next_multiple_of(T::NR) * words];
-    panels.par_chunks_exact_mut(T::NR * words).enumerate().for_each(|(index, panel)| {
+    panels.par_chunks_exact_mut(T::NR * words).enumerate().for_each_task(|(index, panel)| {
         let columns = b.submatrix(chunk(index, T::NR, b.rows), 0..b.columns);
         kernel.simd().vectorize(Body(
             #[inline(always)]

@@ -21,6 +21,7 @@ use super::save::save_through;
 use super::staging::Create;
 use super::*;
 use crate::engine::{StateLayout, StateTensor};
+use crate::ranks::Ranks;
 
 fn tiny_shape() -> ModelShape {
     let config = ModelConfig {
@@ -52,7 +53,7 @@ impl Tiny {
         let zeros = |dtype| Buffer::zeros(&[elements], dtype, &Device::Cpu).unwrap();
         let bf16 = precision == Precision::Bf16;
         let tensor = |name, category, dtype| StateTensor {
-            layout: StateLayout { name, category, dtype, range: 0..elements },
+            layout: StateLayout::new(name, category, dtype, 0..elements),
             buffer: zeros(dtype),
         };
         let moments = ["first_moment", "second_moment"];
@@ -105,6 +106,7 @@ impl Tiny {
             tokenizer: &self.tokenizer,
             state,
             base: None,
+            ranks: &Ranks::ONE,
         }
     }
 
@@ -150,6 +152,7 @@ fn state_at(step: u64) -> TrainerState {
     TrainerState {
         format_version: FORMAT_VERSION,
         step,
+        stage: 0,
         tokens: step * 4096,
         cursor: json!({"epoch": 0, "window": step, "lanes": [null, 3]}),
         seed: 7,

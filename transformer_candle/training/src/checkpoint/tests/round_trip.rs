@@ -111,12 +111,8 @@ fn partial_optimizer_state_is_saved_for_its_parameters() {
     let folder = tempfile::tempdir().unwrap();
     let tensors = model::hugging_face::hf_tensors(&tiny_shape());
     let covered = tensors.iter().find(|tensor| tensor.name == "model.layers.0.mlp.down_proj.weight").unwrap();
-    let layout = StateLayout {
-        name: "momentum",
-        category: Category::OptimizerMoments,
-        dtype: DType::F32,
-        range: covered.offset..covered.offset + covered.elements,
-    };
+    let range = covered.offset..covered.offset + covered.elements;
+    let layout = StateLayout::new("momentum", Category::OptimizerMoments, DType::F32, range);
     let numbers: Vec<f32> = (0..covered.elements).map(|index| index as f32 / 7.0).collect();
     let with = |mut tiny: Tiny, numbers: &[f32]| {
         let mut buffer = Buffer::zeros(&[covered.elements], DType::F32, &Device::Cpu).unwrap();

@@ -125,23 +125,42 @@ impl UpdateRule {
     }
 }
 
-/// Every tensor of state that these groups need, in the order in which they are saved. One that several groups keep is
-/// one tensor, from the first one's first element to the last one's last.
-pub(super) fn state_layouts(groups: &[ParameterGroup], elements: usize, precision: Precision) -> Vec<StateLayout> {
+/// The parts of the groups that lie in a rank's shard.
+pub(super) fn in_shard(groups: &[ParameterGroup], shard: &Range<usize>) -> Vec<ParameterGroup> {
+    let part = |group: &ParameterGroup| ParameterGroup { range: overlap(&group.range, shard), ..group.clone() };
+    groups.iter().map(part).filter(|group| !group.range.is_empty()).collect()
+}
+
+fn overlap(range: &Range<usize>, shard: &Range<usize>) -> Range<usize> {
+    let start = range.start.max(shard.start);
+    start..range.end.min(shard.end).max(start)
+}
+
+/// Every tensor of state that these groups need, in the order in which they are saved, as far as it lies in a rank's
+/// shard. One that several groups keep is one tensor, from the first one's first element to the last one's last.
+pub(super) fn state_layouts(
+    groups: &[ParameterGroup],
+    elements: usize,
+    precision: Precision,
+    shard: &Range<usize>,
+) -> Vec<StateLayout> {
     let mut layouts: Vec<StateLayout> = Vec::new();
     for ParameterGroup { range, rule, .. } in groups {
         for &name in rule.state() {
             if let Some(known) = layouts.iter_mut().find(|layout| layout.name == name) {
-                known.range = known.range.start.min(range.start)..known.range.end.max(range.end);
+                known.of_all_ranks = known.of_all_ranks.start.min(range.start)..known.of_all_ranks.end.max(range.end);
             } else {
                 let (category, dtype) = (Category::OptimizerMoments, DType::F32);
-                layouts.push(StateLayout { name, category, dtype, range: range.clone() });
+                layouts.push(StateLayout::new(name, category, dtype, range.clone()));
             }
         }
     }
     if precision == Precision::Bf16 {
         let (category, dtype) = (Category::MasterLowBits, DType::I16);
-        layouts.push(StateLayout { name: MASTER_LOW_BITS, category, dtype, range: 0..elements });
+        layouts.push(StateLayout::new(MASTER_LOW_BITS, category, dtype, 0..elements));
+    }
+    for layout in &mut layouts {
+        layout.range = overlap(&layout.of_all_ranks, shard);
     }
     layouts
 }
@@ -156,6 +175,7 @@ mod tests {
     #[test]
     fn groups_cover_every_parameter_once() {
         let layout = ParameterLayout::new(&ModelShape::new(&ModelConfig::default(), 100));
+        let all = 0..layout.elements();
         let groups_of = |algorithm| {
             let groups = Algorithm::from_config(&OptimizerConfig { algorithm, ..Default::default() }).groups(&layout);
             let ends = groups.iter().map(|group| group.range.end);
@@ -165,7 +185,7 @@ mod tests {
             assert_eq!(groups[groups.len() - 1].range.end, layout.elements());
             groups
         };
-        let muon = state_layouts(&groups_of(run_config::Algorithm::Muon), layout.elements(), Precision::Bf16);
+        let muon = state_layouts(&groups_of(run_config::Algorithm::Muon), all.end, Precision::Bf16, &all);
         let projections = layout.range(ParameterKind::Projection);
         let rest = projections.end..layout.elements();
         assert_eq!(
@@ -182,7 +202,7 @@ mod tests {
             (Precision::Fp32, &["first_moment", "second_moment"][..]),
             (Precision::Bf16, &["first_moment", "second_moment", "master_remainder"]),
         ] {
-            let state = state_layouts(&groups, layout.elements(), precision);
+            let state = state_layouts(&groups, all.end, precision, &all);
             assert_eq!(state.iter().map(|layout| layout.name).collect::<Vec<_>>(), names);
             assert!(state.iter().all(|state| state.range == (0..layout.elements())));
         }
@@ -192,9 +212,16 @@ mod tests {
     fn state_spans_exactly_the_groups_that_use_it() {
         let rule = UpdateRule::AdamW(adamw::AdamW { beta1: 0.9, beta2: 0.95, epsilon: 1e-8 });
         let group = |range| ParameterGroup { range, rule, learning_rate_scale: 1.0, weight_decay: 0.0 };
-        let state = state_layouts(&[group(10..30), group(30..40)], 50, Precision::Fp32);
+        let groups = [group(10..30), group(30..40)];
+        let state = state_layouts(&groups, 50, Precision::Fp32, &(0..50));
         assert!(state.iter().all(|layout| layout.range == (10..40)));
         assert_eq!(state[0].offset_of(&(12..20)), Some(2));
         assert_eq!([state[0].offset_of(&(8..20)), state[0].offset_of(&(38..42))], [None, None]);
+        for (shard, ranges) in [(0..35, &[10..30, 30..35][..]), (20..35, &[20..30, 30..35]), (40..50, &[])] {
+            let state = state_layouts(&groups, 50, Precision::Fp32, &shard);
+            let (start, end) = (shard.start.max(10), shard.end.min(40).max(shard.start));
+            assert!(state.iter().all(|layout| layout.range == (start..end) && layout.of_all_ranks == (10..40)));
+            assert!(in_shard(&groups, &shard).into_iter().map(|group| group.range).eq(ranges.iter().cloned()));
+        }
     }
 }

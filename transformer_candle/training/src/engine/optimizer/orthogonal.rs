@@ -4,6 +4,8 @@
 //! A matrix is a tensor as it is on disk: query, key, value, gate and up are orthogonalised each by itself, though they
 //! are packed in memory.
 
+use std::ops::Range;
+
 use kernels::{
     Buffer, DType, DeviceKind,
     memory::{Arena, BufferId, Category, Plan},
@@ -38,12 +40,13 @@ fn footprint([m, n]: [usize; 2]) -> usize {
     m * n + m.min(n).pow(2)
 }
 
-/// The projections of the decoder blocks, shape by shape. A CPU computes one matrix after the other. On a GPU a batch
-/// takes no more memory than the largest matrix: its GEMMs fill the GPU alone, those of smaller ones together.
-fn batches(layout: &ParameterLayout, device: DeviceKind) -> Vec<MatrixBatch> {
+/// The projections of the decoder blocks in a rank's shard, shape by shape. A CPU computes one matrix after the other.
+/// On a GPU a batch takes no more memory than the largest matrix: its GEMMs fill the GPU alone, those of smaller ones
+/// together.
+fn batches(layout: &ParameterLayout, device: DeviceKind, shard: &Range<usize>) -> Vec<MatrixBatch> {
     let projections = layout.by_offset().filter(|parameter| parameter.spec.kind == ParameterKind::Projection);
     let mut by_shape: Vec<MatrixBatch> = Vec::new();
-    for tensor in projections.flat_map(Parameter::hf_tensors) {
+    for tensor in projections.flat_map(Parameter::hf_tensors).filter(|tensor| shard.contains(&tensor.offset)) {
         let shape = [tensor.shape[0], tensor.shape[1]];
         match by_shape.iter_mut().find(|batch| batch.shape == shape) {
             Some(batch) => batch.offsets.push(tensor.offset),
@@ -70,7 +73,7 @@ pub(crate) fn flops(layout: &ParameterLayout) -> f64 {
         let iteration = 2.0 * short * short * (2.0 * long + short);
         batch.offsets.len() as f64 * muon::ITERATIONS as f64 * iteration
     };
-    batches(layout, DeviceKind::Cpu).iter().map(of_batch).sum()
+    batches(layout, DeviceKind::Cpu, &(0..layout.elements())).iter().map(of_batch).sum()
 }
 
 /// The buffers of a group in a memory plan.
@@ -91,9 +94,9 @@ impl MuonPlan {
         layout: &ParameterLayout,
         settings: Muon,
         precision: Precision,
-        device: DeviceKind,
+        (device, shard): (DeviceKind, &Range<usize>),
     ) -> Self {
-        let batches = batches(layout, device);
+        let batches = batches(layout, device, shard);
         let largest = |index: usize| batches.iter().map(|batch| batch.elements()[index]).max().unwrap_or(0);
         let workspace = batches.iter().map(|batch| muon::workspace_elements(batch.sizes(), device)).max().unwrap_or(0);
         let dtype = match precision {
@@ -240,7 +243,7 @@ mod tests {
     fn every_projection_is_in_one_batch_of_its_shape() {
         let layout = layout();
         for device in [DeviceKind::Cpu, DeviceKind::Cuda] {
-            let batches = batches(&layout, device);
+            let batches = batches(&layout, device, &(0..layout.elements()));
             let mut elements: Vec<(usize, usize)> = Vec::new();
             for MatrixBatch { shape: [m, n], offsets } in &batches {
                 elements.extend(offsets.iter().map(|&offset| (offset, m * n)));
@@ -258,8 +261,11 @@ mod tests {
     #[test]
     fn only_a_gpu_batches_small_matrices() {
         let layout = layout();
-        assert!(batches(&layout, DeviceKind::Cpu).iter().all(|batch| batch.offsets.len() == 1));
-        let sizes: Vec<[usize; 3]> = batches(&layout, DeviceKind::Cuda).iter().map(MatrixBatch::sizes).collect();
+        assert!(
+            batches(&layout, DeviceKind::Cpu, &(0..layout.elements())).iter().all(|batch| batch.offsets.len() == 1)
+        );
+        let sizes: Vec<[usize; 3]> =
+            batches(&layout, DeviceKind::Cuda, &(0..layout.elements())).iter().map(MatrixBatch::sizes).collect();
         let [attention, key_value] = [vec![[2, 64, 64]; 3], vec![[5, 32, 64], [1, 32, 64]]];
         let expected = [attention, key_value, vec![[1, 192, 64]; 6], vec![[1, 64, 192]; 3]].concat();
         assert_eq!(sizes, expected);

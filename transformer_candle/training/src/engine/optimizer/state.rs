@@ -7,6 +7,8 @@ use kernels::{
     memory::{Category, Plan},
 };
 
+use super::groups::MASTER_LOW_BITS;
+
 /// A tensor of the optimizer's state before it is allocated: one element for each parameter of a range.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StateLayout {
@@ -18,9 +20,21 @@ pub struct StateLayout {
     pub dtype: DType,
     /// The elements of the flat weights that it has an element for.
     pub range: Range<usize>,
+    /// The same of the tensors of all ranks together.
+    pub of_all_ranks: Range<usize>,
 }
 
 impl StateLayout {
+    /// A tensor that one rank keeps.
+    pub fn new(name: &'static str, category: Category, dtype: DType, range: Range<usize>) -> Self {
+        Self { name, category, dtype, of_all_ranks: range.clone(), range }
+    }
+
+    /// Whether some rank has the state of a parameter with these elements of the flat weights.
+    pub fn is_kept(&self, elements: &Range<usize>) -> bool {
+        self.of_all_ranks.start <= elements.start && elements.end <= self.of_all_ranks.end
+    }
+
     /// Where the state of a parameter with these elements of the flat weights begins in this tensor; none where it has
     /// none of it.
     pub fn offset_of(&self, elements: &Range<usize>) -> Option<usize> {
@@ -43,6 +57,10 @@ pub struct StateTensor {
 }
 
 impl StateTensor {
+    pub(super) fn is_low_bits(&self) -> bool {
+        self.layout.name == MASTER_LOW_BITS
+    }
+
     /// The elements of a range of the flat weights, which the tensor covers.
     pub(super) fn view(&self, range: &Range<usize>) -> kernels::Result<Buffer> {
         self.buffer.view(range.start - self.layout.range.start, &[range.len()])

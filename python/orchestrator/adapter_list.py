@@ -1,0 +1,62 @@
+"""`orchestrate export --list`: the LoRA adapters of a run, or of a folder of peft's directories."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from orchestrator import training_record
+from orchestrator.adapters import ADAPTER_CONFIG, has_adapters, named_base
+from orchestrator.command_error import CommandError
+from orchestrator.exported_model import Source
+from orchestrator.paths import Roots, shown
+from orchestrator.terminal import escaped, result
+
+HEADS = ("name", "step", "rank", "evaluation loss", "base", "")
+
+
+def run(source: Source) -> None:
+    """Print a line per directory of adapters, oldest first."""
+    folder = source.checkpoint or Roots.from_environment().place(source.experiment or "", None).folder
+    if not folder.is_dir():
+        raise CommandError(f"there is no folder {shown(folder)}")
+    found = _directories(folder)
+    if not found:
+        raise CommandError(f"there are no LoRA adapters in {shown(folder)}: no directory there has {ADAPTER_CONFIG}")
+    rows = [HEADS, *map(_row, found)]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(HEADS))]
+    lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows)
+    result("\n".join(map(escaped, lines)))
+
+
+def _directories(folder: Path) -> list[Path]:
+    """Return the adapters in a folder: itself, those of its checkpoints if it is a run's, or its subfolders."""
+    if has_adapters(folder):
+        return [folder]
+    inside = folder / "checkpoints" if (folder / "checkpoints").is_dir() else folder
+    return sorted((path for path in inside.iterdir() if path.is_dir() and has_adapters(path)), key=_order)
+
+
+def _order(folder: Path) -> tuple[int, str]:
+    return training_record.read_object(folder / "trainer_state.json").get("step", 0), folder.name
+
+
+def _row(folder: Path) -> tuple[str, ...]:
+    config = training_record.read_object(folder / ADAPTER_CONFIG)
+    state = training_record.read_object(folder / "trainer_state.json")
+    loss = state.get("evaluation_loss")
+    repository = training_record.repository_of(Path(named_base(folder)))
+    base = f"{repository[0]}@{repository[1][:12]}" if repository else named_base(folder)
+    marks = [mark for mark in ("latest", "best") if _pointer(folder.parent / mark) == folder.name]
+    return (
+        folder.name, str(state.get("step", "")), str(config.get("r", "")), "" if loss is None else f"{loss:.4f}",
+        os.path.relpath(base) if Path(base).is_relative_to(Path.cwd()) else base, " ".join(marks),
+    )  # fmt: skip
+
+
+def _pointer(file: Path) -> str | None:
+    """Return the checkpoint that `latest` or `best` names."""
+    try:
+        return file.read_text(encoding="utf-8").strip()
+    except OSError:
+        return None

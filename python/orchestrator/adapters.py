@@ -1,0 +1,93 @@
+"""LoRA adapters in peft's format: what they are, and the model that they belong to."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+from orchestrator import _native, pretrained, training_record
+from orchestrator.training_record import Row
+
+ADAPTER_CONFIG = "adapter_config.json"
+
+
+@dataclass(frozen=True)
+class Adapters:
+    """Adapters that were compared with their model."""
+
+    WEIGHTS: ClassVar[str] = "adapter_model.safetensors"
+
+    folder: Path
+    base: Path
+    """The folder of their model."""
+    is_recorded: bool
+    """Whether they say what their model's files are, so that these are known to be the ones."""
+    rank: int
+    scale: float
+    """What the product of their two matrices is multiplied by."""
+
+    @property
+    def repository(self) -> tuple[str, str] | None:
+        """The repository of the Hub that their model is from, and its commit."""
+        return training_record.repository_of(self.base)
+
+    def config(self) -> Row:
+        """Return adapter_config.json as it is exported: it names the model's repository, where it is from one."""
+        config = training_record.read_object(self.folder / ADAPTER_CONFIG)
+        name, revision = self.repository or (str(self.base.absolute()), None)
+        return config | {"base_model_name_or_path": name, "revision": revision}
+
+
+def locate(named: str, flag: str) -> Path:
+    """Return the directory of adapters: of a run its newest checkpoint, of `OWNER/NAME[@REVISION]` that in the cache.
+
+    Args:
+        named: What was typed.
+        flag: The flag that it was typed for.
+    """
+    folder = pretrained.locate(named, flag, (ADAPTER_CONFIG, Adapters.WEIGHTS))
+    return _native.model_directory(folder).absolute()
+
+
+def has_adapters(folder: Path) -> bool:
+    """Whether a directory holds adapters of another model."""
+    return (folder / ADAPTER_CONFIG).exists() and not (folder / "config.json").exists()
+
+
+def open_adapters(folder: Path, base_model: str | None) -> Adapters:
+    """Verify adapters and their model.
+
+    Args:
+        folder: The directory of the adapters.
+        base_model: A folder or a repository of the Hub, if the model is not where the adapters say.
+    """
+    opened = _native.checked_adapters(folder, base_folder(folder, base_model))
+    return Adapters(folder, Path(opened["base_model"]), opened["is_recorded"], opened["rank"], opened["scale"])
+
+
+def base_folder(folder: Path, base_model: str | None) -> Path | None:
+    """Return where the model of adapters is, downloaded if it is a repository's.
+
+    Args:
+        folder: The directory of the adapters; one of a whole model has no other.
+        base_model: A folder or a repository of the Hub that was typed.
+
+    Returns:
+        None if the model is where the adapters say.
+    """
+    named = base_model
+    if named is None:
+        named = named_base(folder) if has_adapters(folder) else ""
+        if Path(named).is_dir() or pretrained.REPOSITORY.fullmatch(named) is None:
+            return None
+    place = pretrained.locate(named, "--base-model")
+    pretrained.download(named, place, "--base-model")
+    return place
+
+
+def named_base(folder: Path) -> str:
+    """Return the model that adapters say they belong to: a folder, or a repository of the Hub with its revision."""
+    config = training_record.read_object(folder / ADAPTER_CONFIG)
+    name, revision = str(config.get("base_model_name_or_path") or ""), config.get("revision")
+    return f"{name}@{revision}" if revision and not Path(name).is_dir() else name

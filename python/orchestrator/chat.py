@@ -1,0 +1,183 @@
+"""`orchestrate chat`: a conversation with a fine-tuned model, in the terminal or line by line from a script."""
+
+from __future__ import annotations
+
+import datetime
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from orchestrator import _native, signals, terminal
+from orchestrator.adapters import base_folder
+from orchestrator.arguments import MAX_INTEGER
+from orchestrator.command_error import CommandError
+from orchestrator.exported_model import Source
+from orchestrator.paths import is_utf8, shown
+from orchestrator.screen import note, step
+from orchestrator.signals import Stopped
+
+PROMPT = "> "
+EXIT, RESET = "/exit", "/reset"
+HELP = "/reset starts a new conversation, /exit or Ctrl-D ends; Ctrl-C ends an answer"
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is asked for."""
+
+    source: Source
+    once: str | None
+    system: str | None
+    chat_template: Path | None
+    device: str
+    max_tokens: int
+    sampling: dict[str, str | None]
+    """`temperature`, `top_k`, `top_p` and `seed` as `generate` takes them, those that were typed."""
+
+    def settings(self) -> dict[str, Any]:
+        """Return the settings of sampling as numbers; those that were not typed keep their defaults."""
+        typed = {name: text for name, text in self.sampling.items() if text is not None}
+        return {name: _number(name, text) for name, text in typed.items()}
+
+
+@dataclass
+class Conversation:
+    """A model, and what has been said."""
+
+    model: _native.ChatModel
+    request: Request
+    settings: dict[str, Any]
+    """Of sampling."""
+    said: list[dict[str, str]] = field(default_factory=list)
+
+    def answer(self, text: str, show: Callable[[str], None]) -> str | None:
+        """Say something and show the answer as it grows; return why it ended early, if it did.
+
+        An answer that fails or is stopped before its first word leaves the conversation as it was.
+        """
+        if not is_utf8(text):
+            raise CommandError("what was said is not UTF-8")
+        request, pieces = self.request, list[str]()
+        system = [{"role": "system", "content": request.system}] if request.system else []
+        asked = {"role": "user", "content": text}
+
+        def take(piece: str) -> None:
+            pieces.append(piece)
+            show(piece)
+
+        try:
+            messages = [*system, *self.said, asked]
+            reply = self.model.reply(messages, take, max_tokens=request.max_tokens, **self.settings)
+        finally:
+            if pieces:
+                self.said += [asked, {"role": "assistant", "content": "".join(pieces)}]
+        if not pieces:
+            return "the model ends its turn without a word"
+        if reply.finish_reason == "length":
+            return f"the answer has the {request.max_tokens} tokens of --max-tokens"
+        if reply.finish_reason == "context":
+            return f"the model's context of {self.model.context} tokens is full: /reset starts a new conversation"
+        return None
+
+
+def run(request: Request) -> None:
+    """Converse until the end of the input, or answer once."""
+    settings = request.settings()
+    request.source.check("chat with")
+    folder = request.source.folder()
+    model = _native.ChatModel(
+        folder, base_model=base_folder(folder, request.source.base_model), chat_template=request.chat_template,
+        date=datetime.datetime.now().astimezone().date().isoformat(), device=request.device,
+    )  # fmt: skip
+    conversation = Conversation(model, request, settings)
+    if request.once is None and sys.stdin.isatty() and sys.stdout.isatty():
+        _converse(conversation, folder)
+        return
+    try:
+        for line in _lines() if request.once is None else [request.once]:
+            if line == EXIT:
+                return
+            if line and not _obeyed(line, conversation):
+                _answer(conversation, line)
+    except BrokenPipeError:
+        return  # whoever reads the answers has had enough
+
+
+def _lines() -> Iterator[str]:
+    """Yield the lines of stdin."""
+    try:
+        yield from map(str.strip, sys.stdin)
+    except UnicodeDecodeError as error:
+        raise CommandError(f"stdin is not UTF-8: {error.reason}") from error
+
+
+def _number(name: str, text: str) -> float | int:
+    flag, is_integer = f"--{name.replace('_', '-')}", name in ("top_k", "seed")
+    try:
+        number = int(text) if is_integer else float(text)
+    except ValueError as error:
+        raise CommandError(f"{flag} {text} is not {'an integer' if is_integer else 'a number'}") from error
+    if is_integer and not 0 <= number <= MAX_INTEGER:
+        raise CommandError(f"{flag} {text} is out of range: it must be from 0 to {MAX_INTEGER}")
+    return number
+
+
+def _answer(conversation: Conversation, text: str) -> None:
+    """Answer on stdout, which gets the text as it is unless it is a terminal."""
+    early = conversation.answer(text, _show)
+    terminal.write("\n")
+    if early is not None:
+        terminal.complain(f"note: {early}")
+
+
+def _converse(conversation: Conversation, folder: Path) -> None:
+    """Read turns from the terminal, with the editing and the history that readline has."""
+    import readline  # noqa: F401  # `input` edits lines once it is imported
+
+    step("chat", f"{shown(folder)}, context of {conversation.model.context:,} tokens")
+    note(HELP)
+    with signals.without_timeout():
+        while (line := _read()) is not None:
+            if line == EXIT:
+                return
+            if line and not _obeyed(line, conversation):
+                _answer_in_terminal(conversation, line)
+
+
+def _read() -> str | None:
+    """Return a line; none at the end of the input."""
+    try:
+        return input(PROMPT).strip()
+    except EOFError:
+        terminal.write("\n")
+        return None
+
+
+def _answer_in_terminal(conversation: Conversation, line: str) -> None:
+    """Answer; whatever ends the answer, the conversation goes on."""
+    try:
+        early = conversation.answer(line, _show)
+    except Stopped as stopped:
+        if stopped.code != 128 + signal.SIGINT:
+            raise
+        early = "stopped"
+    except (CommandError, _native.TrainerError) as error:
+        early = str(error)
+    terminal.write("\n")
+    if early is not None:
+        note(f"({early})")
+
+
+def _show(piece: str) -> None:
+    terminal.write(terminal.escaped(piece) if sys.stdout.isatty() else piece)
+
+
+def _obeyed(line: str, conversation: Conversation) -> bool:
+    """Whether a line was a command, which is done."""
+    if line != RESET:
+        return False
+    conversation.said.clear()
+    return True

@@ -1,0 +1,31 @@
+"""Data-parallel training: the trainer in several processes that torchrun starts.
+
+`torchrun --nproc-per-node N -m orchestrator.distributed --config C` trains; `orchestrate --nproc N` starts that.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from importlib.util import find_spec
+from types import FrameType
+
+from orchestrator.command_error import CommandError, ExitCode
+
+
+def require_torch() -> None:
+    """Say what to install where PyTorch is missing."""
+    if find_spec("torch") is None:
+        raise CommandError(
+            "several processes train under torchrun, which comes with PyTorch: pip install "
+            "'transformer-candle[distributed]'"
+        )
+
+
+def exit_at_once_on_ctrl_c() -> None:
+    """Let Ctrl-C end the process without a traceback while PyTorch is imported, which takes seconds."""
+    signal.signal(signal.SIGINT, _exit_at_once)
+
+
+def _exit_at_once(_number: int, _frame: FrameType | None) -> None:
+    os._exit(ExitCode.INTERRUPTED)

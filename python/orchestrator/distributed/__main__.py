@@ -1,0 +1,72 @@
+"""One rank of a run: `torchrun --nproc-per-node N -m orchestrator.distributed --config C`.
+
+It takes the options of `orchestrate train`. Where torchrun starts the ranks again (`--max-restarts`), they resume.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from orchestrator.command_error import CommandError, ExitCode
+from orchestrator.distributed import exit_at_once_on_ctrl_c
+
+
+def main() -> None:
+    """Train as the rank that torchrun says this process is."""
+    exit_at_once_on_ctrl_c()
+    from orchestrator import terminal
+
+    terminal.take_over()
+    try:
+        code = run(sys.argv[1:])
+    except CommandError as failure:
+        terminal.complain(f"orchestrate: {failure}")
+        code = failure.code
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)  # gloo's threads would end a process that has lost a rank with an error
+
+
+def run(words: list[str]) -> int:
+    """Train, and return the exit code. Of several ranks that fail, one says why."""
+    from orchestrator import _native, distributed, terminal
+    from orchestrator.distributed.place import Place
+    from orchestrator.launch import stopping_the_trainer
+
+    place = Place.from_environment()
+    distributed.require_torch()
+    os.environ.setdefault("RAYON_NUM_THREADS", str(place.threads()))
+    from orchestrator.distributed.exchange import TorchExchange
+
+    if place.restarts and not any(word.startswith("--resume") for word in words):
+        words = [*words, "--resume=latest"]
+    with stopping_the_trainer():
+        exchange = TorchExchange(place)
+        try:
+            exchange.connect()
+            code = _native.train_rank(words, exchange)
+        except BaseException as error:
+            failure = exchange.lost or exchange.board.own(*_explained(error))
+            if exchange.board.post(failure):
+                terminal.complain(f"orchestrate: {failure}")
+            return failure.code
+    exchange.close()
+    return code
+
+
+def _explained(error: BaseException) -> tuple[str, int]:
+    """Return the message and exit code of an error."""
+    from orchestrator import _native
+
+    if isinstance(error, KeyboardInterrupt):
+        return "stopped by Ctrl-C", ExitCode.INTERRUPTED
+    if isinstance(error, SystemExit):
+        return "stopped by SIGTERM", int(error.code or 0)
+    if isinstance(error, _native.TrainerError):
+        return str(error), error.exit_code
+    return f"a bug, please report it: {type(error).__name__}: {error}", 1
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,53 @@
+"""Which of the processes that torchrun has started this one is."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from dataclasses import dataclass
+
+from orchestrator.command_error import CommandError
+
+
+@dataclass(frozen=True)
+class Place:
+    """What torchrun tells a process about itself."""
+
+    rank: int
+    world_size: int
+    local_world_size: int
+    restarts: int
+    """How often torchrun has started the ranks again."""
+    address: str
+    port: int
+    store_is_served: bool
+    """Whether torchrun itself serves the store at this address."""
+    host: str
+
+    @staticmethod
+    def from_environment() -> Place:
+        """Read what torchrun says, or raise a `CommandError` if it does not."""
+        said = os.environ
+        try:
+            return Place(
+                rank=int(said["RANK"]),
+                world_size=int(said["WORLD_SIZE"]),
+                local_world_size=int(said["LOCAL_WORLD_SIZE"]),
+                restarts=int(said.get("TORCHELASTIC_RESTART_COUNT", "0")),
+                address=said["MASTER_ADDR"],
+                port=int(said["MASTER_PORT"]),
+                store_is_served=said.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
+                host=socket.gethostname(),
+            )
+        except (KeyError, ValueError) as error:
+            raise CommandError(
+                f"this is one process of several, and the environment does not say which ({error}): start them with "
+                "`torchrun --nproc-per-node N -m orchestrator.distributed --config FILE` or "
+                "`orchestrate train --nproc N --config FILE`"
+            ) from error
+
+    def threads(self) -> int:
+        """Return this process's share of the cores that it may run on."""
+        cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+        return max(1, cores // self.local_world_size)

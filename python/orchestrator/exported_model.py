@@ -1,0 +1,205 @@
+"""What is exported: a model, a model with its LoRA adapters merged into it, or the adapters alone."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from orchestrator import _native, model_tokenizer, training_record
+from orchestrator.adapters import ADAPTER_CONFIG, Adapters, has_adapters, open_adapters
+from orchestrator.command_error import CommandError
+from orchestrator.paths import shown
+from orchestrator.safetensors_shards import StoredTensor, stored_tensors, tensors_of_file
+from orchestrator.training_record import Row, TrainingRecord
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+TOKENIZER_FILES = (
+    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json",
+    "merges.txt", "tokenizer.model", "chat_template.jinja",
+)  # fmt: skip
+"""Copied as they are, those that there are."""
+F16_MAX = 65504
+CONFIG, GENERATION_CONFIG = "config.json", "generation_config.json"
+
+
+@dataclass(frozen=True)
+class Source:
+    """What is typed to name a model: a folder or an experiment, and the model of adapters where it has moved."""
+
+    checkpoint: Path | None
+    experiment: str | None
+    base_model: str | None = None
+
+    def check(self, verb: str) -> None:
+        """Raise a `CommandError` unless the model is named in one of the two ways."""
+        if (self.checkpoint is None) == (self.experiment is None):
+            raise CommandError(f"say what to {verb}: --experiment NAME or --checkpoint DIR")
+
+    def folder(self) -> Path:
+        """Return the directory that is named; the files of a checkpoint are verified."""
+        return _native.model_directory(self.checkpoint, self.experiment)
+
+
+class Kind(enum.Enum):
+    """What a model's weights are."""
+
+    WHOLE = enum.auto()
+    MERGED = enum.auto()
+    ADAPTERS = enum.auto()
+
+
+@dataclass(frozen=True)
+class Model:
+    """A model that is exported: the headers of its files, and how it was trained."""
+
+    kind: Kind
+    folder: Path
+    name: str
+    config: Row
+    """Its config.json, or adapter_config.json as it is exported."""
+    checked_config: Row
+    """The config.json of the whole model with every key."""
+    tensors: dict[str, StoredTensor]
+    record: TrainingRecord
+    files: dict[str, Path]
+    """Copied as they are, by their names in the exported folder."""
+    adapters: Adapters | None = None
+    """Those that are merged into the weights, or that are exported alone."""
+
+    @property
+    def base_model(self) -> tuple[str, str] | None:
+        """The repository of the Hub and its commit that training started from."""
+        return self.adapters.repository if self.adapters else self.record.base_model
+
+    @property
+    def tokenizer_folder(self) -> Path:
+        """The directory of its tokenizer."""
+        return self.files.get("tokenizer.json", self.folder / "tokenizer.json").parent
+
+    @property
+    def has_chat_template(self) -> bool:
+        """Whether conversations can be rendered for it."""
+        config = training_record.read_object(self.files.get("tokenizer_config.json", Path("absent")))
+        return "chat_template.jinja" in self.files or "chat_template" in config
+
+
+@dataclass(frozen=True)
+class MergedTensor(StoredTensor):
+    """A weight with an adapter, whose values are W + scale * B A in f32."""
+
+    down: StoredTensor
+    """A [rank, inputs]"""
+    up: StoredTensor
+    """B [outputs, rank]"""
+    scale: float
+
+    def values(self) -> NDArray[np.float32]:
+        """Return the merged numbers."""
+        import numpy as np
+
+        scaled = np.float32(self.scale) * self.up.values()
+        merged: NDArray[np.float32] = super().values() + scaled @ self.down.values()
+        return merged
+
+    def pieces(self) -> Iterator[bytes]:
+        """Yield the merged values, rounded once to the type that the weight is stored in."""
+        import numpy as np
+
+        values = self.values()
+        if self.dtype == "BF16":
+            bits = values.view(np.uint32)
+            # To the nearest, ties to even; finite numbers only.
+            rounded = (bits + np.uint32(0x7FFF) + ((bits >> 16) & np.uint32(1))) >> 16
+            yield rounded.astype("<u2").tobytes()
+            return
+        if self.dtype == "F16" and np.abs(values).max(initial=0) > F16_MAX:
+            raise CommandError(f"a merged weight of {shown(self.file)} is over {F16_MAX}, the largest number of f16")
+        yield values.astype({"F32": "<f4", "F16": "<f2"}[self.dtype]).tobytes()
+
+
+def open_whole(source: Source) -> Model:
+    """Find a checkpoint or model, verify it, and read what is known of it."""
+    folder = source.folder()
+    if has_adapters(folder):
+        raise CommandError(
+            f"{shown(folder)} holds LoRA adapters, not a whole model: --merge exports the model with them, "
+            "--format adapter the adapters alone"
+        )
+    checked = json.loads(_native.checked_model_config(folder))
+    files = {CONFIG: folder / CONFIG, **_files(folder, folder)}
+    config = training_record.read_object(folder / CONFIG)
+    name, record = _name_and_record(source, folder)
+    model = Model(Kind.WHOLE, folder, name, config, checked, stored_tensors(folder), record, files)
+    return _with_checked_tokenizer(model)
+
+
+def open_merged(source: Source) -> Model:
+    """Like `open_whole`, of LoRA adapters and the model that they belong to, which is verified."""
+    adapters = _open_adapters(source, "there is nothing to merge, leave out --merge")
+    folder, base = adapters.folder, adapters.base
+    checked = json.loads(_native.checked_model_config(base, read_weights=not adapters.is_recorded))
+    added = tensors_of_file(folder / adapters.WEIGHTS)
+    tensors = {name: _merged(name, tensor, added, adapters) for name, tensor in stored_tensors(base).items()}
+    files = {CONFIG: base / CONFIG, **_files(folder, base)}
+    config = training_record.read_object(base / CONFIG)
+    name, record = _name_and_record(source, folder)
+    model = Model(Kind.MERGED, folder, name, config, checked, tensors, record, files, adapters)
+    return _with_checked_tokenizer(model)
+
+
+def open_adapters_alone(source: Source) -> Model:
+    """Find LoRA adapters, verify them and the model that they belong to, and read what is known of them."""
+    adapters = _open_adapters(source, "--format hf and --format gguf export it")
+    folder, base = adapters.folder, adapters.base
+    checked = json.loads(_native.checked_model_config(base, read_weights=False))
+    tensors = tensors_of_file(folder / adapters.WEIGHTS)
+    files = {adapters.WEIGHTS: folder / adapters.WEIGHTS, **_files(folder, base)}
+    name, record = _name_and_record(source, folder)
+    model = Model(Kind.ADAPTERS, folder, name, adapters.config(), checked, tensors, record, files, adapters)
+    return _with_checked_tokenizer(model)
+
+
+def _with_checked_tokenizer(model: Model) -> Model:
+    """Refuse a model with a tokenizer that is damaged or another model's."""
+    model_tokenizer.read(model.tokenizer_folder, model.checked_config["vocab_size"])
+    return model
+
+
+def _open_adapters(source: Source, otherwise: str) -> Adapters:
+    folder = source.folder()
+    if not has_adapters(folder):
+        raise CommandError(f"{shown(folder)} is a whole model, without {ADAPTER_CONFIG}: {otherwise}")
+    return open_adapters(folder, source.base_model)
+
+
+def _name_and_record(source: Source, folder: Path) -> tuple[str, TrainingRecord]:
+    run = training_record.run_of(folder, source.checkpoint, source.experiment)
+    name = source.experiment or (run or folder).absolute().name
+    return name, training_record.read(folder, run)
+
+
+def _files(folder: Path, base: Path) -> dict[str, Path]:
+    """Return the files beside the weights: adapters without a tokenizer of their own have their model's."""
+    owner = folder if (folder / "tokenizer.json").is_file() else base
+    found = {name: owner / name for name in TOKENIZER_FILES if (owner / name).is_file()}
+    own, of_base = folder / GENERATION_CONFIG, base / GENERATION_CONFIG
+    generation = own if own.is_file() else of_base
+    return {GENERATION_CONFIG: generation, **found} if generation.is_file() else found
+
+
+def _merged(name: str, tensor: StoredTensor, added: dict[str, StoredTensor], adapters: Adapters) -> StoredTensor:
+    """Return the tensor, with its adapter if it has one. Modules are one tensor each in the files of a model."""
+    prefix = f"base_model.model.{name.removesuffix('.weight')}"
+    down = added.get(f"{prefix}.lora_A.weight")
+    if down is None:
+        return tensor
+    fields = {part.name: getattr(tensor, part.name) for part in dataclasses.fields(tensor)}
+    return MergedTensor(**fields, down=down, up=added[f"{prefix}.lora_B.weight"], scale=adapters.scale)

@@ -1,0 +1,121 @@
+//! Ranks of a run that Python connects: the trainer's memory as arrays, and a trainer that exchanges through a Python
+//! object.
+
+use std::ffi::OsString;
+use std::iter::once;
+use std::ops::Range;
+use std::sync::Arc;
+
+use kernels::{Buffer, DType};
+use pyo3::call::PyCallArgs;
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+use training::commands::train;
+use training::ranks::{Exchange, Place, Ranks};
+use training::stop::StopSignal;
+use training::{Result, TrainerError};
+
+use crate::arguments::CallError;
+use crate::errors::raised;
+use crate::signals::forwarding_signals;
+
+/// A buffer of the trainer in this machine's memory, as `NumPy`'s array interface describes it: `numpy.asarray` makes an
+/// array of it that shares the memory. Of bf16 these are the bits, as uint16.
+#[pyclass(frozen, module = "orchestrator._native")]
+pub struct Memory(Buffer);
+
+#[pymethods]
+impl Memory {
+    #[getter]
+    fn __array_interface__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let kind = match self.0.dtype() {
+            DType::F32 => "<f4",
+            DType::BF16 => "<u2",
+            DType::I16 => "<i2",
+            DType::I32 => "<i4",
+            _ => "<u4",
+        };
+        let interface = PyDict::new(py);
+        interface.set_item("version", 3)?;
+        interface.set_item("typestr", kind)?;
+        interface.set_item("shape", pyo3::types::PyTuple::new(py, self.0.shape())?)?;
+        interface.set_item("data", (self.0.address(), false))?;
+        Ok(interface)
+    }
+}
+
+/// An exchange whose methods are those of a Python object.
+#[derive(Debug)]
+struct PythonExchange {
+    object: Py<PyAny>,
+    place: Place,
+}
+
+impl PythonExchange {
+    fn new(object: &Bound<'_, PyAny>) -> PyResult<Self> {
+        let number = |name: &str| object.getattr(name)?.extract::<usize>();
+        let (rank, world_size) = (number("rank")?, number("world_size")?);
+        let place = Place { rank, world_size, local_world_size: number("local_world_size")? };
+        Ok(Self { object: object.clone().unbind(), place })
+    }
+
+    /// Calls a method; what it raises says which rank is lost.
+    fn call<T>(&self, method: &str, arguments: impl for<'py> PyCallArgs<'py>) -> Result<T>
+    where
+        T: for<'a, 'py> FromPyObject<'a, 'py, Error = PyErr>,
+    {
+        Python::attach(|py| {
+            let returned = self.object.bind(py).call_method1(method, arguments).and_then(|value| value.extract());
+            returned.map_err(|error| TrainerError::RankLost(error.value(py).to_string()))
+        })
+    }
+}
+
+fn bounds(shards: &[Range<usize>]) -> Vec<(usize, usize)> {
+    shards.iter().map(|shard| (shard.start, shard.end)).collect()
+}
+
+impl Exchange for PythonExchange {
+    fn place(&self) -> Place {
+        self.place
+    }
+
+    fn reduce_gradients(&self, gradients: &Buffer, staging: &Buffer, shards: &[Range<usize>]) -> Result<()> {
+        let arguments = (Memory(gradients.clone()), Memory(staging.clone()), bounds(shards));
+        self.call::<Option<bool>>("reduce_gradients", arguments).map(drop)
+    }
+
+    fn gather_weights(&self, weights: &Buffer, shards: &[Range<usize>]) -> Result<()> {
+        self.call::<Option<bool>>("gather_weights", (Memory(weights.clone()), bounds(shards))).map(drop)
+    }
+
+    fn sum(&self, numbers: &mut [f64]) -> Result<()> {
+        let sums: Vec<f64> = self.call("sum", (numbers.to_vec(),))?;
+        if sums.len() != numbers.len() {
+            return Err(TrainerError::RankLost(format!("the ranks sum {} and {} numbers", numbers.len(), sums.len())));
+        }
+        numbers.copy_from_slice(&sums);
+        Ok(())
+    }
+
+    fn gather(&self, text: &str) -> Result<Vec<String>> {
+        self.call("gather", (text,))
+    }
+}
+
+/// Train as one of several ranks, and return the exit code. `words` is the command line of `train` without its name;
+/// `exchange` connects the ranks, as `orchestrator.distributed.exchange.TorchExchange` does.
+#[pyfunction]
+pub fn train_rank(py: Python<'_>, words: Vec<OsString>, exchange: &Bound<'_, PyAny>) -> PyResult<u8> {
+    let ranks = Ranks::new(Arc::new(PythonExchange::new(exchange)?));
+    let words = once(OsString::from("orchestrate")).chain(words);
+    let stop = StopSignal::new();
+    // As in `run_command`.
+    let (outcome, _) = forwarding_signals(py, &stop, || train::run_rank(words, ranks, &stop));
+    match (outcome, stop.requested()) {
+        (Err(CallError::Error(error)), Some(signal)) if error.is_interruption() => {
+            Err(raised(TrainerError::Interrupted(signal)))
+        }
+        (outcome, _) => Ok(outcome?),
+    }
+}

@@ -1,0 +1,198 @@
+//! Conversations with a trained model: its chat template renders them, and the model answers turn by turn.
+
+use std::ops::ControlFlow;
+use std::path::PathBuf;
+
+use dataset::{CancelToken, ChatSettings, ConversationEncoder};
+use model::{Generator, SamplingSettings};
+use run_config::OverlongConversations;
+use serde::Serialize;
+use serde_json::Value;
+
+use crate::checkpoint::Checkpoint;
+use crate::completion::{CompletionRequest, complete, generator};
+use crate::pool::in_pool;
+use crate::stop::StopSignal;
+use crate::trained_model::TrainedModel;
+use crate::{Result, TrainerError};
+
+/// The key of a checkpoint's fingerprint that has the day which its run's template took for today.
+const DATE: &str = "data.chat_template_date";
+/// Tokens of a conversation that are read between two looks at the stop signal.
+const PIECE: usize = 128;
+/// Tokens that a sequence has room for, at least and as far as the model's context goes.
+const SMALLEST_CAPACITY: usize = 1024;
+
+/// Where a conversation's template and date come from, unless they are the model's own.
+#[derive(Debug, Clone, Default)]
+pub struct ChatOptions {
+    /// A template's file, or `chatml`.
+    pub template: Option<PathBuf>,
+    /// The day that templates take for today where the model's run has pinned none, `2026-01-31`.
+    pub date: Option<String>,
+}
+
+/// Why an answer ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum FinishReason {
+    /// The model ended its turn.
+    Stop,
+    /// It has as many tokens as were asked for.
+    Length,
+    /// The model's context is full.
+    Context,
+    /// The caller has cancelled it.
+    Cancelled,
+}
+
+/// An answer.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Reply {
+    /// Its text.
+    pub text: String,
+    /// Its tokens.
+    pub tokens: usize,
+    /// Tokens of the conversation before it.
+    pub prompt_tokens: usize,
+    /// Why it ended.
+    pub finish_reason: FinishReason,
+    /// Tokens written over the seconds that prompt and tokens took.
+    pub tokens_per_second: f64,
+}
+
+/// A model that answers in conversations. The keys and values of a conversation are kept from turn to turn.
+pub struct ChatModel {
+    model: TrainedModel,
+    encoder: ConversationEncoder,
+    stop_tokens: Vec<u32>,
+    sequence: Option<Sequence>,
+}
+
+/// A generator, and the tokens that it has seen.
+struct Sequence {
+    generator: Generator,
+    tokens: Vec<u32>,
+}
+
+impl Sequence {
+    /// Makes these its tokens, of which those that it begins with are read already; returns how many. On an error it
+    /// has the first of them.
+    fn read(&mut self, tokens: &[u32], stop: &StopSignal) -> Result<usize> {
+        let same = self.tokens.iter().zip(tokens).take_while(|(a, b)| a == b).count();
+        self.tokens.truncate(same);
+        self.generator.truncate(same);
+        for piece in tokens[same..].chunks(PIECE) {
+            stop.check()?;
+            self.generator.prefill(piece).map_err(TrainerError::from_request)?;
+            self.tokens.extend_from_slice(piece);
+        }
+        Ok(tokens.len())
+    }
+}
+
+impl ChatModel {
+    /// Reads a model and its chat template; `cancel` ends reading.
+    ///
+    /// # Errors
+    /// Those of [`TrainedModel::of_checkpoint`]; [`dataset::DataError::ChatTemplate`] for a model without a template, or
+    /// with one that cannot be used.
+    pub fn open(
+        checkpoint: &Checkpoint,
+        options: ChatOptions,
+        device: run_config::Device,
+        cancel: &CancelToken,
+    ) -> Result<Self> {
+        let model = TrainedModel::of_checkpoint(checkpoint, device, cancel)?;
+        let state = checkpoint.state().ok();
+        let pinned = state.as_ref().and_then(|state| state.fingerprint.get(DATE)?.as_str().map(str::to_owned));
+        let settings = ChatSettings {
+            template: options.template,
+            date: pinned.or(options.date),
+            assistant_only_loss: false,
+            overlong: OverlongConversations::Truncate,
+        };
+        let encoder = ConversationEncoder::new(&model.tokenizer, &settings, model.shape.max_position_embeddings)?;
+        encoder.check_template()?;
+        let end_of_turn = encoder.end_of_turn().map(|token| token.id);
+        let stop_tokens = model.stop_tokens.iter().copied().chain(end_of_turn).collect();
+        Ok(Self { model, encoder, stop_tokens, sequence: None })
+    }
+
+    /// Tokens that a conversation may have.
+    pub fn context(&self) -> usize {
+        self.model.shape.max_position_embeddings
+    }
+
+    /// Answers a conversation, whose messages are objects with `role` and `content`, by at most `max_tokens` tokens.
+    /// `on_text` receives the answer as it grows, and may cancel it; the signal ends it too.
+    ///
+    /// # Errors
+    /// [`TrainerError::Interrupted`] if the signal is raised before the first token;
+    /// [`TrainerError::Request`] for a conversation that leaves no room in the context for an answer, and settings out of
+    /// range; [`dataset::DataError::ChatTemplate`] for messages that the template refuses.
+    pub fn reply(
+        &mut self,
+        messages: &[Value],
+        max_tokens: usize,
+        settings: &SamplingSettings,
+        stop: &StopSignal,
+        mut on_text: impl FnMut(&str) -> ControlFlow<()> + Send,
+    ) -> Result<Reply> {
+        settings.check().map_err(TrainerError::from_request)?;
+        let prompt_tokens = self.encoder.encode_prompt(messages)?;
+        let (count, context) = (prompt_tokens.len(), self.context());
+        if count >= context {
+            let problem = format!(
+                "the conversation has {count} tokens, which leaves no room for an answer in the model's context of \
+                 {context}: start a new one"
+            );
+            return Err(TrainerError::Request(problem));
+        }
+        let longest = count.saturating_add(max_tokens).min(context);
+        let mut sequence = self.sequence_of(longest)?;
+        let seen = in_pool(|| sequence.read(&prompt_tokens[..count - 1], stop));
+        let Sequence { generator, tokens } = self.sequence.insert(sequence);
+        let seen = seen?;
+        let mut is_cancelled = false;
+        let on_text = |text: &str| {
+            let flow = if stop.requested().is_some() { ControlFlow::Break(()) } else { on_text(text) };
+            is_cancelled |= flow.is_break();
+            flow
+        };
+        let (tokenizer, stop_tokens) = (&self.model.tokenizer, self.stop_tokens.as_slice());
+        let prompt_tokens = prompt_tokens.as_slice();
+        let request = CompletionRequest { prompt: "", prompt_tokens, seen, max_tokens, stop_tokens, settings };
+        let completion = in_pool(|| complete(generator, tokenizer, &request, on_text))?;
+        tokens.extend_from_slice(&prompt_tokens[seen..]);
+        tokens.extend_from_slice(&completion.tokens);
+        tokens.truncate(generator.past());
+        let written = completion.tokens.len();
+        let finish_reason = match written {
+            _ if is_cancelled => FinishReason::Cancelled,
+            _ if written == max_tokens => FinishReason::Length,
+            _ if count + written > generator.capacity() => FinishReason::Context,
+            _ => FinishReason::Stop,
+        };
+        Ok(Reply {
+            text: completion.completion,
+            tokens: written,
+            prompt_tokens: count,
+            finish_reason,
+            tokens_per_second: completion.tokens_per_second,
+        })
+    }
+
+    /// The sequence so far, if it has room for so many tokens, else a new one with room for twice as many.
+    fn sequence_of(&mut self, longest: usize) -> Result<Sequence> {
+        match self.sequence.take() {
+            Some(sequence) if longest <= sequence.generator.capacity() => Ok(sequence),
+            former => {
+                drop(former); // its memory may be needed
+                let capacity = longest.next_power_of_two().max(SMALLEST_CAPACITY);
+                let generator = generator(&self.model.shape, &self.model.weights, capacity)?;
+                Ok(Sequence { generator, tokens: Vec::new() })
+            }
+        }
+    }
+}

@@ -1,0 +1,109 @@
+//! Saves a checkpoint with several ranks: the first one stages it, all write their optimizer state into the staging
+//! directory, which all of them see, and the first one commits it once every file is durable and hashed.
+//!
+//! The ranks exchange three messages: where the staging directory is, what each has written, and how it ended. A rank that
+//! fails says so in place of its message, so that all fail with the same sentence and nobody waits.
+
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+
+use super::manifest::FileRecord;
+use super::save::{CheckpointContents, write_optimizer};
+use super::staging::{Create, StagingDirectory};
+use crate::error::checkpoint::{CheckpointError, Result};
+use crate::ranks::Ranks;
+
+/// What a rank says in each exchange.
+#[derive(Debug, Serialize, Deserialize)]
+enum Message {
+    /// Of the staging directory.
+    Staged(PathBuf),
+    /// A durable file.
+    Written(String, FileRecord),
+    /// Nothing to tell.
+    Ready,
+    Failed(String),
+}
+
+/// The exchanges of one save.
+const EXCHANGES: usize = 3;
+
+/// The first rank, which leads.
+pub(super) struct Leader<'a> {
+    ranks: &'a Ranks,
+    /// Exchanges that the other ranks have taken part in.
+    done: usize,
+}
+
+/// Runs the first rank's part of a save and tells the others how it ended.
+pub(super) fn lead(ranks: &Ranks, save: impl FnOnce(&mut Leader) -> Result<PathBuf>) -> Result<PathBuf> {
+    let mut leader = Leader { ranks, done: 0 };
+    let saved = save(&mut leader);
+    match &saved {
+        Ok(_) => leader.tell(&Message::Ready).map(drop)?,
+        // The others know.
+        Err(CheckpointError::OnRank { .. } | CheckpointError::RankLost(_)) => {}
+        Err(error) if leader.done < EXCHANGES => {
+            // What another rank says to it is of no use any more.
+            let _ = leader.tell(&Message::Failed(error.to_string()));
+        }
+        Err(_) => {}
+    }
+    saved
+}
+
+impl Leader<'_> {
+    /// Lets the others write into the staging directory.
+    pub(super) fn begin(&mut self, folder: &Path) -> Result<()> {
+        self.tell(&Message::Staged(folder.to_owned())).map(drop)
+    }
+
+    /// Waits for the files of the others and lists them.
+    pub(super) fn collect(&mut self, staging: &mut StagingDirectory) -> Result<()> {
+        for message in self.tell(&Message::Ready)? {
+            if let Message::Written(name, record) = message {
+                staging.list(name, record);
+            }
+        }
+        Ok(())
+    }
+
+    fn tell(&mut self, message: &Message) -> Result<Vec<Message>> {
+        self.done += 1;
+        exchange(self.ranks, message)
+    }
+}
+
+/// The part of every other rank.
+pub(super) fn add_part(contents: &CheckpointContents, create: Create) -> Result<()> {
+    let ranks = contents.ranks;
+    let Some(Message::Staged(folder)) = exchange(ranks, &Message::Ready)?.into_iter().next() else {
+        return Err(CheckpointError::RankLost("rank 0 saves no checkpoint though this rank does".to_owned()));
+    };
+    let mut staging = StagingDirectory::of_another_rank(&folder, create);
+    let written = write_optimizer(&folder, contents, &mut staging);
+    let told = match &written {
+        Ok(name) => Message::Written(name.clone(), staging.record(name).cloned().expect("it was written")),
+        Err(error) => Message::Failed(error.to_string()),
+    };
+    exchange(ranks, &told)?;
+    written?;
+    exchange(ranks, &Message::Ready).map(drop)
+}
+
+/// Says something to all ranks, and returns what each has said.
+fn exchange(ranks: &Ranks, own: &Message) -> Result<Vec<Message>> {
+    let Some(exchange) = ranks.exchange() else { return Ok(Vec::new()) };
+    let own = serde_json::to_string(own).map_err(|error| CheckpointError::RankLost(error.to_string()))?;
+    let texts = exchange.gather(&own).map_err(|error| CheckpointError::RankLost(error.to_string()))?;
+    let parsed =
+        |text: &String| serde_json::from_str(text).map_err(|error| CheckpointError::RankLost(error.to_string()));
+    let all: Vec<Message> = texts.iter().map(parsed).collect::<Result<_>>()?;
+    for (rank, message) in all.iter().enumerate() {
+        if let Message::Failed(message) = message {
+            return Err(CheckpointError::OnRank { rank, message: message.clone() });
+        }
+    }
+    Ok(all)
+}

@@ -1,0 +1,204 @@
+//! Sums a step in an order that no number of ranks changes (`runtime.deterministic_reduction`).
+//!
+//! The micro-batches of a step are V virtual shards, V a power of two. Each is summed in the order of its micro-batches,
+//! and the V sums are the leaves of a binary tree: (s0 + s1) + (s2 + s3) for V = 4. A rank computes V / R neighbouring
+//! ones, which are a subtree of their own, and the exchange sums the ranks' subtrees as the rest of the tree. The
+//! gradient norm is summed over tensors, which no shard of the optimizer's state cuts.
+
+use std::ops::Range;
+
+use kernels::{
+    Buffer, DType, accumulate, grad_norm,
+    memory::{Arena, BufferId, Category, Plan},
+};
+use model::{Decoder, Parameter, ParameterLayout};
+
+use crate::{
+    error::Result,
+    ranks::{Place, Ranks},
+};
+
+/// The virtual shards of a step and the buffers of their sums in a memory plan.
+#[derive(Clone, Debug)]
+pub struct TreeReductionPlan {
+    virtual_shards: usize,
+    /// A sum of 2^i virtual shards each, of the gradients' size.
+    partial_sums: Vec<BufferId>,
+}
+
+impl TreeReductionPlan {
+    /// Adds the buffers of a rank that computes its share of this many virtual shards.
+    pub fn add_to(plan: &mut Plan, layout: &ParameterLayout, virtual_shards: usize, place: Place) -> Self {
+        let levels = (virtual_shards / place.world_size).max(1).ilog2();
+        let elements = [layout.trainable_elements()];
+        let mut add =
+            |level| plan.add(format!("gradients.partial.{level}"), Category::Gradients, DType::F32, &elements);
+        Self { virtual_shards, partial_sums: (0..levels).map(&mut add).collect() }
+    }
+}
+
+/// Sums the gradients, losses and squares of a step as a fixed tree.
+#[derive(Debug)]
+pub struct TreeReduction {
+    virtual_shards: usize,
+    partial_sums: Vec<Buffer>,
+    /// The number of each tensor that this rank updates, and its gradient.
+    tensors: Vec<(usize, Buffer)>,
+    /// The loss of each virtual shard, then the squared gradient norm of each tensor; zero for those of other ranks.
+    terms: Vec<f64>,
+}
+
+impl TreeReduction {
+    /// Takes its buffers from the arena; `shard` are the parameters that this rank updates.
+    pub fn bind(plan: &TreeReductionPlan, arena: &Arena, decoder: &Decoder, shard: &Range<usize>) -> Result<Self> {
+        let (layout, trained) = (decoder.layout(), decoder.layout().trainable_elements());
+        let tensors = layout.by_offset().flat_map(Parameter::hf_tensors).filter(|tensor| tensor.offset < trained);
+        let mut own = Vec::new();
+        let mut count = 0;
+        for tensor in tensors {
+            if shard.contains(&tensor.offset) {
+                own.push((count, decoder.gradients().view(tensor.offset, &[tensor.elements])?));
+            }
+            count += 1;
+        }
+        Ok(Self {
+            virtual_shards: plan.virtual_shards,
+            partial_sums: plan.partial_sums.iter().map(|id| arena.buffer(*id)).collect(),
+            tensors: own,
+            terms: vec![0.0; plan.virtual_shards + count],
+        })
+    }
+
+    /// Virtual shards of a step.
+    pub fn virtual_shards(&self) -> usize {
+        self.virtual_shards
+    }
+
+    /// Adds the loss and the gradients that the decoder has accumulated over virtual shard `shard` of a rank's `own`,
+    /// which come one after the other. After the last one the decoder's gradients are the sum of all.
+    pub(super) fn add(&mut self, decoder: &mut Decoder, shard: usize, own: &Range<usize>) -> Result<()> {
+        self.terms[shard] = f64::from(decoder.loss().read::<f32>()?[0]);
+        let position = shard - own.start;
+        // As a binary counter: a sum waits until the neighbour of its size is there.
+        let complete = position.trailing_ones() as usize;
+        for sum in &self.partial_sums[..complete] {
+            accumulate::forward(decoder.gradients_mut(), sum)?;
+        }
+        match self.partial_sums.get_mut(complete) {
+            Some(waiting) if position + 1 < own.len() => Ok(waiting.copy_from(decoder.gradients())?),
+            _ => Ok(()),
+        }
+    }
+
+    /// Writes the norm of all gradients and the loss of all virtual shards, each the same bits on every rank.
+    pub(super) fn norm_and_loss(
+        &mut self,
+        ranks: &Ranks,
+        norm: &mut Buffer,
+        loss: &mut Buffer,
+        workspace: &mut Buffer,
+    ) -> Result<()> {
+        let Self { virtual_shards, tensors, terms, .. } = self;
+        for (tensor, gradients) in tensors {
+            grad_norm::forward(gradients, norm, workspace)?;
+            terms[*virtual_shards + *tensor] = f64::from(norm.read::<f32>()?[0]).powi(2);
+        }
+        let mut all = terms.clone();
+        // Only one rank has a number: adding the zeros of the others changes no bit of it.
+        ranks.sum(&mut all)?;
+        let (losses, squares) = all.split_at(*virtual_shards);
+        norm.write(&[squares.iter().sum::<f64>().sqrt() as f32])?;
+        Ok(loss.write(&[tree_sum(losses) as f32])?)
+    }
+}
+
+/// The sum of 2^n numbers as a binary tree of neighbours.
+fn tree_sum(numbers: &[f64]) -> f64 {
+    match numbers {
+        [] => 0.0,
+        [one] => *one,
+        _ => {
+            let (left, right) = numbers.split_at(numbers.len() / 2);
+            tree_sum(left) + tree_sum(right)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use kernels::{Device, DeviceKind};
+    use model::{DecoderSettings, ModelShape};
+    use run_config::{ActivationRecompute, ModelConfig, Precision};
+
+    use super::*;
+
+    /// A decoder of one rank with the sums of its virtual shards.
+    fn rank(virtual_shards: usize, world_size: usize) -> (Decoder, TreeReduction) {
+        let shape = ModelShape::new(&ModelConfig { num_layers: 1, ..ModelConfig::default() }, 32);
+        let settings = DecoderSettings {
+            batch: 1,
+            sequence_length: 4,
+            precision: Precision::Fp32,
+            recompute: ActivationRecompute::None,
+            training: true,
+            device: DeviceKind::Cpu,
+            z_loss: 0.0,
+        };
+        let mut plan = Plan::new();
+        let decoder = Decoder::plan(&shape, &settings, &mut plan);
+        let place = Place { rank: 0, world_size, local_world_size: world_size };
+        let reduction = TreeReductionPlan::add_to(&mut plan, decoder.layout(), virtual_shards, place);
+        let arena = plan.allocate(&Device::Cpu).unwrap();
+        let decoder = decoder.bind(&arena).unwrap();
+        let all = 0..decoder.layout().trainable_elements();
+        let reduction = TreeReduction::bind(&reduction, &arena, &decoder, &all).unwrap();
+        (decoder, reduction)
+    }
+
+    fn leaf(shard: usize) -> f32 {
+        1.0 / (shard as f32 + 3.0)
+    }
+
+    /// What a rank's gradients are after virtual shards with gradients of [`leaf`] each.
+    fn sum_of(own: &Range<usize>, virtual_shards: usize, world_size: usize) -> (f32, TreeReduction) {
+        let (mut decoder, mut reduction) = rank(virtual_shards, world_size);
+        let elements = decoder.gradients().elements();
+        for shard in own.clone() {
+            decoder.gradients_mut().write(&vec![leaf(shard); elements]).unwrap();
+            decoder.loss().view(0, &[1]).unwrap().write(&[leaf(shard)]).unwrap();
+            reduction.add(&mut decoder, shard, own).unwrap();
+        }
+        let sums = decoder.gradients().read::<f32>().unwrap();
+        assert!(sums.iter().all(|sum| sum.to_bits() == sums[0].to_bits()));
+        (sums[0], reduction)
+    }
+
+    #[test]
+    fn ranks_sum_subtrees_of_one_tree() {
+        let whole = ((leaf(0) + leaf(1)) + (leaf(2) + leaf(3))) + ((leaf(4) + leaf(5)) + (leaf(6) + leaf(7)));
+        let in_order = (1..8).fold(leaf(0), |sum, shard| sum + leaf(shard));
+        assert_ne!(whole.to_bits(), in_order.to_bits(), "the order shows");
+        assert_eq!(sum_of(&(0..8), 8, 1).0.to_bits(), whole.to_bits());
+        let halves = sum_of(&(0..4), 8, 2).0 + sum_of(&(4..8), 8, 2).0;
+        assert_eq!(halves.to_bits(), whole.to_bits());
+        let quarters = [0..2, 2..4, 4..6, 6..8].map(|own| sum_of(&own, 8, 4).0);
+        assert_eq!(((quarters[0] + quarters[1]) + (quarters[2] + quarters[3])).to_bits(), whole.to_bits());
+        assert_eq!(sum_of(&(5..6), 8, 8).0.to_bits(), leaf(5).to_bits());
+    }
+
+    #[test]
+    fn a_rank_holds_one_buffer_per_level_of_its_subtree() {
+        for (virtual_shards, world_size, buffers) in [(1, 1, 0), (4, 1, 2), (4, 2, 1), (4, 4, 0), (8, 1, 3), (8, 2, 2)]
+        {
+            assert_eq!(rank(virtual_shards, world_size).1.partial_sums.len(), buffers);
+        }
+    }
+
+    #[test]
+    fn the_loss_is_summed_as_a_tree_too() {
+        let numbers = [1.0, 1e100, -1e100, 1.0];
+        assert_eq!(tree_sum(&numbers).to_bits(), 0_f64.to_bits(), "in order it would be 1");
+        let terms = sum_of(&(0..4), 4, 1).1.terms;
+        assert_eq!(terms[..4], [0, 1, 2, 3].map(|shard| f64::from(leaf(shard))));
+    }
+}

@@ -1,0 +1,59 @@
+//! What a number of ranks asks of a config.
+
+use kernels::DeviceKind;
+use model::hugging_face;
+
+use crate::{
+    engine::{EngineSettings, StepOf},
+    error::{Result, TrainerError},
+};
+
+/// Refuses a number of ranks that cannot share the micro-batches of a step, or the model's tensors.
+pub(super) fn check_ranks(step: &StepOf<'_>) -> Result<()> {
+    let EngineSettings { micro_batch, place, .. } = step.settings;
+    check_reduction(step)?;
+    let (ranks, sequences) = (place.world_size, step.config.data.sequences_per_step);
+    if !sequences.is_multiple_of(ranks) {
+        return Err(TrainerError::Request(format!(
+            "a step of {sequences} sequences cannot be shared equally by {ranks} ranks: take a number of ranks that divides \
+             {sequences}, or change data.sequences_per_step"
+        )));
+    }
+    let micro_batches = sequences / micro_batch;
+    if !micro_batches.is_multiple_of(ranks) {
+        return Err(TrainerError::Request(format!(
+            "a step of {sequences} sequences is {micro_batches} micro-batches of {micro_batch}, which {ranks} ranks cannot \
+             share equally: take a number of ranks that divides {micro_batches}, or change data.batch_size or \
+             data.sequences_per_step"
+        )));
+    }
+    let tensors = hugging_face::trainable_tensors(step.shape).len();
+    if tensors < ranks {
+        return Err(TrainerError::Request(format!(
+            "{ranks} ranks cannot share the {tensors} tensors of this model, of which each rank updates at least one: take \
+             fewer ranks"
+        )));
+    }
+    Ok(())
+}
+
+/// Refuses virtual shards that the ranks cannot share, and those on a GPU.
+fn check_reduction(step: &StepOf<'_>) -> Result<()> {
+    let Some(shards) = step.config.runtime.deterministic_reduction else { return Ok(()) };
+    let EngineSettings { device, place, .. } = step.settings;
+    if device == DeviceKind::Cuda {
+        return Err(TrainerError::Request(
+            "runtime.deterministic_reduction works on CPUs only so far: add --device cpu (runtime.device: cpu), or leave \
+             the key out"
+                .to_owned(),
+        ));
+    }
+    let ranks = place.world_size;
+    if !shards.is_multiple_of(ranks) {
+        return Err(TrainerError::Request(format!(
+            "{ranks} ranks cannot share the {shards} virtual shards of runtime.deterministic_reduction equally: take a \
+             number of ranks that divides {shards}, or change the key"
+        )));
+    }
+    Ok(())
+}

@@ -1,0 +1,59 @@
+//! What a plan is asked for.
+
+use model::{ModelShape, ParameterLayout};
+use run_config::ByteSize;
+
+use super::{Interconnect, PlanGpu};
+use crate::{
+    engine::largest_shard,
+    error::{Result, TrainerError},
+    ranks::Place,
+};
+
+/// What to plan for, beside the run's config.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct PlanRequest {
+    /// The GPU; none for where the run would be trained.
+    pub gpu: Option<PlanGpu>,
+    /// Instead of the device's own memory and of `runtime.memory_limit`.
+    pub memory: Option<ByteSize>,
+    /// What the machine draws; none for what the GPU's board does.
+    pub watts: Option<f64>,
+    /// In any currency.
+    pub price_per_kwh: Option<f64>,
+    /// Of the machine, rented, in any currency.
+    pub price_per_hour: Option<f64>,
+    /// Time operations of the run on this machine's CPU, where that is what it is planned for, for about two seconds.
+    /// Otherwise the speed there is known only if `bench` has measured it.
+    pub times_operations: bool,
+    /// The processes that train the run together; none for one.
+    pub ranks: Option<usize>,
+    /// The machines that these are on; none for one.
+    pub nodes: Option<usize>,
+    /// The network of each machine; of one machine the link between its GPUs, instead of the table's.
+    pub interconnect: Option<Interconnect>,
+}
+
+impl PlanRequest {
+    /// Of the rank with the most parameters to update.
+    ///
+    /// # Errors
+    /// [`TrainerError::Request`] if ranks, machines and network do not go together.
+    pub(super) fn place(&self, shape: &ModelShape) -> Result<Place> {
+        let (world_size, nodes) = (self.ranks.unwrap_or(1), self.nodes.unwrap_or(1));
+        let refuse = |message: String| Err(TrainerError::Request(message));
+        if self.ranks.is_none() && (self.nodes.is_some() || self.interconnect.is_some()) {
+            return refuse("--nodes and --interconnect are for several ranks: add `--ranks N`".to_owned());
+        }
+        if !world_size.is_multiple_of(nodes) {
+            return refuse(format!("--ranks {world_size}: {nodes} machines cannot have equally many of them"));
+        }
+        if nodes > 1 && self.interconnect.is_none() {
+            return refuse(format!(
+                "--nodes {nodes}: say how fast the network of each machine is, as in `--interconnect 400Gb/s`"
+            ));
+        }
+        let rank = largest_shard(&ParameterLayout::new(shape), world_size);
+        Ok(Place { rank, world_size, local_world_size: world_size / nodes })
+    }
+}

@@ -1,0 +1,152 @@
+//! The ranks of a data-parallel run: processes that train one model together, each on its own micro-batches of every
+//! step, each with its own shard of the optimizer's state (ZeRO-1, Rajbhandari et al. 2020).
+//!
+//! The training loop decides what is exchanged and when; an [`Exchange`] moves it. Ranks are no part of what is
+//! computed: a step has the same micro-batches whatever their number, so that losses differ by rounding only.
+
+use std::{collections::BTreeMap, fmt, ops::Range, sync::Arc};
+
+use kernels::Buffer;
+use serde_json::Value;
+
+use crate::{
+    error::{Result, TrainerError},
+    signal::Signal,
+};
+
+/// Which of the processes that train a model this one is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Place {
+    /// From 0.
+    pub rank: usize,
+    /// The number of ranks.
+    pub world_size: usize,
+    /// Ranks on this machine, which share its memory.
+    pub local_world_size: usize,
+}
+
+impl Default for Place {
+    /// The only process.
+    fn default() -> Self {
+        Self { rank: 0, world_size: 1, local_world_size: 1 }
+    }
+}
+
+impl Place {
+    /// This rank's share of `count` things, in the order of the ranks: all of them between the ranks, each once.
+    pub fn share(&self, count: usize) -> Range<usize> {
+        let start_of = |rank: usize| count * rank / self.world_size;
+        start_of(self.rank)..start_of(self.rank + 1)
+    }
+
+    /// Whether it writes what a run writes.
+    pub fn is_first(&self) -> bool {
+        self.rank == 0
+    }
+}
+
+/// Moves data between the ranks. Every rank calls the same methods in the same order; each waits for all ranks.
+///
+/// # Errors
+/// Every method fails with [`TrainerError::RankLost`] once another rank has ended.
+pub trait Exchange: fmt::Debug + Send + Sync {
+    /// Which rank this process is.
+    fn place(&self) -> Place;
+
+    /// Adds up the gradients of all ranks as a binary tree of neighbouring ranks, so that each rank's shard holds the
+    /// sum; the rest is of no use afterwards. `staging`, F32, has a row for each other rank: the sum is made in buckets
+    /// of its width.
+    fn reduce_gradients(&self, gradients: &Buffer, staging: &Buffer, shards: &[Range<usize>]) -> Result<()>;
+
+    /// Gives every rank the shards of all of them.
+    fn gather_weights(&self, weights: &Buffer, shards: &[Range<usize>]) -> Result<()>;
+
+    /// Adds up numbers in the order of the ranks: every rank gets the same bits.
+    fn sum(&self, numbers: &mut [f64]) -> Result<()>;
+
+    /// Gives every rank the texts of all of them, in the order of the ranks.
+    fn gather(&self, text: &str) -> Result<Vec<String>>;
+}
+
+/// The ranks of a run. A process that trains alone exchanges nothing.
+#[derive(Clone, Debug, Default)]
+pub struct Ranks(Option<Arc<dyn Exchange>>);
+
+/// What a rank is about to do with a step. The last of these that any rank says is what all do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Vote {
+    /// Compute it.
+    Compute,
+    /// Stop before it, as this signal asks.
+    Stop(Signal),
+    /// End with an error after saving: its data cannot be read.
+    Fail,
+}
+
+impl Vote {
+    const ALL: [Self; 5] = [
+        Self::Compute,
+        Self::Stop(Signal::HangUp),
+        Self::Stop(Signal::Interrupt),
+        Self::Stop(Signal::Terminate),
+        Self::Fail,
+    ];
+}
+
+impl Ranks {
+    /// One process.
+    pub const ONE: Self = Self(None);
+
+    /// The ranks that this connects.
+    pub fn new(exchange: Arc<dyn Exchange>) -> Self {
+        Self(Some(exchange))
+    }
+
+    /// Which rank this process is.
+    pub fn place(&self) -> Place {
+        self.0.as_ref().map_or_else(Place::default, |exchange| exchange.place())
+    }
+
+    /// What connects them; none where there is only one.
+    pub fn exchange(&self) -> Option<&dyn Exchange> {
+        self.0.as_deref()
+    }
+
+    /// [`Exchange::sum`]
+    pub fn sum(&self, numbers: &mut [f64]) -> Result<()> {
+        self.exchange().map_or(Ok(()), |exchange| exchange.sum(numbers))
+    }
+
+    /// What all ranks do after they have said what each is about to do.
+    pub fn agree(&self, own: Vote) -> Result<Vote> {
+        let Some(exchange) = self.exchange() else { return Ok(own) };
+        let mut votes = Vote::ALL.map(|choice| f64::from(u8::from(own == choice)));
+        exchange.sum(&mut votes)?;
+        let voted = Vote::ALL.into_iter().zip(votes).rfind(|(_, votes)| *votes > 0.0);
+        Ok(voted.map_or(own, |(choice, _)| choice))
+    }
+
+    /// Makes sure that facts by name are the same on all ranks.
+    ///
+    /// # Errors
+    /// [`TrainerError::Request`] names the first that differs, with its values.
+    pub fn require_equal(&self, facts: &BTreeMap<String, Value>) -> Result<()> {
+        let Some(exchange) = self.exchange() else { return Ok(()) };
+        let own = Value::Object(facts.clone().into_iter().collect()).to_string();
+        let parsed = |text: &String| serde_json::from_str(text).unwrap_or_default();
+        let all: Vec<BTreeMap<String, Value>> = exchange.gather(&own)?.iter().map(parsed).collect();
+        let shown =
+            |facts: &BTreeMap<String, Value>, name: &str| facts.get(name).map_or("unset".into(), Value::to_string);
+        for (rank, other) in all.iter().enumerate().skip(1) {
+            let names = all[0].keys().chain(other.keys());
+            if let Some(name) = names.clone().find(|name| all[0].get(*name) != other.get(*name)) {
+                let (first, other) = (shown(&all[0], name), shown(other, name));
+                return Err(TrainerError::Request(format!(
+                    "the ranks differ: {name} is {first} on rank 0 and {other} on rank {rank}. Start every rank with the \
+                     same version, config and files"
+                )));
+            }
+        }
+        Ok(())
+    }
+}

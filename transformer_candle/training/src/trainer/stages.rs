@@ -1,0 +1,135 @@
+//! The stages of a run: which one the next step is of, and how it begins.
+
+use dataset::{
+    Cursor,
+    ledger::{SequenceRange, WindowRecord},
+};
+use run_config::{DataFormat, RunConfig, StageStart};
+
+use super::Trainer;
+use crate::{
+    divergence_guard::DivergenceGuard,
+    error::{Result, TrainerError},
+    report::StageReport,
+    schedule::LearningRate,
+    units::grouped,
+};
+
+/// When the stages of a run begin and end; of a run without stages there is one, which has no end.
+#[derive(Clone, Debug)]
+pub(super) struct Stages {
+    /// Where each starts, and the step that it should end with.
+    bounds: Vec<(StageStart, u64)>,
+    /// The stage that the engine and the stream are in.
+    pub(super) current: usize,
+    /// A stage that they have entered and no step was taken in.
+    entered: Option<Entered>,
+    /// What a person is to be told of.
+    report: Option<StageReport>,
+}
+
+/// The beginning of a stage.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Entered {
+    /// Where its stream starts; none for the first stage, which starts where every run does.
+    pub(super) start: Option<Cursor>,
+    /// Sequences of the windows in use before.
+    pub(super) left_out: Vec<SequenceRange>,
+    /// Windows in use before that the ledger may not have yet.
+    pub(super) opened: Vec<WindowRecord>,
+}
+
+impl Stages {
+    /// The stages of a run that is in stage `current`, after no step or after some.
+    pub(super) fn new(config: &RunConfig, current: usize, is_new: bool) -> Self {
+        let starts = config.stages.iter().flatten().map(|stage| stage.at);
+        let bounds: Vec<_> = starts.zip(config.stage_ends()).collect();
+        let entered = (is_new && !bounds.is_empty()).then(Entered::default);
+        Self { bounds, current, entered, report: None }
+    }
+
+    /// The stage that the step after `step` should be of, if it is not the current one.
+    fn due(&self, step: u64) -> Option<usize> {
+        let (_, end) = self.bounds.get(self.current)?;
+        // A stage that started late may have no step left.
+        let next = || self.bounds.iter().position(|(_, end)| step < *end);
+        if step < *end { None } else { next() }
+    }
+
+    /// Whether a stage waits for the end of the window in use.
+    fn waits(&self, next: usize, is_between_windows: bool) -> bool {
+        self.bounds[next].0 == StageStart::WindowEnd && !is_between_windows
+    }
+
+    /// Whether there is none behind a stage.
+    pub(super) fn is_last(&self, stage: usize) -> bool {
+        stage + 1 >= self.bounds.len()
+    }
+}
+
+impl Trainer {
+    /// Enters the stage that the next step is of: its buffers, its stream and its learning rate. Returns whether the next
+    /// batch ends with the window in use because a stage waits for that. Until a step is taken in the stage, the trainer's
+    /// position is the one before it, so that checkpoints do not depend on whether it was entered.
+    pub(super) fn enter_due_stage(&mut self, interrupted: &dyn Fn() -> bool) -> Result<bool> {
+        let Some(next) = self.stages.due(self.position.step) else { return Ok(false) };
+        if self.stages.waits(next, self.data.stream.is_between_windows()) {
+            return Ok(true);
+        }
+        let stage_run = self.run.at_stage(next);
+        let entered = self.data.enter_stage(&stage_run, interrupted)?;
+        self.engine.enter_stage(next);
+        self.schedule = LearningRate::new(&stage_run.config);
+        self.guard = DivergenceGuard::new(&stage_run.config.runtime.divergence_guard);
+        self.observation.enter_stage();
+        self.stage_run = stage_run;
+        self.stages.current = next;
+        self.stages.entered = Some(entered);
+        Ok(false)
+    }
+
+    /// Checks before the first step that the sequences of every stage can be filled: a window that has just been read
+    /// shows what windows hold. Conversations have sequences of their own.
+    ///
+    /// # Errors
+    /// [`TrainerError::Request`] for a stage whose sequences are longer than a window.
+    pub(super) fn check_windows(&self) -> Result<()> {
+        let data = &self.run.config.data;
+        let stages = self.run.config.stages.iter().flatten().enumerate();
+        let lengths = stages.filter_map(|(index, stage)| Some((stage.sequence_length?, index)));
+        let Some((length, index)) = lengths.max().filter(|_| data.format == DataFormat::Text) else { return Ok(()) };
+        let Some(window) = self.data.stream.opened_windows().find(|window| window.targets < length as u64) else {
+            return Ok(());
+        };
+        Err(TrainerError::Request(format!(
+            "stages[{index}].sequence_length is {}, but a shuffle window of {} documents has {} tokens, which would be padded to \
+             one sequence: raise data.shuffle_buffer_size (it is {}), or shorten the stage's sequences",
+            grouped(length as u64),
+            grouped(window.documents),
+            grouped(window.targets),
+            grouped(data.shuffle_buffer_size as u64)
+        )))
+    }
+
+    /// Takes what the first step of a stage records of it.
+    pub(super) fn take_entered_stage(&mut self, step: u64) -> Option<Entered> {
+        let entered = self.stages.entered.take()?;
+        let data = &self.stage_run.config.data;
+        let report = StageReport {
+            step,
+            stage: self.stages.current,
+            stages: self.stages.bounds.len(),
+            sequence_length: data.sequence_length,
+            sequences_per_step: data.sequences_per_step,
+            left_out: entered.left_out.iter().map(|range| range.sequences).sum(),
+        };
+        self.metrics.record(&report.record());
+        self.stages.report = Some(report);
+        Some(entered)
+    }
+
+    /// The stage whose first step was taken since this was last asked.
+    pub fn take_stage_report(&mut self) -> Option<StageReport> {
+        self.stages.report.take()
+    }
+}

@@ -1,0 +1,239 @@
+//! Several ranks as threads of one process, which exchange through shared memory.
+
+use std::{
+    ops::Range,
+    sync::{Arc, Barrier, Mutex},
+    thread,
+};
+
+use kernels::{Buffer, DType, bf16};
+use training::{
+    Result,
+    ranks::{Exchange, Place, Ranks},
+};
+
+use super::*;
+
+/// Where the ranks leave what they tell each other.
+#[derive(Debug)]
+struct Meeting {
+    barrier: Barrier,
+    said: Mutex<Vec<Vec<u8>>>,
+}
+
+/// One rank of threads.
+#[derive(Debug)]
+struct ThreadRank {
+    place: Place,
+    meeting: Arc<Meeting>,
+}
+
+impl ThreadRank {
+    fn all(world_size: usize) -> Vec<Ranks> {
+        let meeting = Meeting { barrier: Barrier::new(world_size), said: Mutex::new(vec![Vec::new(); world_size]) };
+        let meeting = Arc::new(meeting);
+        let place = |rank| Place { rank, world_size, local_world_size: world_size };
+        let rank = |rank| Ranks::new(Arc::new(Self { place: place(rank), meeting: Arc::clone(&meeting) }));
+        (0..world_size).map(rank).collect()
+    }
+
+    fn tell(&self, own: Vec<u8>) -> Vec<Vec<u8>> {
+        self.meeting.said.lock().unwrap()[self.place.rank] = own;
+        self.meeting.barrier.wait();
+        let all = self.meeting.said.lock().unwrap().clone();
+        self.meeting.barrier.wait();
+        all
+    }
+}
+
+fn words(bytes: &[u8]) -> impl Iterator<Item = f32> {
+    bytes.as_chunks().0.iter().map(|word| f32::from_le_bytes(*word))
+}
+
+fn bytes(buffer: &Buffer) -> Vec<u8> {
+    match buffer.dtype() {
+        DType::BF16 => buffer.read::<bf16>().unwrap().iter().flat_map(|value| value.to_le_bytes()).collect(),
+        _ => buffer.read::<f32>().unwrap().iter().flat_map(|value| value.to_le_bytes()).collect(),
+    }
+}
+
+impl Exchange for ThreadRank {
+    fn place(&self) -> Place {
+        self.place
+    }
+
+    fn reduce_gradients(&self, gradients: &Buffer, _staging: &Buffer, shards: &[Range<usize>]) -> Result<()> {
+        let own = &shards[self.place.rank];
+        let mut sums = vec![0.0; own.len()];
+        for of_rank in self.tell(bytes(gradients)) {
+            sums.iter_mut().zip(words(&of_rank[4 * own.start..])).for_each(|(sum, gradient)| *sum += gradient);
+        }
+        // What a rank reads of the rest must not matter.
+        gradients.view(0, &[gradients.elements()])?.write(&vec![f32::NAN; gradients.elements()])?;
+        Ok(gradients.view(own.start, &[own.len()])?.write(&sums)?)
+    }
+
+    fn gather_weights(&self, weights: &Buffer, shards: &[Range<usize>]) -> Result<()> {
+        let size = weights.dtype().size_in_bytes();
+        for (of_rank, shard) in self.tell(bytes(weights)).iter().zip(shards) {
+            let (mut target, part) = (weights.view(shard.start, &[shard.len()])?, &of_rank[size * shard.start..]);
+            match weights.dtype() {
+                DType::BF16 => {
+                    let bits = part.as_chunks().0.iter().map(|bits| bf16::from_le_bytes(*bits));
+                    target.write(&bits.take(shard.len()).collect::<Vec<_>>())?;
+                }
+                _ => target.write(&words(part).take(shard.len()).collect::<Vec<_>>())?,
+            }
+        }
+        Ok(())
+    }
+
+    fn sum(&self, numbers: &mut [f64]) -> Result<()> {
+        let own: Vec<u8> = numbers.iter().flat_map(|number| number.to_le_bytes()).collect();
+        numbers.fill(0.0);
+        for of_rank in self.tell(own) {
+            let others = of_rank.as_chunks().0.iter().map(|number| f64::from_le_bytes(*number));
+            numbers.iter_mut().zip(others).for_each(|(sum, number)| *sum += number);
+        }
+        Ok(())
+    }
+
+    fn gather(&self, text: &str) -> Result<Vec<String>> {
+        let all = self.tell(text.as_bytes().to_vec());
+        Ok(all.into_iter().map(|text| String::from_utf8(text).unwrap()).collect())
+    }
+}
+
+/// Trains with several ranks; how each one ended. `overrides` are those of a rank.
+fn train_ranks<'a>(
+    workshop: &Workshop,
+    name: &str,
+    (world_size, options): (usize, &RunOptions),
+    overrides: impl Fn(usize) -> Vec<&'a str>,
+) -> Vec<Result<RunOutcome>> {
+    let runs: Vec<_> = (0..world_size).map(|rank| workshop.run(name, &overrides(rank))).collect();
+    thread::scope(|scope| {
+        let ranks = ThreadRank::all(world_size).into_iter().zip(runs);
+        let started: Vec<_> = ranks
+            .map(|(ranks, run)| {
+                scope.spawn(|| run_training(run, &RunOptions { ranks, ..options.clone() }, &StopSignal::new()))
+            })
+            .collect();
+        started.into_iter().map(|rank| rank.join().unwrap()).collect()
+    })
+}
+
+fn succeeded(outcomes: Vec<Result<RunOutcome>>) {
+    for outcome in outcomes {
+        assert_eq!(outcome.unwrap(), RunOutcome::Finished);
+    }
+}
+
+fn numbers(workshop: &Workshop, name: &str, kind: &str, key: &str) -> Vec<f64> {
+    workshop.metrics(name, kind).iter().map(|line| line[key].as_f64().unwrap()).collect()
+}
+
+#[test]
+fn ranks_change_losses_by_rounding_only() {
+    let workshop = Workshop::new();
+    for algorithm in ["optimizer.algorithm=adamw", "optimizer.algorithm=muon"] {
+        let overrides = [algorithm, "data.batch_size=2", "scheduler.batch_warmup_steps=4"];
+        let name = |ranks: usize| format!("{algorithm}-{ranks}");
+        train(&workshop, &name(1), &overrides, &QUIET);
+        for ranks in [2, 4] {
+            succeeded(train_ranks(&workshop, &name(ranks), (ranks, &QUIET), |_| overrides.to_vec()));
+            for (kind, key) in [("train", "loss"), ("train", "grad_norm"), ("evaluation", "loss")] {
+                let (ours, expected) =
+                    (numbers(&workshop, &name(ranks), kind, key), numbers(&workshop, &name(1), kind, key));
+                assert_eq!(ours.len(), expected.len());
+                for (ours, expected) in ours.iter().zip(&expected) {
+                    assert!(
+                        (ours - expected).abs() < 1e-6 * expected.max(1.0),
+                        "{ranks} ranks, {kind} {key}: {ours} {expected}"
+                    );
+                }
+            }
+            let ledger = |ranks| fs::read(workshop.path().join(name(ranks)).join("ledger.jsonl")).unwrap();
+            assert!(ledger(ranks) == ledger(1));
+        }
+    }
+}
+
+#[test]
+fn any_number_of_ranks_resumes_a_checkpoint() {
+    let workshop = Workshop::new();
+    let overrides = ["data.batch_size=2", "runtime.precision=bf16", "optimizer.algorithm=muon"];
+    let stopped = RunOptions { max_steps: Some(5), ..QUIET };
+    let trained = |name: &str, ranks: usize, options: &RunOptions| {
+        succeeded(train_ranks(&workshop, name, (ranks, options), |_| overrides.to_vec()));
+    };
+    trained("straight", 2, &QUIET);
+    let straight = workshop.losses("straight", "train");
+    for ranks in [1, 2, 4] {
+        let name = format!("resumed-{ranks}");
+        trained(&name, 2, &stopped);
+        trained(&name, ranks, &resume(None));
+        let losses = workshop.losses(&name, "train");
+        assert_eq!(losses.len(), 10);
+        if ranks == 2 {
+            assert_eq!(losses, straight);
+            for part in ["optimizer-00001-of-00002.safetensors", "optimizer-00002-of-00002.safetensors"] {
+                assert!(workshop.saved(&name, 10, part) == workshop.saved("straight", 10, part));
+            }
+        }
+        for ((_, loss), (_, expected)) in losses.iter().zip(&straight) {
+            let difference = loss.parse::<f64>().unwrap() - expected.parse::<f64>().unwrap();
+            assert!(difference.abs() < 1e-2, "{ranks} ranks: {difference}");
+        }
+    }
+}
+
+#[test]
+fn ranks_that_differ_or_cannot_share_are_refused() {
+    let workshop = Workshop::new();
+    for (ranks, overrides, said) in [
+        (2, vec!["scheduler.total_steps=11"], "scheduler.total_steps is 10 on rank 0 and 11 on rank 1"),
+        (3, vec![], "8 sequences cannot be shared equally by 3 ranks"),
+        (4, vec![], "2 micro-batches of 4, which 4 ranks cannot share equally"),
+    ] {
+        let of_rank = |rank| if rank == 1 { overrides.clone() } else { Vec::new() };
+        for outcome in train_ranks(&workshop, "run", (ranks, &QUIET), of_rank) {
+            let error = outcome.unwrap_err();
+            assert_eq!(error.exit_code(), 2);
+            assert!(error.to_string().contains(said), "{error}");
+        }
+        assert!(!workshop.path().join("run/metrics.jsonl").exists());
+    }
+}
+
+#[test]
+fn all_ranks_fail_with_one_that_cannot_save() {
+    let workshop = Workshop::new();
+    fs::write(workshop.path().join("file"), "").unwrap();
+    let elsewhere = format!("runtime.checkpoint.directory={}", workshop.path().join("file/below").display());
+    let outcomes = train_ranks(&workshop, "run", (2, &QUIET), |_| vec!["data.batch_size=2", &elsewhere]);
+    let errors: Vec<String> = outcomes.into_iter().map(|outcome| outcome.unwrap_err().to_string()).collect();
+    assert!(errors.iter().all(|error| error.contains("file/below")), "{errors:?}");
+}
+
+#[test]
+fn a_signal_to_one_rank_stops_all_with_a_checkpoint() {
+    let workshop = Workshop::new();
+    let runs = [0, 1].map(|_| workshop.run("run", &["data.batch_size=2", "scheduler.total_steps=100000"]));
+    let stops = [StopSignal::new(), StopSignal::new()];
+    let outcomes: Vec<_> = thread::scope(|scope| {
+        let ranks = ThreadRank::all(2).into_iter().zip(runs).zip(&stops);
+        let start = |((ranks, run), stop): ((Ranks, _), _)| {
+            scope.spawn(move || run_training(run, &RunOptions { ranks, ..QUIET }, stop).unwrap())
+        };
+        let started: Vec<_> = ranks.map(start).collect();
+        while !workshop.path().join("run/checkpoints/latest").exists() {
+            thread::yield_now();
+        }
+        stops[1].request(Signal::Terminate);
+        started.into_iter().map(|rank| rank.join().unwrap()).collect()
+    });
+    assert_eq!(outcomes, [RunOutcome::Stopped(Signal::Terminate); 2]);
+    let last = workshop.metrics("run", "train").last().unwrap()["step"].as_u64().unwrap();
+    assert_eq!(workshop.checkpoints("run").last().unwrap(), &format!("step-{last:08}"));
+}
