@@ -25,7 +25,7 @@ class Adapters:
     """Whether they say what their model's files are, so that these are known to be the ones."""
     rank: int
     scale: float
-    """What the product of their two matrices is multiplied by."""
+    """What B A, the update of a weight, is multiplied by."""
 
     @property
     def repository(self) -> tuple[str, str] | None:

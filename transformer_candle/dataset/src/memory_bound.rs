@@ -4,7 +4,7 @@
 use run_config::DataConfig;
 
 use crate::mixture::WINDOW_BYTES;
-use crate::stream_settings::DEFAULT_OPEN_SHARDS;
+use crate::open_shards::DEFAULT_OPEN_SHARDS;
 
 /// Text of a document, above FineWeb's mean of 3 KB.
 const DOCUMENT_BYTES: u64 = 4 << 10;

@@ -41,14 +41,14 @@ pub(crate) fn is_zero(count: &u64) -> bool {
 impl SkippedRows {
     /// The sum over all reasons.
     pub fn total(&self) -> u64 {
-        SkipReason::ALL.iter().map(|&reason| self.of(reason)).sum()
+        SkipReason::ALL.iter().map(|&reason| self.count_of(reason)).sum()
     }
 
     pub(crate) fn count(&mut self, reason: SkipReason) {
         *self.counter(reason) += 1;
     }
 
-    fn of(mut self, reason: SkipReason) -> u64 {
+    fn count_of(mut self, reason: SkipReason) -> u64 {
         *self.counter(reason)
     }
 
@@ -70,14 +70,14 @@ impl SkippedRows {
 impl AddAssign for SkippedRows {
     fn add_assign(&mut self, other: Self) {
         for reason in SkipReason::ALL {
-            *self.counter(reason) += other.of(reason);
+            *self.counter(reason) += other.count_of(reason);
         }
     }
 }
 
 impl fmt::Display for SkippedRows {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let counts = SkipReason::ALL.iter().map(|&reason| (self.of(reason), reason.describe()));
+        let counts = SkipReason::ALL.iter().map(|&reason| (self.count_of(reason), reason.describe()));
         let named: Vec<String> =
             counts.filter(|(count, _)| *count > 0).map(|(count, what)| format!("{count} {what}")).collect();
         formatter.write_str(&named.join(", "))

@@ -4,10 +4,8 @@ use run_config::{Packing, ResolvedRun};
 
 use crate::held_out_split::SplitSettings;
 use crate::memory_bound::max_workers;
+use crate::open_shards::DEFAULT_OPEN_SHARDS;
 use crate::{ChatSettings, DataError};
-
-/// Shards of a component that are open at the same time, by default.
-pub(crate) const DEFAULT_OPEN_SHARDS: usize = 16;
 
 /// What the order of a stream depends on besides the sources and the tokenizer, and how the stream is prepared.
 #[derive(Clone, Debug, PartialEq)]

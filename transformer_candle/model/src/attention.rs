@@ -8,9 +8,10 @@ use crate::activations::{ActivationSettings, BlockPlanner, Saved};
 use crate::linear::Linear;
 use crate::lora::{self, BindAdapters};
 use crate::norm::{Norm, NormActivations};
-use crate::parameters::{BlockParameters, Weight};
+use crate::parameters::BlockParameters;
 use crate::pass::{GradientScratch, Pass};
 use crate::qk_norm::QkNorm;
+use crate::weight::Weight;
 use crate::{ModelShape, Result};
 
 /// What attention computes in the forward pass. `T` is a [`BufferId`] while planning and a [`Buffer`] afterwards.

@@ -10,8 +10,8 @@ pub use plan::BackbonePlan;
 use crate::block::Block;
 use crate::lora::DropoutKey;
 use crate::norm::Norm;
-use crate::parameters::Weight;
 use crate::pass::{Pass, PassSettings, Scratch};
+use crate::weight::Weight;
 use crate::{ActivationRecompute, Result};
 
 /// Embedding, blocks and last norm over planned buffers.

@@ -10,8 +10,9 @@ use crate::activations::BlockPlanner;
 use crate::attention::{Attention, AttentionActivations, KeyValueCache};
 use crate::lora::BindAdapters;
 use crate::mlp::{Mlp, MlpActivations};
-use crate::parameters::{BlockParameters, Weight};
+use crate::parameters::BlockParameters;
 use crate::pass::Pass;
+use crate::weight::Weight;
 use crate::{ModelShape, Result};
 
 /// What a block computes in the forward pass. `T` is a [`BufferId`] while planning and a [`Buffer`] afterwards.

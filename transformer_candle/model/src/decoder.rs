@@ -10,7 +10,7 @@ pub use plan::{DecoderPlan, DecoderSettings, dtype_of, head_chunk_rows};
 
 use crate::backbone::Backbone;
 use crate::layout::ParameterLayout;
-use crate::parameters::Weight;
+use crate::weight::Weight;
 use crate::{Error, ModelShape, Result};
 
 /// A model with the buffers of a step. All of its arithmetic runs in the current rayon pool.

@@ -11,8 +11,9 @@ use crate::activations::ActivationSettings;
 use crate::attention::KeyValueCache;
 use crate::backbone::{Backbone, BackbonePlan};
 use crate::layout::ParameterLayout;
-use crate::parameters::{Parameters, Weight};
+use crate::parameters::Parameters;
 use crate::sampling::{SamplingSettings, sample};
+use crate::weight::Weight;
 use crate::{ActivationRecompute, Error, ModelShape, Result};
 
 /// Tokens of a prompt that pass through the model together.

@@ -8,7 +8,8 @@ use std::ops::Range;
 
 use kernels::Buffer;
 
-use crate::parameters::{ParameterKind, ParameterSpec, Parameters, Weight, specs};
+use crate::parameters::{ParameterKind, ParameterSpec, Parameters, specs};
+use crate::weight::Weight;
 use crate::{ModelShape, Result};
 
 /// Every parameter begins at a multiple of this many elements, so that its first byte is aligned for vector loads of

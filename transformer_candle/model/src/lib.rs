@@ -65,6 +65,7 @@ mod qk_norm;
 pub mod sampling;
 mod shape;
 pub mod tensor_file;
+pub mod weight;
 
 pub use decoder::{Decoder, DecoderPlan, DecoderSettings, dtype_of, head_chunk_rows};
 pub use error::{Error, Result};

@@ -4,7 +4,7 @@ use kernels::{Buffer, WriteMode, bias, linear, timing};
 
 use crate::Result;
 use crate::lora::Adapter;
-use crate::parameters::Weight;
+use crate::weight::Weight;
 
 /// `y_NO = x_NI w_OI^T + bias_O`, with or without the bias; adapters add to some of the outputs. What does not train has
 /// no gradient.

@@ -6,7 +6,7 @@ use kernels::{Buffer, DType, DeviceKind, Upload, WriteMode, linear, lora};
 use run_config::{LoraConfig, TargetModule, TargetModules};
 
 use crate::activations::ActivationSettings;
-use crate::parameters::Weight;
+use crate::weight::Weight;
 use crate::{Error, ModelShape, Result};
 
 /// The adapters of a model: everything that decides their parameters and their arithmetic.
@@ -191,7 +191,7 @@ impl AdapterBinder {
 
 /// The adapter of one module: adds `scale (x A^T) B^T` to the module's columns of a linear map's outputs.
 ///
-/// The product with A is not kept for the backward pass but computed again: it takes 1/O of the module's own GEMM.
+/// The input times A is not kept for the backward pass but computed again: it takes 1/O of the module's own GEMM.
 #[derive(Clone, Debug)]
 pub(crate) struct Adapter {
     a_RI: Weight,

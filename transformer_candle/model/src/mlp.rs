@@ -7,8 +7,9 @@ use crate::activations::{ActivationSettings, BlockPlanner, Saved};
 use crate::linear::Linear;
 use crate::lora::{self, BindAdapters};
 use crate::norm::{Norm, NormActivations};
-use crate::parameters::{BlockParameters, Weight};
+use crate::parameters::BlockParameters;
 use crate::pass::Pass;
+use crate::weight::Weight;
 use crate::{ModelShape, Result};
 
 /// What the MLP computes in the forward pass. `T` is a [`BufferId`] while planning and a [`Buffer`] afterwards.

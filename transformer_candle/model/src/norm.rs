@@ -3,8 +3,8 @@
 use kernels::{Buffer, add_rms_norm};
 
 use crate::Result;
-use crate::parameters::Weight;
 use crate::pass::{GradientScratch, Pass};
+use crate::weight::Weight;
 
 /// What a norm computes in the forward pass. `T` is a [`kernels::memory::BufferId`] while planning and a [`Buffer`]
 /// afterwards.

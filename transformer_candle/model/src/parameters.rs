@@ -7,8 +7,6 @@
 
 use std::convert::Infallible;
 
-use kernels::Buffer;
-
 use crate::ModelShape;
 use crate::lora::{AdapterParameters, LoraShape};
 use run_config::TargetModule;
@@ -355,21 +353,5 @@ impl ModelShape {
             if spec.in_matmul { each * spec.stored_elements() } else { 0 }
         };
         sum(self, operations) as f64 + 6.0 * attention
-    }
-}
-
-/// A parameter in memory: its values and, where it trains, their gradient.
-#[derive(Clone, Debug)]
-pub struct Weight {
-    /// F32 or BF16.
-    pub values: Buffer,
-    /// F32; none where nothing trains, or not this parameter.
-    pub gradient: Option<Buffer>,
-}
-
-impl Weight {
-    /// The values, and the gradient to be written, if the parameter trains.
-    pub(crate) fn with_gradient(&mut self) -> (&Buffer, Option<&mut Buffer>) {
-        (&self.values, self.gradient.as_mut())
     }
 }

@@ -3,8 +3,8 @@
 use kernels::{Buffer, qk_norm};
 
 use crate::Result;
-use crate::parameters::Weight;
 use crate::pass::PassSettings;
+use crate::weight::Weight;
 
 /// A norm of each query head and one of each key head.
 #[derive(Clone, Debug)]

@@ -94,7 +94,7 @@ impl ConversationEncoder {
     pub fn new(tokenizer: &Tokenizer, settings: &ChatSettings, sequence_length: usize) -> Result<Self, DataError> {
         let path = tokenizer.path();
         let json: Value = read_json(path)?;
-        let special_tokens = SpecialTokens::of(&json);
+        let special_tokens = SpecialTokens::from_tokenizer_json(&json);
         let config = object(read_beside(path, "tokenizer_config.json")?);
         let mut named_tokens = named_tokens(&object(read_beside(path, "special_tokens_map.json")?));
         named_tokens.extend(self::named_tokens(&config));

@@ -38,7 +38,7 @@ pub(super) struct SpecialTokens {
 
 impl SpecialTokens {
     /// Those that a `tokenizer.json` marks as special.
-    pub(super) fn of(tokenizer_json: &Value) -> Self {
+    pub(super) fn from_tokenizer_json(tokenizer_json: &Value) -> Self {
         let added = tokenizer_json["added_tokens"].as_array().into_iter().flatten();
         let special = added.filter(|token| token["special"] == true).filter_map(|token| {
             let id = u32::try_from(token["id"].as_u64()?).ok()?;

@@ -71,7 +71,7 @@ impl Model {
 
     fn special(&self, id: u32) -> Option<String> {
         let json: Value = serde_json::from_slice(&fs::read(self.tokenizer.path()).unwrap()).unwrap();
-        SpecialTokens::of(&json).with_id(id).map(|token| token.name.clone())
+        SpecialTokens::from_tokenizer_json(&json).with_id(id).map(|token| token.name.clone())
     }
 
     fn encoded(&self, row: &Value) -> String {

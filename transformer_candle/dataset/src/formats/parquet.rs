@@ -66,7 +66,7 @@ impl ParquetFile {
     }
 
     fn open_row_group(&self, row_group: &RowGroup) -> Result<OpenRowGroup, ParquetError> {
-        let bytes = ChunkBytes::of(Arc::clone(&self.source), &row_group.chunk);
+        let bytes = ChunkBytes::new(Arc::clone(&self.source), &row_group.chunk);
         let pages = SerializedPageReader::new(Arc::new(bytes), &row_group.chunk, row_group.rows as usize, None)?;
         let reader = ColumnReaderImpl::new(Arc::clone(&self.column), Box::new(pages));
         Ok(OpenRowGroup {
@@ -244,7 +244,7 @@ struct Block {
 }
 
 impl ChunkBytes {
-    pub(super) fn of(source: Arc<dyn ByteSource>, chunk: &ColumnChunkMetaData) -> Self {
+    pub(super) fn new(source: Arc<dyn ByteSource>, chunk: &ColumnChunkMetaData) -> Self {
         let (start, length) = chunk.byte_range();
         Self { source, end: start + length, block: Mutex::default() }
     }

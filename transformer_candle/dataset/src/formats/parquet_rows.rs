@@ -154,7 +154,7 @@ impl RowGroupReader for OpenRowGroup<'_> {
 
     fn get_column_page_reader(&self, column: usize) -> ParquetResult<Box<dyn PageReader>> {
         let chunk = self.metadata.column(column);
-        let bytes = Arc::new(ChunkBytes::of(Arc::clone(self.source), chunk));
+        let bytes = Arc::new(ChunkBytes::new(Arc::clone(self.source), chunk));
         let rows = self.metadata.num_rows().max(0) as usize;
         Ok(Box::new(SerializedPageReader::new(bytes, chunk, rows, None)?))
     }

@@ -62,7 +62,7 @@ impl Tasks {
         Self(None)
     }
 
-    pub(super) fn of(tasks: &Arc<PoolTasks>, name: &'static str, span: usize) -> Self {
+    pub(super) fn new(tasks: &Arc<PoolTasks>, name: &'static str, span: usize) -> Self {
         Self(Some(Operation { tasks: Arc::clone(tasks), name, span }))
     }
 

@@ -127,7 +127,7 @@ impl Recorder {
     /// The tasks of the operation that runs.
     pub(super) fn tasks(&self) -> Tasks {
         match (&self.tasks, self.open.filter(|_| self.inside)) {
-            (Some(tasks), Some(open)) => Tasks::of(tasks, self.spans[open].name, open),
+            (Some(tasks), Some(open)) => Tasks::new(tasks, self.spans[open].name, open),
             _ => Tasks::none(),
         }
     }

@@ -12,8 +12,9 @@ use crate::block::{Block, BlockActivations};
 use crate::lora::{AdapterBinder, AdapterPlan};
 use crate::mlp::Mlp;
 use crate::norm::{Norm, NormActivations};
-use crate::parameters::{Parameters, Weight};
+use crate::parameters::Parameters;
 use crate::pass::{GradientScratch, PassSettings, Scratch};
+use crate::weight::Weight;
 use crate::{ModelShape, Result};
 
 /// A backbone whose buffers are listed but not allocated.

@@ -54,7 +54,8 @@ pub fn save(directory: &Path, contents: &CheckpointContents) -> Result<PathBuf> 
 
 pub(super) fn save_through(directory: &Path, contents: &CheckpointContents, create: Create) -> Result<PathBuf> {
     if !contents.ranks.place().is_first() {
-        shared::add_part(contents, create)?;
+        let write = |folder: &Path, staging: &mut StagingDirectory<'_>| write_optimizer(folder, contents, staging);
+        shared::add_part(contents.ranks, create, write)?;
         return Ok(directory.join(step_name(contents.state.step)));
     }
     shared::lead(contents.ranks, |ranks| save_first(directory, contents, create, ranks))
@@ -129,11 +130,7 @@ fn write(directory: &Path, contents: &CheckpointContents, create: Create, ranks:
 }
 
 /// Writes the optimizer's state that this rank keeps; the name of its file.
-pub(super) fn write_optimizer(
-    directory: &Path,
-    contents: &CheckpointContents,
-    staging: &mut StagingDirectory,
-) -> Result<String> {
+fn write_optimizer(directory: &Path, contents: &CheckpointContents, staging: &mut StagingDirectory) -> Result<String> {
     let name = optimizer_file::name(contents.ranks.place());
     let path = directory.join(step_name(contents.state.step)).join(&name);
     staging.file(&name, |writer: &mut dyn Write| {

@@ -9,7 +9,6 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 
 use super::manifest::FileRecord;
-use super::save::{CheckpointContents, write_optimizer};
 use super::staging::{Create, StagingDirectory};
 use crate::error::checkpoint::{CheckpointError, Result};
 use crate::ranks::Ranks;
@@ -75,14 +74,17 @@ impl Leader<'_> {
     }
 }
 
-/// The part of every other rank.
-pub(super) fn add_part(contents: &CheckpointContents, create: Create) -> Result<()> {
-    let ranks = contents.ranks;
+/// The part of every other rank: `write` adds its file to the staging directory, and returns the file's name.
+pub(super) fn add_part(
+    ranks: &Ranks,
+    create: Create,
+    write: impl FnOnce(&Path, &mut StagingDirectory) -> Result<String>,
+) -> Result<()> {
     let Some(Message::Staged(folder)) = exchange(ranks, &Message::Ready)?.into_iter().next() else {
         return Err(CheckpointError::RankLost("rank 0 saves no checkpoint though this rank does".to_owned()));
     };
     let mut staging = StagingDirectory::of_another_rank(&folder, create);
-    let written = write_optimizer(&folder, contents, &mut staging);
+    let written = write(&folder, &mut staging);
     let told = match &written {
         Ok(name) => Message::Written(name.clone(), staging.record(name).cloned().expect("it was written")),
         Err(error) => Message::Failed(error.to_string()),

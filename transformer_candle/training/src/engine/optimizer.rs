@@ -21,9 +21,10 @@ use model::{Decoder, ParameterLayout, Precision};
 use run_config::OptimizerConfig;
 
 pub use self::groups::{Algorithm, ParameterGroup, UpdateRule};
-use self::groups::{FIRST_MOMENT, MASTER_LOW_BITS, MOMENTUM, SECOND_MOMENT, in_shard, state_layouts};
+use self::groups::{FIRST_MOMENT, MOMENTUM, SECOND_MOMENT, in_shard, state_layouts};
 pub(crate) use self::orthogonal::flops as muon_flops;
 use self::orthogonal::{FlatBuffers, MuonGroup, MuonPlan};
+use self::state::MASTER_LOW_BITS;
 pub use self::state::{StateLayout, StateTensor};
 use super::{sharding::shards, tree_reduction::TreeReduction};
 use crate::{

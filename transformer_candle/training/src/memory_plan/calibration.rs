@@ -194,7 +194,8 @@ impl Counts<'_> {
     fn scale(&self, step_seconds: f64, operations: &BTreeMap<&'static str, f64>) -> Calibration {
         let mut parts: BTreeMap<StepPart, f64> = BTreeMap::new();
         for (operation, seconds) in operations {
-            *parts.entry(StepPart::from_operation(operation)).or_default() += seconds * self.of(operation);
+            *parts.entry(StepPart::from_operation(operation)).or_default() +=
+                seconds * self.calls_per_timed_call(operation);
         }
         let ratio = parts.values().sum::<f64>() / operations.values().sum::<f64>();
         Calibration { seconds: step_seconds * ratio, parts }
@@ -205,7 +206,8 @@ impl Counts<'_> {
         if timed == 0.0 { 1.0 } else { run / timed }
     }
 
-    fn of(&self, operation: &str) -> f64 {
+    /// Calls of an operation in the run's step per call in the timed one, each as long as that.
+    fn calls_per_timed_call(&self, operation: &str) -> f64 {
         match operation.split("::").next().unwrap_or_default() {
             "attention" | "linear" | "rope" | "swiglu" | "qk_norm" | "bias" => {
                 self.tokens * self.ratio(|_, shape| shape.num_layers)

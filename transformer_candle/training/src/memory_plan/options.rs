@@ -85,7 +85,7 @@ struct Variant {
 }
 
 impl Variant {
-    fn of(step: StepOf<'_>) -> Self {
+    fn from_step(step: StepOf<'_>) -> Self {
         Self { config: step.config.clone(), shape: step.shape.clone(), settings: step.settings }
     }
 
@@ -226,7 +226,7 @@ fn has_free_sizes(config: &RunConfig) -> bool {
 
 /// What could be changed, one thing at a time, each as far as it has to be to fit or else as far as it goes.
 pub(super) fn list(step: StepOf<'_>, budget: &Budget, model: Option<&SpeedModel>) -> Vec<FitOption> {
-    let asked = Variant::of(step);
+    let asked = Variant::from_step(step);
     let (bytes, seconds) = (asked.bytes(), model.map(|model| model.speed(asked.step()).tokens_per_second[1]));
     let sequences = step.config.data.sequences_per_step / step.settings.place.world_size;
     let free_sizes = has_free_sizes(step.config);
@@ -276,7 +276,7 @@ pub(super) fn list(step: StepOf<'_>, budget: &Budget, model: Option<&SpeedModel>
 /// is, the fastest of them; then shorter sequences, adapters of a smaller rank or instead of all weights, fewer KV heads,
 /// fewer layers. None if nothing is enough.
 pub(super) fn fitting_changes(step: StepOf<'_>, budget: &Budget, model: Option<&SpeedModel>) -> Option<Vec<Change>> {
-    let asked = Variant::of(step);
+    let asked = Variant::from_step(step);
     let halved: Vec<Variant> = asked.halvings().take(MOST_HALVINGS as usize).collect();
     let shorter = || halved.iter().cloned();
     let free_sizes = has_free_sizes(step.config);

@@ -100,8 +100,8 @@ fn optimizer_tensors_are_named_after_parameters() {
     let checkpoint = Tiny::at(Precision::Bf16, 1).save(folder.path(), &state_at(1));
     let bytes = fs::read(checkpoint.join("optimizer.safetensors")).unwrap();
     let file = safetensors::SafeTensors::deserialize(&bytes).unwrap();
-    let remainder = file.tensor("model.layers.1.self_attn.k_proj.weight.master_remainder").unwrap();
-    assert_eq!((remainder.dtype(), remainder.shape()), (safetensors::Dtype::I16, [4, 8].as_slice()));
+    let low_bits = file.tensor("model.layers.1.self_attn.k_proj.weight.master_remainder").unwrap();
+    assert_eq!((low_bits.dtype(), low_bits.shape()), (safetensors::Dtype::I16, [4, 8].as_slice()));
     let moment = file.tensor("model.embed_tokens.weight.second_moment").unwrap();
     assert_eq!((moment.dtype(), moment.shape()), (safetensors::Dtype::F32, [67, 8].as_slice()));
 }

@@ -9,7 +9,7 @@ use kernels::{DType, adamw, memory::Category, muon};
 use model::{ParameterKind, ParameterLayout, Precision};
 use run_config::{MuonPolynomials, OptimizerConfig};
 
-use super::state::StateLayout;
+use super::state::{MASTER_LOW_BITS, StateLayout};
 
 /// `AdamW`'s running mean of the gradients.
 pub(super) const FIRST_MOMENT: &str = "first_moment";
@@ -17,8 +17,6 @@ pub(super) const FIRST_MOMENT: &str = "first_moment";
 pub(super) const SECOND_MOMENT: &str = "second_moment";
 /// Muon's running mean of the gradients.
 pub(super) const MOMENTUM: &str = "momentum";
-/// The low 16 bits of the f32 master weights whose high bits are the bf16 weights.
-pub(super) const MASTER_LOW_BITS: &str = "master_remainder";
 
 /// How gradients change the weights, each algorithm with its own settings.
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -7,7 +7,8 @@ use kernels::{
     memory::{Category, Plan},
 };
 
-use super::groups::MASTER_LOW_BITS;
+/// The low 16 bits of the f32 master weights whose high bits are the bf16 weights.
+pub(super) const MASTER_LOW_BITS: &str = "master_remainder";
 
 /// A tensor of the optimizer's state before it is allocated: one element for each parameter of a range.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -1,0 +1,19 @@
+//! A parameter in memory, as layers hold it.
+
+use kernels::Buffer;
+
+/// A parameter in memory: its values and, where it trains, their gradient.
+#[derive(Clone, Debug)]
+pub struct Weight {
+    /// F32 or BF16.
+    pub values: Buffer,
+    /// F32; none where nothing trains, or not this parameter.
+    pub gradient: Option<Buffer>,
+}
+
+impl Weight {
+    /// The values, and the gradient to be written, if the parameter trains.
+    pub(crate) fn with_gradient(&mut self) -> (&Buffer, Option<&mut Buffer>) {
+        (&self.values, self.gradient.as_mut())
+    }
+}
