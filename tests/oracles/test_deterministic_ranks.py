@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from test_ranks import MODEL, assert_same_state, checkpoint, copy_of, ranks_of, rows, started, train, until_step
-from workspace import Workspace
+from workspace import TRAINER, Workspace
 
 MAX_GRAD_NORM = 0.5
 
@@ -113,7 +113,7 @@ def test_a_killed_run_continues_on_other_numbers_of_ranks(workspace: Workspace, 
     words = ("runtime.precision=bf16", "runtime.checkpoint.every_n_steps=5", "scheduler.total_steps=5000")
     long = tuple(f"--override={word}" for word in words)
     straight, config = copy_of(template, "straight"), copy_of(template, "killed")
-    alone = workspace.start("orchestrate", "train", f"--config={config}", *long)
+    alone = workspace.start(TRAINER, "train", f"--config={config}", *long)
     until_step(alone, 12)
     alone.kill()
     alone.communicate(timeout=60)
