@@ -65,6 +65,9 @@ def _explained(error: BaseException) -> tuple[str, int]:
         return "stopped by Ctrl-C", ExitCode.INTERRUPTED
     if isinstance(error, SystemExit):
         return "stopped by SIGTERM", int(error.code or 0)
+    # What an exchange raises reaches the trainer as words, of which a MemoryError has none.
+    if isinstance(error, MemoryError) or (isinstance(error, _native.TrainerError) and not str(error)):
+        return "it has run out of memory", ExitCode.OUT_OF_MEMORY
     if isinstance(error, CommandError):
         return str(error), error.code
     if isinstance(error, _native.TrainerError):

@@ -8,6 +8,8 @@ side by side in another buffer (docs/decisions/025-ranks.md).
 
 from __future__ import annotations
 
+import os
+import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,7 +20,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from orchestrator.command_error import CommandError
+from orchestrator.command_error import CommandError, ExitCode
 from orchestrator.distributed.attempt import join, remember_training
 from orchestrator.distributed.failures import Failure, FailureBoard
 from orchestrator.distributed.heartbeat import Heartbeat
@@ -28,14 +30,18 @@ if TYPE_CHECKING:
     from orchestrator._native import Memory
 
 BACKEND = "gloo"
+INTERFACES = "GLOO_SOCKET_IFNAME"
+"""gloo's variable for the network interfaces that connect the ranks."""
 TIMEOUT = timedelta(minutes=30)
 """How long a rank waits for the others, which may be saving."""
+OUT_OF_MEMORY = ("can't allocate memory", "bad_alloc")
+"""What PyTorch says when the system gives it no memory."""
 
 Shards = list[tuple[int, int]]
 
 
 class RankLostError(Exception):
-    """Another rank has ended."""
+    """Another rank has ended, or this one cannot exchange with it."""
 
 
 class TorchExchange:
@@ -62,12 +68,12 @@ class TorchExchange:
         self._has_trained = False
 
     def connect(self) -> None:
-        """Connect to all ranks."""
-        if not (dist.is_available() and dist.is_gloo_available()):
-            raise CommandError(
-                f"this PyTorch ({torch.__version__}) has no gloo, which connects processes on CPUs: install its wheel "
-                "from PyPI"
-            )
+        """Connect to all ranks.
+
+        Raises:
+            CommandError: This machine has no gloo, or not the network interface that gloo is told to use.
+        """
+        _require_gloo()
         store = self.attempt.keys_in(self._store)
         with self._reaching_all():
             dist.init_process_group(BACKEND, store=store, rank=self.rank, world_size=self.world_size, timeout=TIMEOUT)
@@ -137,10 +143,27 @@ class TorchExchange:
     def _reaching_all(self) -> Iterator[None]:
         try:
             yield
-        except RuntimeError as error:
+        except (RuntimeError, MemoryError) as error:
             cause = str(error).partition("\n")[0].rpartition("] ")[2] or type(error).__name__
-            self.lost = self.board.who_ended(cause, self._heartbeat.silent)
+            if isinstance(error, MemoryError) or any(words in str(error) for words in OUT_OF_MEMORY):
+                self.lost = self.board.own(f"it has run out of memory ({cause})", ExitCode.OUT_OF_MEMORY)
+            else:
+                self.lost = self.board.who_ended(cause, self._heartbeat.silent)
             raise RankLostError(str(self.lost)) from error
+
+
+def _require_gloo() -> None:
+    if not (dist.is_available() and dist.is_gloo_available()):
+        raise CommandError(
+            f"this PyTorch ({torch.__version__}) has no gloo, which connects processes on CPUs: install its wheel from "
+            "PyPI"
+        )
+    interfaces = [name for _, name in socket.if_nameindex()]
+    for asked in os.environ.get(INTERFACES, "").split(","):
+        if asked and asked not in interfaces:
+            raise CommandError(
+                f"{INTERFACES} asks for the network interface {asked}, and there are {', '.join(interfaces)}"
+            )
 
 
 def _connect(place: Place, may_serve: bool) -> dist.Store:

@@ -86,6 +86,8 @@ class Heartbeat:
         except RuntimeError:  # the store is gone; who waits for another rank may know why
             if not self._stopping.wait(PATIENCE):
                 self._end_without_store("is gone: torchrun has ended, or its machine has")
+        except MemoryError:  # no memory for a sentence either
+            os._exit(ExitCode.OUT_OF_MEMORY)
 
     def _exchange(self, beat: int) -> None:
         self._store.set(self._keys[self._attempt.place.rank], str(beat))
