@@ -13,9 +13,11 @@ import resource
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
+from orchestrator.distributed import heartbeat
 from test_ranks import (
     TORCHRUN,
     assert_same_state,
@@ -96,6 +98,34 @@ def test_a_stopped_rank_is_named_killed_and_started_again(workspace: Workspace, 
     printed += save_and_end(launcher)
     assert printed.count("orchestrate: ") == 2, printed
     assert_continued(workspace, template, config)
+
+
+def test_the_rank_that_serves_the_store_may_be_killed(workspace: Workspace, template: Path) -> None:
+    """torchrun serves none here, so nobody can tell the others anything any more."""
+    config = copy_of(template, "killed")
+    workspace.extra_environment["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
+    words = ("--nproc-per-node=2", "--max-restarts=1", "-m", "orchestrator.distributed", "--config", config, *LONG)
+    launcher = started(workspace, *TORCHRUN, *words)
+    printed = until_step(launcher, 5)
+    os.kill(ranks_of(launcher)[0], signal.SIGKILL)
+    printed += until_line(launcher, "resuming at step")
+    assert re.search(r"^orchestrate: rank 0 on \S+: process \d+ has ended without a word", printed, re.M), printed
+    printed += until_step_after(launcher, 3)
+    printed += save_and_end(launcher)
+    assert printed.count("orchestrate: ") == 1, printed
+    assert_continued(workspace, template, config)
+
+
+def test_ranks_do_not_outlive_torchrun(workspace: Workspace, template: Path) -> None:
+    config = copy_of(template, "orphaned")
+    words = ("--nproc-per-node=2", "-m", "orchestrator.distributed", "--config", config, *LONG)
+    launcher = workspace.start(*TORCHRUN, *words)
+    printed = until_step(launcher, 5)
+    launcher.kill()
+    printed += launcher.communicate(timeout=120)[0]  # until the ranks have closed it too
+    assert re.search(r"^orchestrate: rank 0 on \S+: the store of torchrun at \S+ is gone", printed, re.M), printed
+    assert printed.count("orchestrate: ") == 1, printed
+    train(workspace, config, 2, *LONG, "--resume", f"--max-steps={int(rows(config)[-1]['step']) + 1}").succeeded()
 
 
 def until_line(process: subprocess.Popen[str], start: str) -> str:
@@ -193,6 +223,27 @@ def test_a_pytorch_without_gloo_is_refused_once(workspace: Workspace, template: 
     assert sorted(path.name for path in config.parent.iterdir()) == sorted(path.name for path in template.iterdir())
 
 
+OLDER = """
+import os, re, runpy
+from orchestrator.distributed.exchange import TorchExchange
+gather = TorchExchange.gather
+if os.environ["RANK"] == "1":
+    older = lambda text: re.sub('"the version":"[^"]+"', '"the version":"0.0.1"', text)
+    TorchExchange.gather = lambda exchange, text: gather(exchange, older(text))
+runpy.run_module("orchestrator.distributed", run_name="__main__")
+"""
+
+
+def test_ranks_of_different_versions_are_refused_once(workspace: Workspace, template: Path) -> None:
+    config = copy_of(template, "versions")
+    (workspace.root / "older.py").write_text(OLDER)
+    done = workspace.command(*TORCHRUN, "--nproc-per-node=2", workspace.root / "older.py", "--config", config)
+    assert re.search(r"^orchestrate: .*the version is \S+ on rank 0 and \"0.0.1\" on rank 1", done.err, re.M), done.err
+    assert done.err.count("orchestrate: ") == 1, done.err
+    assert "exitcode  : 2" in done.err, done.err
+    assert not (config.parent / "metrics.jsonl").exists()
+
+
 def test_a_missing_network_interface_is_refused_once(workspace: Workspace, template: Path) -> None:
     workspace.extra_environment["GLOO_SOCKET_IFNAME"] = "nowhere0"
     config = copy_of(template, "nowhere")
@@ -220,6 +271,18 @@ def test_a_restart_does_not_resume_what_was_refused(workspace: Workspace, templa
     done = workspace.command(*TORCHRUN, *words)
     assert done.err.count("already holds checkpoints, the newest of step 3") == 2, done.err
     assert len(rows(config)) == 3
+
+
+def test_a_pause_of_this_process_is_no_silence_of_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As after Ctrl-Z and `fg`, or when a laptop is opened again."""
+    now = 100.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    clock = heartbeat._Clock()
+    counted = []
+    for passed in (0.5, 0.6, 3600.0, 0.5):
+        now += passed
+        counted.append(clock.seconds())
+    assert counted == pytest.approx([0.5, 1.1, 2.1, 2.6])
 
 
 @pytest.mark.parametrize("value", ["0", "soon", "inf"])

@@ -62,9 +62,9 @@ class TorchExchange:
         self._others = [rank for rank in range(place.world_size) if rank != place.rank]
         self._store = _connect(place, may_serve=True)
         self.attempt = join(self._store, place)
-        telling = threading.Lock()
-        self.board = FailureBoard(self._store, self.attempt, telling)
-        self._heartbeat = Heartbeat(_connect(place, may_serve=False), self.attempt, telling)
+        ending = threading.Lock()
+        self.board = FailureBoard(self._store, self.attempt, ending)
+        self._heartbeat = Heartbeat(_connect(place, may_serve=False), self.attempt, ending)
         self._has_trained = False
 
     def connect(self) -> None:

@@ -45,28 +45,35 @@ class Failure:
 
 
 class FailureBoard:
-    """What the ranks of one attempt know of one another's failures.
+    """What the ranks of one attempt know of one another's failures."""
 
-    Every method raises `RuntimeError` where the store cannot be reached.
-    """
+    def __init__(self, store: Store, attempt: Attempt, ending: threading.Lock) -> None:
+        """Begin.
 
-    def __init__(self, store: Store, attempt: Attempt, lock: threading.Lock) -> None:
+        Args:
+            store: A connection to torchrun's store.
+            attempt: The ranks.
+            ending: Held by the thread that ends this process, for good: the others have nothing more to say.
+        """
         self._store = attempt.keys_in(store)
         self._attempt = attempt
-        self._lock = lock
+        self._ending = ending
 
     def own(self, message: str, code: int) -> Failure:
         """Return a failure of this rank."""
         return Failure.of(self._attempt.own, message, code)
 
     def tell(self, failure: Failure) -> None:
-        """Tell the other ranks of a failure, and the user if it is the first: one rank says why a run ends."""
-        with self._lock:
-            if self._post(failure):
-                terminal.complain(f"orchestrate: {failure}")
+        """Tell the other ranks of a failure, and the user if it is the first: one rank says why a run ends.
+
+        The caller ends this process.
+        """
+        self._ending.acquire()
+        if self._post(failure):
+            terminal.complain(f"orchestrate: {failure}")
 
     def told(self) -> Failure | None:
-        """Return the failure that was told, if one was."""
+        """Return the failure that was told, if one was; raise `RuntimeError` if the store cannot be reached."""
         return Failure(**json.loads(self._store.get("failure"))) if self._store.check(["failure"]) else None
 
     def who_ended(self, cause: str, silent: Callable[[], Process | None]) -> Failure:
@@ -76,22 +83,24 @@ class FailureBoard:
             cause: What the exchange says, for a rank that ended without a word.
             silent: Returns a rank that has not answered for some seconds.
         """
-        try:
-            give_up = time.monotonic() + PATIENCE
-            while time.monotonic() < give_up:
-                told = self.told()
-                if told is not None:
-                    return told
-                gone = self.gone()
-                if gone is not None:
-                    return Failure.of_ended(gone)
-                time.sleep(POLL_INTERVAL)
-        except RuntimeError:
-            cause = f"{cause}; torchrun's store cannot be reached either"
+        give_up = time.monotonic() + PATIENCE
+        has_store = True
+        while time.monotonic() < give_up:
+            try:
+                told = self.told() if has_store else None
+            except RuntimeError:  # it was served by the rank that has ended
+                has_store, told = False, None
+            if told is not None:
+                return told
+            gone = self.gone()
+            if gone is not None:
+                return Failure.of_ended(gone)
+            time.sleep(POLL_INTERVAL)
         process = silent()
         if process is not None:
             return Failure.of(process, f"it cannot be reached any more ({cause}): it was killed, or lost its network")
-        return self.own(f"another rank cannot be reached any more ({cause})", ExitCode.UNEXPECTED)
+        store = "" if has_store else "; torchrun's store cannot be reached either"
+        return self.own(f"another rank cannot be reached any more ({cause}{store})", ExitCode.UNEXPECTED)
 
     def gone(self) -> Process | None:
         """Return a rank of this machine whose process has ended."""

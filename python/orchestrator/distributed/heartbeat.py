@@ -32,18 +32,18 @@ class Heartbeat:
     It ends the process itself, for the trainer may be waiting in an exchange, or evaluating for an hour.
     """
 
-    def __init__(self, store: Store, attempt: Attempt, lock: threading.Lock) -> None:
+    def __init__(self, store: Store, attempt: Attempt, ending: threading.Lock) -> None:
         """Begin.
 
         Args:
             store: A connection of its own: one that waits for an answer makes every other user wait.
             attempt: The ranks.
-            lock: Held while a failure is told.
+            ending: Held by the thread that ends this process.
         """
         self._store = attempt.keys_in(store)
-        self._board = FailureBoard(store, attempt, lock)
+        self._board = FailureBoard(store, attempt, ending)
         self._attempt = attempt
-        self._lock = lock
+        self._ending = ending
         self._timeout = attempt.place.timeout
         self._keys = [f"beat/{process.rank}" for process in attempt.processes]
         self._beats = [0] * len(self._keys)
@@ -84,8 +84,8 @@ class Heartbeat:
                 self._judge(gone)
             self._finish()
         except RuntimeError:  # the store is gone; who waits for another rank may know why
-            if not self._stopping.wait(PATIENCE):
-                self._end_without_store("is gone: torchrun has ended, or its machine has")
+            if not self._stopping.wait(2 * PATIENCE):
+                self._end_without_store("is gone: its process has ended, or its machine has")
         except MemoryError:  # no memory for a sentence either
             os._exit(ExitCode.OUT_OF_MEMORY)
 
@@ -150,11 +150,12 @@ class Heartbeat:
     def _end_without_store(self, how: str) -> None:
         """End this process, and say why if it is the first rank of this machine: it cannot ask the others."""
         own, place = self._attempt.own, self._attempt.place
-        with self._lock:
-            if all(own.rank < other.rank for other in self._attempt.of_this_machine()):
-                reason = f"the store of torchrun at {place.address}:{place.port} {how}"
-                terminal.complain(f"orchestrate: {Failure.of(own, reason)}")
-            os._exit(ExitCode.UNEXPECTED)
+        self._ending.acquire()
+        if all(own.rank < other.rank for other in self._attempt.of_this_machine()):
+            server = "torchrun" if place.store_is_served else f"rank 0 on {self._attempt.processes[0].host}"
+            reason = f"the store of {server} at {place.address}:{place.port} {how}"
+            terminal.complain(f"orchestrate: {Failure.of(own, reason)}")
+        os._exit(ExitCode.UNEXPECTED)
 
 
 class _Clock:
