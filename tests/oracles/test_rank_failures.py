@@ -17,7 +17,9 @@ import time
 from pathlib import Path
 
 import pytest
-from orchestrator.distributed import heartbeat
+from orchestrator import RunConfig, memory_plan
+from orchestrator.distributed.heartbeat import RunningClock
+from orchestrator.distributed.launcher import shutdown_seconds
 from test_ranks import (
     TORCHRUN,
     assert_same_state,
@@ -31,7 +33,7 @@ from test_ranks import (
     until_step,
 )  # fmt: skip
 from torch.distributed import TCPStore
-from workspace import Workspace
+from workspace import REPOSITORY, Workspace
 
 __all__ = ["template"]
 LONG = ("--override=scheduler.total_steps=1000000", "--override=runtime.evaluation.every_n_steps=null")
@@ -273,11 +275,20 @@ def test_a_restart_does_not_resume_what_was_refused(workspace: Workspace, templa
     assert len(rows(config)) == 3
 
 
+def test_a_stop_leaves_time_to_save_the_plan() -> None:
+    config = REPOSITORY / "configs" / "rtx5090_1b.yaml"
+    plan = memory_plan(RunConfig.load_for_planning(config))
+    assert plan.bytes > 20e9
+    at_50_megabytes_per_second = plan.bytes / 50e6
+    assert shutdown_seconds([f"--config={config}"]) == 60 + int(at_50_megabytes_per_second)
+    assert shutdown_seconds(["--config=nowhere.yaml"]) == 60
+
+
 def test_a_pause_of_this_process_is_no_silence_of_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     """As after Ctrl-Z and `fg`, or when a laptop is opened again."""
     now = 100.0
     monkeypatch.setattr(time, "monotonic", lambda: now)
-    clock = heartbeat._Clock()
+    clock = RunningClock()
     counted = []
     for passed in (0.5, 0.6, 3600.0, 0.5):
         now += passed

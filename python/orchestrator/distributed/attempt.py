@@ -40,6 +40,7 @@ class Process:
     """When it was started, so that a later process of the same number is not taken for it."""
     restarts: int
     token: str
+    """Drawn by lot: no process of an earlier attempt has it."""
 
     @staticmethod
     def this(place: Place) -> Process:

@@ -76,7 +76,7 @@ class Heartbeat:
 
     def _beat(self) -> None:
         try:
-            clock = _Clock()
+            clock = RunningClock()
             while not self._stopping.wait(INTERVAL):
                 self._now = clock.seconds()
                 gone = self._board.gone()
@@ -135,7 +135,7 @@ class Heartbeat:
 
     def _watch_store(self) -> None:
         """End this process if the store no longer answers, which holds up the thread that asks it."""
-        clock, rounds, answered = _Clock(), -1, 0.0
+        clock, rounds, answered = RunningClock(), -1, 0.0
         while not self._stopping.wait(INTERVAL):
             seconds = clock.seconds()
             if rounds != self._rounds:
@@ -150,7 +150,7 @@ class Heartbeat:
     def _end_without_store(self, how: str) -> None:
         """End this process, and say why if it is the first rank of this machine: it cannot ask the others."""
         own, place = self._attempt.own, self._attempt.place
-        self._ending.acquire()
+        self._ending.acquire(timeout=PATIENCE)  # who holds it may wait for the store to take its words
         if all(own.rank < other.rank for other in self._attempt.of_this_machine()):
             server = "torchrun" if place.store_is_served else f"rank 0 on {self._attempt.processes[0].host}"
             reason = f"the store of {server} at {place.address}:{place.port} {how}"
@@ -158,7 +158,7 @@ class Heartbeat:
         os._exit(ExitCode.UNEXPECTED)
 
 
-class _Clock:
+class RunningClock:
     """Counts the seconds in which this process has run; it is read about every `INTERVAL`.
 
     After a pause of this process or its machine the others' beats are old, which says nothing of the others.
@@ -169,6 +169,7 @@ class _Clock:
         self._seconds = 0.0
 
     def seconds(self) -> float:
+        """Return the seconds so far."""
         now = time.monotonic()
         self._seconds += min(now - self._read, 2 * INTERVAL)
         self._read = now
