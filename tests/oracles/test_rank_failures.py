@@ -45,7 +45,9 @@ def assert_continued(workspace: Workspace, template: Path, config: Path) -> None
     """A run that was stopped is, at its last step, what one would be that nothing has disturbed."""
     last = int(rows(config)[-1]["step"])
     straight = copy_of(template, "straight")
-    train(workspace, straight, 2, *LONG, "--override=runtime.checkpoint.every_n_steps=1000", f"--max-steps={last}")
+    train(
+        workspace, straight, 2, *LONG, "--override=runtime.checkpoint.every_n_steps=1000", f"--max-steps={last}"
+    ).succeeded()
     assert [row["step"] for row in rows(config)] == list(range(1, last + 1))
     assert [row["loss"] for row in rows(config)] == [row["loss"] for row in rows(straight)]
     assert_same_state(checkpoint(config, last), checkpoint(straight, last))
