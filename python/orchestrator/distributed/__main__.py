@@ -30,7 +30,7 @@ def main() -> None:
 
 def run(words: list[str]) -> int:
     """Train, and return the exit code. Of several ranks that fail, one says why."""
-    from orchestrator import _native, distributed, terminal
+    from orchestrator import _native, distributed
     from orchestrator.distributed.place import Place
     from orchestrator.launch import stopping_the_trainer
 
@@ -39,17 +39,19 @@ def run(words: list[str]) -> int:
     os.environ.setdefault("RAYON_NUM_THREADS", str(place.threads()))
     from orchestrator.distributed.exchange import TorchExchange
 
-    if place.restarts and not any(word.startswith("--resume") for word in words):
-        words = [*words, "--resume=latest"]
     with stopping_the_trainer():
-        exchange = TorchExchange(place)
+        try:
+            exchange = TorchExchange(place)
+        except (KeyboardInterrupt, SystemExit) as stopped:  # torchrun knows why, or the user
+            return _explained(stopped)[1]
+        if exchange.attempt.resumes and not any(word.startswith("--resume") for word in words):
+            words = [*words, "--resume=latest"]
         try:
             exchange.connect()
             code = _native.train_rank(words, exchange)
         except BaseException as error:
             failure = exchange.lost or exchange.board.own(*_explained(error))
-            if exchange.board.post(failure):
-                terminal.complain(f"orchestrate: {failure}")
+            exchange.board.tell(failure)
             return failure.code
     exchange.close()
     return code
@@ -63,6 +65,11 @@ def _explained(error: BaseException) -> tuple[str, int]:
         return "stopped by Ctrl-C", ExitCode.INTERRUPTED
     if isinstance(error, SystemExit):
         return "stopped by SIGTERM", int(error.code or 0)
+    # What an exchange raises reaches the trainer as words, of which a MemoryError has none.
+    if isinstance(error, MemoryError) or (isinstance(error, _native.TrainerError) and not str(error)):
+        return "it has run out of memory", ExitCode.OUT_OF_MEMORY
+    if isinstance(error, CommandError):
+        return str(error), error.code
     if isinstance(error, _native.TrainerError):
         return str(error), error.exit_code
     return f"a bug, please report it: {type(error).__name__}: {error}", 1

@@ -8,6 +8,9 @@ side by side in another buffer (docs/decisions/025-ranks.md).
 
 from __future__ import annotations
 
+import os
+import socket
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -17,22 +20,28 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from orchestrator.command_error import CommandError
+from orchestrator.command_error import CommandError, ExitCode
+from orchestrator.distributed.attempt import join, remember_training
 from orchestrator.distributed.failures import Failure, FailureBoard
+from orchestrator.distributed.heartbeat import Heartbeat
 from orchestrator.distributed.place import Place
 
 if TYPE_CHECKING:
     from orchestrator._native import Memory
 
 BACKEND = "gloo"
+INTERFACES = "GLOO_SOCKET_IFNAME"
+"""gloo's variable for the network interfaces that connect the ranks."""
 TIMEOUT = timedelta(minutes=30)
 """How long a rank waits for the others, which may be saving."""
+OUT_OF_MEMORY = ("can't allocate memory", "bad_alloc")
+"""What PyTorch says when the system gives it no memory."""
 
 Shards = list[tuple[int, int]]
 
 
 class RankLostError(Exception):
-    """Another rank has ended."""
+    """Another rank has ended, or this one cannot exchange with it."""
 
 
 class TorchExchange:
@@ -43,30 +52,40 @@ class TorchExchange:
     """
 
     def __init__(self, place: Place) -> None:
-        if not (dist.is_available() and dist.is_gloo_available()):
-            raise CommandError(
-                f"this PyTorch ({torch.__version__}) has no gloo, which connects processes on CPUs: install its wheel "
-                "from PyPI"
-            )
+        """Wait for the processes of all ranks.
+
+        Raises:
+            CommandError: torchrun's store cannot be reached, or a rank does not come.
+        """
         self.rank, self.world_size, self.local_world_size = place.rank, place.world_size, place.local_world_size
         self.lost: Failure | None = None
-        store = _connect(place)
-        self.board = FailureBoard(store, place)
-        self._store = store
         self._others = [rank for rank in range(place.world_size) if rank != place.rank]
+        self._store = _connect(place, may_serve=True)
+        self.attempt = join(self._store, place)
+        ending = threading.Lock()
+        self.board = FailureBoard(self._store, self.attempt, ending)
+        self._heartbeat = Heartbeat(_connect(place, may_serve=False), self.attempt, ending)
+        self._has_trained = False
 
     def connect(self) -> None:
-        """Wait for all ranks."""
+        """Connect to all ranks.
+
+        Raises:
+            CommandError: This machine has no gloo, or not the network interface that gloo is told to use.
+        """
+        _require_gloo()
+        store = self.attempt.keys_in(self._store)
         with self._reaching_all():
-            dist.init_process_group(
-                BACKEND, store=self._store, rank=self.rank, world_size=self.world_size, timeout=TIMEOUT
-            )
+            dist.init_process_group(BACKEND, store=store, rank=self.rank, world_size=self.world_size, timeout=TIMEOUT)
 
     def reduce_gradients(self, gradients: Memory, staging: Memory, shards: Shards) -> None:
         """Add up this rank's shard of the gradients of all ranks."""
         flat, received = _tensor(gradients), _tensor(staging)
         width = received.shape[1]
         with self._reaching_all():
+            if not self._has_trained:
+                remember_training(self._store)
+                self._has_trained = True
             for offset in range(0, max(end - start for start, end in shards), width):
                 bucket = [flat[min(start + offset, end) : min(start + offset + width, end)] for start, end in shards]
                 own = bucket[self.rank]
@@ -103,6 +122,7 @@ class TorchExchange:
 
     def close(self) -> None:
         """Leave the others. Without it gloo's threads end the process with an error."""
+        self._heartbeat.stop()
         dist.destroy_process_group()
 
     def _all(self, own: torch.Tensor) -> torch.Tensor:
@@ -123,24 +143,40 @@ class TorchExchange:
     def _reaching_all(self) -> Iterator[None]:
         try:
             yield
-        except RuntimeError as error:
+        except (RuntimeError, MemoryError) as error:
             cause = str(error).partition("\n")[0].rpartition("] ")[2] or type(error).__name__
-            self.lost = self.board.who_ended(cause)
+            if isinstance(error, MemoryError) or any(words in str(error) for words in OUT_OF_MEMORY):
+                self.lost = self.board.own(f"it has run out of memory ({cause})", ExitCode.OUT_OF_MEMORY)
+            else:
+                self.lost = self.board.who_ended(cause, self._heartbeat.silent)
             raise RankLostError(str(self.lost)) from error
 
 
-def _connect(place: Place) -> dist.Store:
-    """Open torchrun's store, under a name that every attempt has for itself."""
-    is_server = place.rank == 0 and not place.store_is_served
+def _require_gloo() -> None:
+    if not (dist.is_available() and dist.is_gloo_available()):
+        raise CommandError(
+            f"this PyTorch ({torch.__version__}) has no gloo, which connects processes on CPUs: install its wheel from "
+            "PyPI"
+        )
+    interfaces = [name for _, name in socket.if_nameindex()]
+    for asked in os.environ.get(INTERFACES, "").split(","):
+        if asked and asked not in interfaces:
+            raise CommandError(
+                f"{INTERFACES} asks for the network interface {asked}, and there are {', '.join(interfaces)}"
+            )
+
+
+def _connect(place: Place, may_serve: bool) -> dist.Store:
+    """Connect to torchrun's store, or serve one where torchrun does not."""
+    is_server = may_serve and place.rank == 0 and not place.store_is_served
     try:
-        store = dist.TCPStore(place.address, place.port, is_master=is_server, timeout=timedelta(minutes=5))
+        return dist.TCPStore(place.address, place.port, is_master=is_server, timeout=timedelta(minutes=5))
     except RuntimeError as error:
         cause = str(error).partition("\n")[0]
         raise CommandError(
             f"cannot {'open' if is_server else 'reach'} port {place.port} of {place.address}, where the ranks meet: "
             f"{cause}. Give torchrun another --master-port, or --standalone on one machine"
         ) from error
-    return dist.PrefixStore(f"orchestrator/{place.restarts}", store)
 
 
 def _tensor(memory: Memory) -> torch.Tensor:

@@ -40,7 +40,7 @@ def run(ranks: int, words: list[str]) -> int:
 
     # The ranks say what is wrong.
     logging.getLogger("torch").setLevel(logging.CRITICAL + 1)
-    options = ["--standalone", f"--nproc-per-node={ranks}", f"--shutdown-timeout={_shutdown_seconds(words)}"]
+    options = ["--standalone", f"--nproc-per-node={ranks}", f"--shutdown-timeout={shutdown_seconds(words)}"]
     try:
         torchrun.run(torchrun.parse_args([*options, "-m", "orchestrator.distributed", *words]))
     except SignalException as stopped:
@@ -62,7 +62,7 @@ def _explain(failed: ChildFailedError) -> int:
     return told[0] if told else 1
 
 
-def _shutdown_seconds(words: list[str]) -> int:
+def shutdown_seconds(words: list[str]) -> int:
     """Return how long the ranks may take to save when they are stopped."""
     from orchestrator import _native
 

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import math
 import os
 import socket
 import sys
 from dataclasses import dataclass
 
 from orchestrator.command_error import CommandError
+
+TIMEOUT_VARIABLE = "ORCHESTRATE_RANK_TIMEOUT"
+DEFAULT_TIMEOUT = 60
+SHORTEST_TIMEOUT = 5.0
+"""Seconds: a machine with too much to do may keep a process waiting for some."""
 
 
 @dataclass(frozen=True)
@@ -24,11 +30,14 @@ class Place:
     store_is_served: bool
     """Whether torchrun itself serves the store at this address."""
     host: str
+    timeout: float
+    """Seconds after which a rank that shows no sign of life counts as hung."""
 
     @staticmethod
     def from_environment() -> Place:
         """Read what torchrun says, or raise a `CommandError` if it does not."""
         said = os.environ
+        timeout = _timeout(said.get(TIMEOUT_VARIABLE, str(DEFAULT_TIMEOUT)))
         try:
             return Place(
                 rank=int(said["RANK"]),
@@ -39,6 +48,7 @@ class Place:
                 port=int(said["MASTER_PORT"]),
                 store_is_served=said.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
                 host=socket.gethostname(),
+                timeout=timeout,
             )
         except (KeyError, ValueError) as error:
             raise CommandError(
@@ -51,3 +61,16 @@ class Place:
         """Return this process's share of the cores that it may run on."""
         cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
         return max(1, cores // self.local_world_size)
+
+
+def _timeout(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not SHORTEST_TIMEOUT <= seconds < math.inf:
+        raise CommandError(
+            f"{TIMEOUT_VARIABLE} is {text!r}: give the seconds after which a rank that shows no sign of life counts as "
+            f"hung, at least {SHORTEST_TIMEOUT:g}"
+        )
+    return seconds
