@@ -157,6 +157,8 @@ def test_several_ranks_are_shown_with_the_slowest(workspace: Workspace) -> None:
     compute = {"rank_compute_seconds": [1.0, 1.1, 0.9, 1.5]}
     rows = [train_row(1, **times, rank_compute_seconds=[9.0, 1.0])]
     rows += [train_row(step, **times, **compute) for step in range(2, 20)]
+    used = {"time": 1.7e9, "rss_bytes": 4_000_000_000, "cpu_cores": 3.5, "swap_bytes": 0}
+    rows.append({"kind": "utilization", "step": 19, **used, "max_rank_rss_bytes": 1_100_000_000, "largest_rank": 2})
     run = write_run(workspace.run_folder("exp"), rows)
     value = shown(workspace)
     assert value["ranks"] == {
@@ -169,6 +171,7 @@ def test_several_ranks_are_shown_with_the_slowest(workspace: Workspace) -> None:
     assert shown(workspace)["ranks"]["slowest_host"] == "b"
     lines = [" ".join(line.split()) for line in once(workspace).succeeded().out.splitlines()]
     assert "exchange 10.0 % of 4 ranks" in lines
+    assert "ranks 3.50 cores, 4.0 GB, at most 1.1 GB each" in lines
     assert "slowest rank 3 on b, 1.50 times the median" in lines
     for damaged in ([], {}, "x", ["x"], [True], [0.0, 0.0]):
         write_rows(run, [train_row(1, **times, rank_compute_seconds=damaged)])

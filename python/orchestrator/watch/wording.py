@@ -95,11 +95,14 @@ def _step_time(seconds: float) -> str:
 
 
 def machine(status: Status) -> list[Fact]:
-    """GPU and process, as last sampled."""
+    """GPU and process, or all ranks, as last sampled."""
     row = status.utilization
     if row is None:
         return [("process", "not recorded")]
-    return [*_gpu(row), ("process", _process(row))]
+    largest = number(row, "max_rank_rss_bytes")
+    if largest is None:
+        return [*_gpu(row), ("process", _process(row))]
+    return [*_gpu(row), ("ranks", f"{_process(row)}, at most {amount(int(largest))} each")]
 
 
 def _gpu(row: Row) -> Iterable[Fact]:

@@ -123,7 +123,7 @@ impl RankMeter {
     /// Counts the time up to now.
     fn measure(&mut self) {
         if let (Some(before), Some(now)) = (self.measured, self.now()) {
-            let exchanged = now.exchanged - before.exchanged;
+            let exchanged = now.exchanged.saturating_sub(before.exchanged);
             self.exchange += exchanged;
             self.compute += now.at.duration_since(before.at).saturating_sub(exchanged);
             self.measured = Some(now);
