@@ -173,7 +173,8 @@ def test_several_ranks_are_shown_with_the_slowest(workspace: Workspace) -> None:
     assert "exchange 10.0 % of 4 ranks" in lines
     assert "ranks 3.50 cores, 4.0 GB, at most 1.1 GB each" in lines
     assert "slowest rank 3 on b, 1.50 times the median" in lines
-    for damaged in ([], {}, "x", ["x"], [True], [0.0, 0.0]):
+    values: list[object] = [[], {}, "x", ["x"], [True], [0.0, 0.0]]
+    for damaged in values:
         write_rows(run, [train_row(1, **times, rank_compute_seconds=damaged)])
         (run / "environment.json").write_text("[]")
         assert "Traceback" not in once(workspace).succeeded().err
