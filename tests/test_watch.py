@@ -152,6 +152,37 @@ def test_shares_count_what_happens_between_lines(workspace: Workspace) -> None:
     )
 
 
+def test_several_ranks_are_shown_with_the_slowest(workspace: Workspace) -> None:
+    times = {"exchange_seconds": 0.2, "slowest_rank": 3, "slowest_rank_seconds": 1.7, "median_rank_seconds": 1.0}
+    compute = {"rank_compute_seconds": [1.0, 1.1, 0.9, 1.5]}
+    rows = [train_row(1, **times, rank_compute_seconds=[9.0, 1.0])]
+    rows += [train_row(step, **times, **compute) for step in range(2, 20)]
+    used = {"time": 1.7e9, "rss_bytes": 4_000_000_000, "cpu_cores": 3.5, "swap_bytes": 0}
+    rows.append({"kind": "utilization", "step": 19, **used, "max_rank_rss_bytes": 1_100_000_000, "largest_rank": 2})
+    run = write_run(workspace.run_folder("exp"), rows)
+    value = shown(workspace)
+    assert value["ranks"] == {
+        "count": 4, "compute_seconds": [1.0, 1.1, 0.9, 1.5], "slowest": 3, "slowest_host": None,
+        "slowest_over_median": 1.5,
+    }  # fmt: skip
+    assert value["shares"]["exchange"] == pytest.approx(0.1)
+    assert sum(value["shares"].values()) == pytest.approx(1.0)
+    (run / "environment.json").write_text(json.dumps({"hosts": ["a", "a", "b", "b"]}))
+    assert shown(workspace)["ranks"]["slowest_host"] == "b"
+    lines = [" ".join(line.split()) for line in once(workspace).succeeded().out.splitlines()]
+    assert "exchange 10.0 % of 4 ranks" in lines
+    assert "ranks 3.50 cores, 4.0 GB, at most 1.1 GB each" in lines
+    assert "slowest rank 3 on b, 1.50 times the median" in lines
+    values: list[object] = [[], {}, "x", ["x"], [True], [0.0, 0.0]]
+    for damaged in values:
+        write_rows(run, [train_row(1, **times, rank_compute_seconds=damaged)])
+        (run / "environment.json").write_text("[]")
+        assert "Traceback" not in once(workspace).succeeded().err
+        shown(workspace)
+    write_rows(run, train_rows(3))
+    assert shown(workspace)["ranks"] is None
+
+
 @pytest.mark.parametrize(
     "damage",
     ["", "\n\n", "not json\n", '{"kind":"train","step":1', "\x00" * 5000, '{"kind":"train","step":1}\n',

@@ -6,6 +6,10 @@ turns, so that a machine that is busy at times is so for all. Prints one JSON li
 the median step, and the megabytes that crossed the loopback device in a step beside what reduce-scatter and all-gather
 must send at least, those of all ranks together. With `--virtual-shards V` each is measured a second time with
 `runtime.deterministic_reduction: V`.
+
+With `--peer` PyTorch's DistributedDataParallel and ZeroRedundancyOptimizer take turns as well, on the same shape, step
+and number of processes (`peer.py`); both then train with AdamW in f32. `--unlock-mkl` lets MKL, which PyTorch computes
+with, take the code for Intel's processors on those of others.
 """
 
 from __future__ import annotations
@@ -19,11 +23,34 @@ import statistics
 import subprocess
 import sys
 import tempfile
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 from orchestrator import RunConfig, memory_plan
 
 WARMUP = 2
+MKL_UNLOCK = Path(__file__).resolve().parents[1] / "cpu" / "mkl_unlock.c"
+PEERS = {"ddp": [], "ddp-compile": ["--compile"]}
+"""What else can train, and the options of `peer.py`."""
+
+
+class Kind(NamedTuple):
+    """What takes its turn."""
+
+    program: str
+    """`ours` or one of `PEERS`."""
+    ranks: int | None
+    """None for one process without torchrun."""
+    virtual_shards: int | None = None
+
+
+@dataclass
+class Measured:
+    """Steps of a kind, and the bytes that crossed the loopback device in each run."""
+
+    seconds: list[float] = field(default_factory=list)
+    sent: list[int] = field(default_factory=list)
 
 
 def loopback_bytes() -> int:
@@ -32,25 +59,76 @@ def loopback_bytes() -> int:
     return int(line.split()[1])
 
 
-def train(config: Path, ranks: int | None, shards: int | None, steps: int, cores: int) -> tuple[list[float], int]:
-    """Train in a copy of the run's folder, and return the times of its steps and the bytes sent."""
+def ours(config: Path, kind: Kind, steps: int, environment: dict[str, str], settings: list[str]) -> list[float]:
+    """Train in a copy of the run's folder, and return the times of its steps."""
     with tempfile.TemporaryDirectory() as folder:
         copy = shutil.copytree(config.parent, Path(folder) / "run") / config.name
         settings = [
             "runtime.evaluation.every_n_steps=null",
             "runtime.log_every_n_steps=1",
-            f"runtime.deterministic_reduction={shards or 'null'}",
+            f"runtime.deterministic_reduction={kind.virtual_shards or 'null'}",
+            *settings,
         ]
         words = [f"--max-steps={steps}", *(f"--override={setting}" for setting in settings)]
-        nproc = [] if ranks is None else [f"--nproc={ranks}"]
+        nproc = [] if kind.ranks is None else [f"--nproc={kind.ranks}"]
         command = [Path(sys.executable).parent / "orchestrate", "train", f"--config={copy}", *nproc, *words]
-        environment = {**os.environ, "RAYON_NUM_THREADS": str(max(1, cores // (ranks or 1)))}
-        before = loopback_bytes()
         subprocess.run(command, check=True, env=environment, stdout=subprocess.DEVNULL)
-        sent = loopback_bytes() - before
         rows = map(json.loads, (copy.parent / "metrics.jsonl").read_text().splitlines())
-        seconds = [row["step_seconds"] - row["data_wait_seconds"] for row in rows if row["kind"] == "train"]
-    return seconds[WARMUP:], sent
+        return [row["step_seconds"] - row["data_wait_seconds"] for row in rows if row["kind"] == "train"]
+
+
+def theirs(config: Path, kind: Kind, steps: int, environment: dict[str, str]) -> list[float]:
+    """Train with PyTorch, and return the times of the steps."""
+    torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={kind.ranks}"]
+    program = [Path(__file__).with_name("peer.py"), config, f"--steps={steps}", *PEERS[kind.program]]
+    command = [sys.executable, *(torchrun if kind.ranks else []), *program]
+    done = subprocess.run(command, check=True, env=environment, stdout=subprocess.PIPE)
+    seconds = json.loads(done.stdout.splitlines()[-1])
+    assert isinstance(seconds, list)
+    return seconds
+
+
+def unlocked(folder: Path) -> dict[str, str]:
+    """Return the environment in which MKL takes every processor for one of Intel's."""
+    library = folder / "mkl_unlock.so"
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", library, MKL_UNLOCK], check=True)
+    return {"LD_PRELOAD": str(library)}
+
+
+def measure(
+    config: Path, kind: Kind, steps: int, settings: list[str], preloaded: dict[str, str], into: Measured
+) -> None:
+    """Take steps on all cores, those for warming up left out."""
+    threads = str(max(1, len(os.sched_getaffinity(0)) // (kind.ranks or 1)))
+    environment = {**os.environ, "RAYON_NUM_THREADS": threads, "OMP_NUM_THREADS": threads}
+    before = loopback_bytes()
+    if kind.program == "ours":
+        seconds = ours(config, kind, steps, environment, settings)
+    else:
+        seconds = theirs(config, kind, steps, environment | preloaded)
+    into.sent.append(loopback_bytes() - before)
+    into.seconds += seconds[WARMUP:]
+
+
+def row(kind: Kind, measured: dict[Kind, Measured], bound: float, steps: int) -> dict[str, object]:
+    """Return what is printed of a kind; `bound` is what a step of it sends at least."""
+    times, alone = measured[kind].seconds, measured[Kind(kind.program, None)].seconds
+    values: dict[str, object] = {
+        "program": kind.program,
+        "ranks": kind.ranks,
+        "virtual_shards": kind.virtual_shards,
+        "fastest_seconds": round(min(times), 3),
+        "median_seconds": round(statistics.median(times), 3),
+        "fastest_over_one_process": round(min(times) / min(alone), 3),
+        "loopback_megabytes": round(min(measured[kind].sent) / steps / 1e6, 1),
+        "least_megabytes": round(bound / 1e6, 1),
+    }
+    for peer in PEERS:
+        peers = measured.get(Kind(peer, None if kind.ranks == 1 else kind.ranks))
+        if kind.program == "ours" and peers:
+            values[f"fastest_over_{peer}"] = round(min(times) / min(peers.seconds), 3)
+            values[f"median_over_{peer}"] = round(statistics.median(times) / statistics.median(peers.seconds), 3)
+    return values
 
 
 def main() -> None:
@@ -60,31 +138,26 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2, 4])
     parser.add_argument("--virtual-shards", type=int)
+    parser.add_argument("--peer", choices=PEERS, nargs="*", default=[])
+    parser.add_argument("--unlock-mkl", action="store_true")
     arguments = parser.parse_args()
-    cores = len(os.sched_getaffinity(0))
     config = RunConfig.load(arguments.config)
-    parameters = memory_plan(config).parameters
-    weight_bytes = 2 if config.to_dict()["runtime"]["precision"] == "bf16" else 4
-    seconds: dict[tuple[int | None, int | None], list[float]] = {}
-    sent: dict[tuple[int | None, int | None], list[int]] = {}
+    settings = ["optimizer.algorithm=adamw", "runtime.precision=fp32"] if arguments.peer else []
+    precision = "fp32" if arguments.peer else config.to_dict()["runtime"]["precision"]
+    least = memory_plan(config).parameters * (6 if precision == "bf16" else 8)
     reductions = [None, arguments.virtual_shards] if arguments.virtual_shards else [None]
-    for _ in range(arguments.rounds):
-        for kind in itertools.product((None, *arguments.ranks), reductions):
-            times, moved = train(arguments.config, *kind, arguments.steps, cores)
-            seconds.setdefault(kind, []).extend(times)
-            sent.setdefault(kind, []).append(moved)
-    for (ranks, shards), times in seconds.items():
-        bound = parameters * (4 + weight_bytes) * ((ranks or 1) - 1)
-        row = {
-            "ranks": ranks,
-            "virtual_shards": shards,
-            "fastest_seconds": round(min(times), 3),
-            "median_seconds": round(statistics.median(times), 3),
-            "fastest_over_one_process": round(min(times) / min(seconds[None, None]), 3),
-            "loopback_megabytes": round(min(sent[ranks, shards]) / arguments.steps / 1e6, 1),
-            "least_megabytes": round(bound / 1e6, 1),
-        }
-        print(json.dumps(row), flush=True)
+    kinds = [Kind("ours", *each) for each in itertools.product((None, *arguments.ranks), reductions)]
+    several = (ranks for ranks in (None, *arguments.ranks) if ranks != 1)
+    kinds += [Kind(peer, ranks) for ranks in several for peer in arguments.peer]
+    kinds.sort(key=lambda kind: kind.ranks or 0)
+    measured = {kind: Measured() for kind in kinds}
+    with tempfile.TemporaryDirectory() as folder:
+        preloaded = unlocked(Path(folder)) if arguments.unlock_mkl else {}
+        for _ in range(arguments.rounds):
+            for kind in kinds:
+                measure(arguments.config, kind, arguments.steps, settings, preloaded, measured[kind])
+    for kind in kinds:
+        print(json.dumps(row(kind, measured, least * ((kind.ranks or 1) - 1), arguments.steps)), flush=True)
 
 
 if __name__ == "__main__":

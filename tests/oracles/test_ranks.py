@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -47,7 +48,7 @@ def train(workspace: Workspace, config: Path, ranks: int | None, *words: str) ->
     return workspace.orchestrate("train", f"--config={config}", *nproc, *words, timeout=120)
 
 
-def rows(config: Path, kind: str = "train") -> list[dict[str, float]]:
+def rows(config: Path, kind: str = "train") -> list[dict[str, Any]]:
     lines = (config.parent / "metrics.jsonl").read_text().splitlines()
     return [row for row in map(json.loads, lines) if row["kind"] == kind]
 
@@ -91,6 +92,34 @@ def test_the_number_of_ranks_changes_losses_by_rounding_only(
     AutoModelForCausalLM.from_pretrained(checkpoint(config, 6))
     workspace.orchestrate("validate-data", config.parent).succeeded()
     assert (config.parent / "ledger.jsonl").read_bytes() == (alone.parent / "ledger.jsonl").read_bytes()
+
+
+def test_times_of_all_ranks_are_recorded_and_shown(workspace: Workspace, template: Path) -> None:
+    config, alone = copy_of(template, "shared"), copy_of(template, "alone")
+    words = ("--override=scheduler.total_steps=60", "--override=runtime.utilization_every=1s")
+    printed = train(workspace, config, 2, *words).succeeded().out
+    assert "tokens/s  exchange " in printed, printed
+    steps = rows(config)
+    assert len(steps) == 60
+    for row in steps:
+        compute = row["rank_compute_seconds"]
+        assert len(compute) == 2
+        assert min(compute) > 0
+        assert row["exchange_seconds"] > 0
+        assert row["slowest_rank_seconds"] == max(compute) == compute[int(row["slowest_rank"])]
+        assert row["median_rank_seconds"] == min(compute)
+    parts = sum(row["rank_compute_seconds"][0] + row["exchange_seconds"] for row in steps)
+    assert parts <= sum(row["step_seconds"] for row in steps), "parts of the steps of rank 0"
+    for sample in rows(config, "utilization"):
+        assert sample["max_rank_rss_bytes"] < sample["rss_bytes"] <= 2 * sample["max_rank_rss_bytes"]
+    assert len(json.loads((config.parent / "environment.json").read_text())["hosts"]) == 2
+    status = json.loads(workspace.orchestrate("watch", "shared", "--once", "--json").succeeded().out)
+    assert status["ranks"]["count"] == 2
+    assert sum(status["shares"].values()) == pytest.approx(1.0)
+    assert status["shares"]["exchange"] > 0
+    assert "slowest rank  " in workspace.orchestrate("watch", "shared", "--once").succeeded().out
+    train(workspace, alone, None).succeeded()
+    assert all("exchange_seconds" not in row for row in rows(alone))
 
 
 def test_losses_are_those_of_distributed_data_parallel(workspace: Workspace, template: Path) -> None:

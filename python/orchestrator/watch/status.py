@@ -13,9 +13,10 @@ from typing import Any, NamedTuple
 
 from orchestrator.input_files import read_text
 from orchestrator.screen import duration
-from orchestrator.watch import checkpoints
+from orchestrator.watch import checkpoints, ranks
 from orchestrator.watch.checkpoints import Checkpoint
 from orchestrator.watch.metrics_file import Metrics, Row, number
+from orchestrator.watch.ranks import Ranks
 from orchestrator.watch.run_directory import METRICS, last_change
 from orchestrator.watch.trainer_lock import Held, TrainerLock
 
@@ -137,14 +138,21 @@ class Status:
         return statistics.median(speeds) if speeds else None
 
     @property
+    def ranks(self) -> Ranks | None:
+        """What each of several ranks takes; none of one process."""
+        return ranks.of_rows(self._rows_of_stage, self.directory)
+
+    @property
     def shares(self) -> dict[str, float]:
         """Parts of a step's time, of 1: computing, waiting for data, and what the trainer records of the rest."""
         step, wait = (_mean(self.metrics, key) for key in ("step_seconds", "data_wait_seconds"))
+        exchange = _mean(self.metrics, "exchange_seconds")
         between = {share: _between_steps(self.metrics, key) for share, key in BETWEEN.items()}
         if not step or wait is None:
             return {}
         total = step + sum(_present(between.values()))
-        seconds = {"compute": max(0.0, step - wait), "data_wait": wait, **between}
+        compute = max(0.0, step - wait - (exchange or 0.0))
+        seconds = {"compute": compute, "data_wait": wait, "exchange": exchange, **between}
         return {share: value / total for share, value in seconds.items() if value is not None}
 
     @property
@@ -278,6 +286,7 @@ def as_json(status: Status) -> dict[str, Any]:
         "tokens_per_second": status.tokens_per_second,
         "seconds_per_step": status.seconds_per_step,
         "shares": status.shares,
+        "ranks": ranks.as_json(status.ranks),
         "evaluation": evaluation,
         "best_evaluation": status.metrics.best,
         "checkpoint": _checkpoint_json(status.latest, status.now),

@@ -60,7 +60,7 @@ def learning(status: Status) -> list[Fact]:
 
 
 def speed(status: Status) -> list[Fact]:
-    """Tokens per second, MFU, what a step's time goes into."""
+    """Tokens per second, MFU, what a step's time goes into; of several ranks their exchange and the slowest."""
     mfu, seconds, shares = number(status.train, "mfu"), status.seconds_per_step, status.shares
     tokens_per_second = _formatted(status.tokens_per_second, ",.0f")
     part = {name: f"{100 * share:.1f} %" for name, share in shares.items()}
@@ -71,10 +71,23 @@ def speed(status: Status) -> list[Fact]:
             UNKNOWN if seconds is None else f"{_step_time(seconds)}, compute {100 * shares.get('compute', 1):.0f} %",
         ),
         ("data wait", part.get("data_wait", UNKNOWN)),
+        *_ranks(status),
         ("save", part.get("save", UNKNOWN)),
         ("evaluation", part.get("evaluation", UNKNOWN)),
         ("tokens", _formatted(number(status.train, "tokens"), ",.0f")),
     ]
+
+
+def _ranks(status: Status) -> Iterable[Fact]:
+    """Yield what the ranks of a step spend in exchange, and the slowest: `3 on node-1, 1.40 times the median`."""
+    ranks = status.ranks
+    if ranks is None:
+        return
+    yield "exchange", f"{100 * status.shares.get('exchange', 0):.1f} % of {len(ranks.compute_seconds)} ranks"
+    where = "" if ranks.host is None else f" on {ranks.host}"
+    others = "the other" if len(ranks.compute_seconds) == 2 else "the median"
+    ratio = UNKNOWN if ranks.ratio is None else f"{ranks.ratio:.2f} times {others}"
+    yield "slowest rank", f"{ranks.slowest}{where}, {ratio}"
 
 
 def _step_time(seconds: float) -> str:
@@ -82,11 +95,14 @@ def _step_time(seconds: float) -> str:
 
 
 def machine(status: Status) -> list[Fact]:
-    """GPU and process, as last sampled."""
+    """GPU and process, or all ranks, as last sampled."""
     row = status.utilization
     if row is None:
         return [("process", "not recorded")]
-    return [*_gpu(row), ("process", _process(row))]
+    largest = number(row, "max_rank_rss_bytes")
+    if largest is None:
+        return [*_gpu(row), ("process", _process(row))]
+    return [*_gpu(row), ("ranks", f"{_process(row)}, at most {amount(int(largest))} each")]
 
 
 def _gpu(row: Row) -> Iterable[Fact]:

@@ -4,8 +4,11 @@
 //! A finding needs more than one bad moment: shares of time are taken over minutes and must come from several steps,
 //! samples must agree several times in a row. Each kind is told once.
 
+mod ranks;
+
 use std::time::Duration;
 
+use self::ranks::RankRules;
 use crate::{
     report::{StepReport, UtilizationReport},
     units::{bytes, duration},
@@ -29,14 +32,17 @@ pub(crate) struct Advisor {
     throttle: StreakRule,
     swap: StreakRule,
     growth: GrowthRule,
+    ranks: RankRules,
     /// Whether the first step, which waits for the first data, is over.
     is_warm: bool,
 }
 
 impl Advisor {
-    pub(crate) fn new(num_workers: usize) -> Self {
+    /// Of a run whose ranks are on these hosts; none for one process.
+    pub(crate) fn new(num_workers: usize, hosts: Vec<String>) -> Self {
         Self {
             num_workers,
+            ranks: RankRules::new(hosts),
             data_wait: ShareRule::new(MAX_DATA_WAIT, 5.0),
             // A run of seconds may well spend some of them saving.
             saving: ShareRule::new(MAX_SAVING, 60.0),
@@ -74,7 +80,8 @@ impl Advisor {
                 percent(share)
             )
         });
-        waits.into_iter().chain(saves).collect()
+        let ranks = report.ranks.as_ref().map(|ranks| self.ranks.step(ranks, step_seconds));
+        waits.into_iter().chain(saves).chain(ranks.into_iter().flatten()).collect()
     }
 
     /// What a sample shows, one sentence each.
@@ -88,14 +95,17 @@ impl Advisor {
         });
         let swapped = self.swap.observe(report.swap_bytes >= MIN_SWAP_BYTES).then(|| {
             format!(
-                "{} of this process are swapped out, which slows training down: close other programs, or lower \
+                "{} of {} are swapped out, which slows training down: close other programs, or lower \
                  data.shuffle_buffer_size, data.num_workers or the micro-batch",
-                bytes(report.swap_bytes)
+                bytes(report.swap_bytes),
+                if report.ranks.is_some() { "the ranks" } else { "this process" }
             )
         });
-        let grown = self.growth.observe(report.time, report.rss_bytes).map(|Growth { from, to, seconds }| {
+        let largest = report.ranks.map_or(report.rss_bytes, |ranks| ranks.max_rss_bytes);
+        let whose = report.ranks.map_or("this process".to_owned(), |ranks| format!("rank {}", ranks.largest));
+        let grown = self.growth.observe(report.time, largest).map(|Growth { from, to, seconds }| {
             format!(
-                "the memory of this process keeps growing, from {} to {} in {}: if it does not level off, stop with Ctrl-C \
+                "the memory of {whose} keeps growing, from {} to {} in {}: if it does not level off, stop with Ctrl-C \
                  before memory runs out and continue with --resume, which starts small again",
                 bytes(from),
                 bytes(to),
@@ -145,9 +155,14 @@ impl ShareRule {
         Self { limit, min_seconds, part: 0.0, total: 0.0, observed: 0.0, steps: 0, is_told: false }
     }
 
+    /// What earlier time weighs after as many seconds.
+    fn weight(seconds: f64) -> f64 {
+        (-seconds / Self::MEMORY).exp()
+    }
+
     /// The share where it is found for the first time.
     fn observe(&mut self, part: f64, total: f64) -> Option<f64> {
-        let weight = (-total / Self::MEMORY).exp();
+        let weight = Self::weight(total);
         self.part = weight * self.part + part;
         self.total = weight * self.total + total;
         self.observed += total;
@@ -248,16 +263,17 @@ mod tests {
             save_seconds,
             evaluation_seconds: 0.0,
             memory_bytes: 1,
+            ranks: None,
         }
     }
 
     fn sample(time: f64) -> UtilizationReport {
-        UtilizationReport { step: 1, time, rss_bytes: 1 << 30, cpu_cores: 1.0, swap_bytes: 0, gpu: None }
+        UtilizationReport { step: 1, time, rss_bytes: 1 << 30, cpu_cores: 1.0, swap_bytes: 0, ranks: None, gpu: None }
     }
 
     /// The number of the step, and the advice, of each finding.
     fn advice_of(steps: impl IntoIterator<Item = StepReport>) -> Vec<(usize, String)> {
-        let mut advisor = Advisor::new(2);
+        let mut advisor = Advisor::new(2, Vec::new());
         let found = steps
             .into_iter()
             .enumerate()
@@ -312,7 +328,7 @@ mod tests {
     }
 
     fn told(samples: impl IntoIterator<Item = UtilizationReport>) -> Vec<String> {
-        let mut advisor = Advisor::new(2);
+        let mut advisor = Advisor::new(2, Vec::new());
         samples.into_iter().flat_map(|report| advisor.utilization(&report)).collect()
     }
 

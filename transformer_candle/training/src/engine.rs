@@ -201,7 +201,7 @@ impl Engine {
                 }
             }
             sharding.reduce_gradients(decoder)?;
-            optimizer.update(decoder, sharding.ranks(), reduction.as_mut())?;
+            optimizer.update(decoder, sharding.meter_mut(), reduction.as_mut())?;
             sharding.gather_weights(decoder)?;
             optimizer.outcome(decoder).map(Some)
         })

@@ -38,6 +38,9 @@ pub struct Environment {
     pub system: String,
     /// The machine's name.
     pub host: String,
+    /// The machine of each rank; none where there is one process.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub hosts: Vec<String>,
     /// The processor, as it calls itself.
     pub processor: Option<String>,
     /// The GPU that computes, if one does.
@@ -102,6 +105,7 @@ impl Environment {
             libraries: env!("BUILT_WITH_LIBRARIES").split(", ").collect(),
             system: format!("{} {}", system.sysname().to_string_lossy(), system.release().to_string_lossy()),
             host: system.nodename().to_string_lossy().into_owned(),
+            hosts: Vec::new(),
             processor: processor(),
             gpu: None,
             instructions: instructions(),

@@ -213,6 +213,7 @@ impl Progress {
         parts.push(format!("loss {:.4}", report.loss));
         parts.push(format!("{} tokens/s", grouped(report.tokens_per_second as u64)));
         parts.extend(report.mfu.map(|mfu| format!("MFU {:.1} %", 100.0 * mfu)));
+        parts.extend(report.ranks.as_ref().map(|ranks| ranks.summary(report.step_seconds)));
         parts.extend(utilization.map(UtilizationReport::summary));
         if let (Some(total), Some(seconds)) = (self.total_steps, self.smoothed_step_seconds) {
             let left = self.steps_left(report.step, total) * seconds;
@@ -274,6 +275,7 @@ fn live_line(done: u64, total_steps: Option<u64>) -> ProgressBar {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::report::RankTimes;
 
     fn report(step: u64) -> StepReport {
         StepReport {
@@ -289,6 +291,7 @@ mod tests {
             save_seconds: 0.0,
             evaluation_seconds: 0.0,
             memory_bytes: 1,
+            ranks: None,
         }
     }
 
@@ -302,11 +305,28 @@ mod tests {
     #[test]
     fn a_line_shows_the_utilization_once_it_is_known() {
         let mut progress = Progress::new(ProgressMode::Silent, 0, None, 10);
-        let utilization =
-            UtilizationReport { step: 7, time: 0.0, rss_bytes: 812_300_000, cpu_cores: 1.94, swap_bytes: 0, gpu: None };
+        let utilization = UtilizationReport {
+            step: 7,
+            time: 0.0,
+            rss_bytes: 812_300_000,
+            cpu_cores: 1.94,
+            swap_bytes: 0,
+            ranks: None,
+            gpu: None,
+        };
         progress.step(&report(7), Some(&utilization));
         let line = progress.line(&report(7), Some(&utilization));
         assert_eq!(line, "step 7  loss 3.4568  12,345 tokens/s  CPU 1.9 cores 812.3 MB");
+    }
+
+    #[test]
+    fn a_line_of_several_ranks_shows_the_exchange() {
+        let mut progress = Progress::new(ProgressMode::Silent, 0, None, 10);
+        let ranks = RankTimes { compute_seconds: vec![1.0, 1.5], exchange_seconds: 0.3, is_even: true };
+        let report = StepReport { ranks: Some(ranks), ..report(7) };
+        progress.step(&report, None);
+        let line = progress.line(&report, None);
+        assert_eq!(line, "step 7  loss 3.4568  12,345 tokens/s  exchange 15 %, rank 1 takes 1.5x");
     }
 
     #[test]

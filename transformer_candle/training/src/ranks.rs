@@ -4,11 +4,16 @@
 //! The training loop decides what is exchanged and when; an [`Exchange`] moves it. Ranks are no part of what is
 //! computed: a step has the same micro-batches whatever their number, so that losses differ by rounding only.
 
-use std::{collections::BTreeMap, fmt, ops::Range, sync::Arc};
+mod meter;
+mod timed;
+
+use std::{collections::BTreeMap, fmt, ops::Range, sync::Arc, time::Duration};
 
 use kernels::Buffer;
 use serde_json::Value;
 
+pub use self::meter::{RankFigures, RankMeter};
+use self::timed::TimedExchange;
 use crate::{
     error::{Result, TrainerError},
     signal::Signal,
@@ -70,7 +75,7 @@ pub trait Exchange: fmt::Debug + Send + Sync {
 
 /// The ranks of a run. A process that trains alone exchanges nothing.
 #[derive(Clone, Debug, Default)]
-pub struct Ranks(Option<Arc<dyn Exchange>>);
+pub struct Ranks(Option<Arc<TimedExchange>>);
 
 /// What a rank is about to do with a step. The last of these that any rank says is what all do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -99,7 +104,7 @@ impl Ranks {
 
     /// The ranks that this connects.
     pub fn new(exchange: Arc<dyn Exchange>) -> Self {
-        Self(Some(exchange))
+        Self(Some(Arc::new(TimedExchange::new(exchange))))
     }
 
     /// Which rank this process is.
@@ -109,7 +114,12 @@ impl Ranks {
 
     /// What connects them; none where there is only one.
     pub fn exchange(&self) -> Option<&dyn Exchange> {
-        self.0.as_deref()
+        self.0.as_deref().map(|exchange| exchange as &dyn Exchange)
+    }
+
+    /// The time spent in exchange so far, the wait for other ranks included; none where there is only one.
+    pub fn exchange_time(&self) -> Option<Duration> {
+        self.0.as_ref().map(|exchange| exchange.time())
     }
 
     /// [`Exchange::sum`]

@@ -5,6 +5,7 @@
 
 mod evaluation;
 mod interval;
+mod ranks;
 mod remark;
 mod sample;
 mod scalar;
@@ -14,9 +15,10 @@ mod utilization;
 
 pub use evaluation::{ComponentEvaluation, EvaluationReport};
 pub(crate) use interval::LogInterval;
+pub use ranks::{RankTimes, RankUsage};
 pub use remark::{AdviceReport, EndReport};
 pub use sample::SampleReport;
-pub use scalar::{ComponentRecord, Number, Record, Scalar, ShownText, Text};
+pub use scalar::{ComponentRecord, Number, Record, Scalar, Series, ShownText, Text};
 pub use stage::StageReport;
 pub use step::StepReport;
-pub use utilization::{GpuUtilization, UtilizationReport};
+pub use utilization::{GpuUtilization, RanksUtilization, UtilizationReport};

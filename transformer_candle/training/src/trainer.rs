@@ -20,7 +20,7 @@ use std::{
     collections::HashSet,
     path::{Path, PathBuf},
     sync::Arc,
-    time::Instant,
+    time::{Duration, Instant},
 };
 
 use dataset::{Batch, Cursor, Mixture, SkippedRows, hub::RetryStatus, ledger::StageRecord};
@@ -62,6 +62,8 @@ pub struct Trainer {
     stage_run: ResolvedRun,
     stages: Stages,
     plan: MemoryPlan,
+    /// Planned bytes of the rank with the most.
+    largest_plan_bytes: u64,
     shape: ModelShape,
     engine: Engine,
     schedule: LearningRate,
@@ -137,7 +139,8 @@ impl Trainer {
             return Ok(Step::Finished);
         }
         self.profile.begin(self.position.step + 1);
-        let (started, waited) = (Instant::now(), self.data.stream.data_wait().as_secs_f64());
+        let (started, waited) = (Instant::now(), self.data.stream.data_wait());
+        self.engine.sharding.meter_mut().begin_step();
         let mixture = self.data.stream.mixture().clone();
         let own_stop = self.own_stop.clone();
         let interrupted = || {
@@ -159,10 +162,12 @@ impl Trainer {
         }
         let step = self.position.step + 1;
         let learning_rate = self.schedule.at(step);
+        let data_wait = self.data.stream.data_wait().saturating_sub(waited);
+        self.engine.sharding.meter_mut().loaded(data_wait, self.observation.usage());
         let stepped = self
             .profile
             .compute(&mut self.engine, batch.sequences(), |engine| engine.step(&batch, step, learning_rate, stop))?;
-        let Some(StepOutcome { loss, grad_norm, applied }) = stepped else {
+        let Some(outcome) = stepped else {
             self.data.pending_batch = Some(batch);
             return Ok(Step::Abandoned);
         };
@@ -171,26 +176,10 @@ impl Trainer {
         self.position.tokens += batch.target_count as u64;
         self.position.evaluation_loss = None;
         self.saved = None;
-        let (save_seconds, evaluation_seconds) = self.observation.take_between_steps();
-        let step_seconds = started.elapsed().as_secs_f64();
-        let tokens_per_second = batch.target_count as f64 / step_seconds;
-        let peak = self.engine.device().as_cuda().and_then(Cuda::nominal_bf16_flops);
-        let report = StepReport {
-            step,
-            loss,
-            learning_rate,
-            grad_norm,
-            tokens: self.position.tokens,
-            tokens_per_second,
-            mfu: peak.map(|peak| tokens_per_second * self.plan.flops_per_token_of(self.position.stage) / peak),
-            step_seconds,
-            data_wait_seconds: self.data.stream.data_wait().as_secs_f64() - waited,
-            save_seconds,
-            evaluation_seconds,
-            memory_bytes: self.plan.bytes,
-        };
-        let diverged = self.guard.observe(loss, applied);
-        self.observation.step(&report, diverged.is_some(), &mut self.metrics);
+        let report = self.report(&outcome, &batch, learning_rate, (started, data_wait));
+        let diverged = self.guard.observe(outcome.loss, outcome.applied);
+        let figures = self.engine.sharding.meter().of_all();
+        self.observation.step(&report, figures, diverged.is_some(), &mut self.metrics);
         self.profile.stepped(&report, || {
             let settings = self.plan.stage_settings(self.engine.device().kind());
             (self.stage_run.config.clone(), settings[self.stages.current])
@@ -200,6 +189,40 @@ impl Trainer {
         };
         let last_checkpoint = checkpoint::latest(self.checkpoint_directory());
         Err(TrainerError::Diverged { step, reason, last_checkpoint })
+    }
+
+    /// What a step that began at `started` did, and its ranks.
+    fn report(
+        &mut self,
+        outcome: &StepOutcome,
+        batch: &Batch,
+        learning_rate: f64,
+        (started, data_wait): (Instant, Duration),
+    ) -> StepReport {
+        let (save_seconds, evaluation_seconds) = self.observation.take_between_steps();
+        self.engine.sharding.meter_mut().end_step();
+        let step_seconds = started.elapsed().as_secs_f64();
+        let tokens_per_second = batch.target_count as f64 / step_seconds;
+        let world_size = self.ranks().place().world_size;
+        let peak = self.engine.device().as_cuda().and_then(Cuda::nominal_bf16_flops);
+        let flops_per_token = self.plan.flops_per_token_of(self.position.stage);
+        let micro_batches = batch.sequences().div_ceil(self.engine.micro_batch.sequences());
+        let figures = self.engine.sharding.meter().of_all();
+        StepReport {
+            step: self.position.step,
+            loss: outcome.loss,
+            learning_rate,
+            grad_norm: outcome.grad_norm,
+            tokens: self.position.tokens,
+            tokens_per_second,
+            mfu: peak.map(|peak| tokens_per_second * flops_per_token / (peak * world_size as f64)),
+            step_seconds,
+            data_wait_seconds: ranks::longest_data_wait(figures).unwrap_or(data_wait.as_secs_f64()),
+            save_seconds,
+            evaluation_seconds,
+            memory_bytes: self.largest_plan_bytes,
+            ranks: ranks::times(figures, micro_batches.is_multiple_of(world_size)),
+        }
     }
 
     /// The batch of the next step, in its stage: that of a step that was abandoned, or the next sequences.

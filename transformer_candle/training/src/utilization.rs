@@ -132,7 +132,7 @@ impl ProcessUsage {
     fn report(&self, gpu: Option<GpuUtilization>) -> UtilizationReport {
         let time = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |time| time.as_secs_f64());
         let Self { rss_bytes, swap_bytes, cpu_cores, .. } = *self;
-        UtilizationReport { step: 0, time, rss_bytes, cpu_cores, swap_bytes, gpu }
+        UtilizationReport { step: 0, time, rss_bytes, cpu_cores, swap_bytes, ranks: None, gpu }
     }
 }
 

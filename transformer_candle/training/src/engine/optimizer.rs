@@ -29,7 +29,7 @@ pub use self::state::{StateLayout, StateTensor};
 use super::{sharding::shards, tree_reduction::TreeReduction};
 use crate::{
     error::Result,
-    ranks::{Place, Ranks},
+    ranks::{Place, RankMeter},
 };
 
 /// The optimizer's settings and its buffers in a memory plan.
@@ -178,7 +178,7 @@ impl Optimizer {
     /// [`Optimizer::prepare`], [`Optimizer::update`] and [`Optimizer::outcome`] in one.
     pub fn step(&mut self, decoder: &mut Decoder, step: u64, learning_rate: f64) -> Result<StepOutcome> {
         self.prepare(step, learning_rate)?;
-        self.update(decoder, &Ranks::ONE, None)?;
+        self.update(decoder, &mut RankMeter::default(), None)?;
         self.outcome(decoder)
     }
 
@@ -203,14 +203,14 @@ impl Optimizer {
     pub fn update(
         &mut self,
         decoder: &mut Decoder,
-        ranks: &Ranks,
+        meter: &mut RankMeter,
         reduction: Option<&mut TreeReduction>,
     ) -> Result<()> {
         timing::scope("optimizer", || {
             let mut loss = decoder.loss().view(0, &[1])?;
             match reduction {
-                Some(tree) => tree.norm_and_loss(ranks, &mut self.norm, &mut loss, &mut self.workspace)?,
-                None => self.norm_and_loss(ranks, &mut loss)?,
+                Some(tree) => tree.norm_and_loss(meter, &mut self.norm, &mut loss, &mut self.workspace)?,
+                None => self.norm_and_loss(meter, &mut loss)?,
             }
             Ok(self.groups.iter_mut().try_for_each(|group| {
                 grad_norm::clip(&self.norm, self.max_grad_norm, &mut group.scalars)?;
@@ -220,12 +220,14 @@ impl Optimizer {
     }
 
     /// Computes the norm of the gradients of all ranks, and adds up their losses.
-    fn norm_and_loss(&mut self, ranks: &Ranks, loss: &mut Buffer) -> Result<()> {
+    fn norm_and_loss(&mut self, meter: &mut RankMeter, loss: &mut Buffer) -> Result<()> {
         grad_norm::forward(&self.gradients, &mut self.norm, &mut self.workspace)?;
-        let Some(exchange) = ranks.exchange() else { return Ok(()) };
+        if meter.ranks().exchange().is_none() {
+            return Ok(());
+        }
         let norm = f64::from(self.norm.read::<f32>()?[0]);
         let mut sums = [norm * norm, f64::from(loss.read::<f32>()?[0])];
-        exchange.sum(&mut sums)?;
+        meter.sum(&mut sums)?;
         self.norm.write(&[sums[0].sqrt() as f32])?;
         Ok(loss.write(&[sums[1] as f32])?)
     }

@@ -11,7 +11,7 @@ use model::{Decoder, Parameter, ParameterLayout, hugging_face::HfTensor};
 
 use crate::{
     error::Result,
-    ranks::{Place, Ranks},
+    ranks::{Place, RankMeter, Ranks},
 };
 
 /// Elements of a bucket of gradients from each other rank: 4 MiB, large beside what a message costs by itself.
@@ -73,7 +73,7 @@ impl ShardingPlan {
 /// The shards of a run's ranks, and what connects these.
 #[derive(Debug)]
 pub struct Sharding {
-    ranks: Ranks,
+    meter: RankMeter,
     shards: Vec<Range<usize>>,
     staging: Option<Buffer>,
 }
@@ -82,22 +82,32 @@ impl Sharding {
     /// Takes its buffer from the arena. The ranks are not connected yet.
     pub fn bind(plan: &ShardingPlan, arena: &Arena) -> Self {
         let staging = plan.staging.map(|id| arena.buffer(id));
-        Self { ranks: Ranks::ONE, shards: plan.shards.clone(), staging }
+        Self { meter: RankMeter::default(), shards: plan.shards.clone(), staging }
     }
 
     /// Connects the ranks.
     pub fn connect(&mut self, ranks: Ranks) {
-        self.ranks = ranks;
+        self.meter = RankMeter::new(ranks);
     }
 
     /// What connects the ranks.
     pub fn ranks(&self) -> &Ranks {
-        &self.ranks
+        self.meter.ranks()
+    }
+
+    /// What measures the steps of the ranks.
+    pub fn meter(&self) -> &RankMeter {
+        &self.meter
+    }
+
+    /// The same, to begin and end steps.
+    pub fn meter_mut(&mut self) -> &mut RankMeter {
+        &mut self.meter
     }
 
     /// Sums the gradients of this rank's shard over all ranks.
     pub(super) fn reduce_gradients(&self, decoder: &Decoder) -> Result<()> {
-        match (self.ranks.exchange(), &self.staging) {
+        match (self.ranks().exchange(), &self.staging) {
             (Some(exchange), Some(staging)) => exchange.reduce_gradients(decoder.gradients(), staging, &self.shards),
             _ => Ok(()),
         }
@@ -105,7 +115,7 @@ impl Sharding {
 
     /// Gives every rank the weights that each has updated.
     pub(super) fn gather_weights(&self, decoder: &Decoder) -> Result<()> {
-        self.ranks.exchange().map_or(Ok(()), |exchange| exchange.gather_weights(decoder.weights(), &self.shards))
+        self.ranks().exchange().map_or(Ok(()), |exchange| exchange.gather_weights(decoder.weights(), &self.shards))
     }
 }
 

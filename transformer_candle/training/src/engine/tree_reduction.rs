@@ -15,7 +15,7 @@ use model::{Decoder, Parameter, ParameterLayout};
 
 use crate::{
     error::Result,
-    ranks::{Place, Ranks},
+    ranks::{Place, RankMeter},
 };
 
 /// The virtual shards of a step and the buffers of their sums in a memory plan.
@@ -93,7 +93,7 @@ impl TreeReduction {
     /// Writes the norm of all gradients and the loss of all virtual shards, each the same bits on every rank.
     pub(super) fn norm_and_loss(
         &mut self,
-        ranks: &Ranks,
+        meter: &mut RankMeter,
         norm: &mut Buffer,
         loss: &mut Buffer,
         workspace: &mut Buffer,
@@ -105,7 +105,7 @@ impl TreeReduction {
         }
         let mut all = terms.clone();
         // Only one rank has a number: adding the zeros of the others changes no bit of it.
-        ranks.sum(&mut all)?;
+        meter.sum(&mut all)?;
         let (losses, squares) = all.split_at(*virtual_shards);
         norm.write(&[squares.iter().sum::<f64>().sqrt() as f32])?;
         Ok(loss.write(&[tree_sum(losses) as f32])?)

@@ -58,7 +58,8 @@ impl MetricsWriter {
 mod tests {
     use super::*;
     use crate::report::{
-        AdviceReport, EndReport, EvaluationReport, GpuUtilization, SampleReport, StepReport, UtilizationReport,
+        AdviceReport, EndReport, EvaluationReport, GpuUtilization, RankTimes, RanksUtilization, SampleReport,
+        StepReport, UtilizationReport,
     };
 
     fn open(run: &Path, rewind_to: Option<u64>) -> MetricsWriter {
@@ -79,6 +80,7 @@ mod tests {
             save_seconds: 0.5,
             evaluation_seconds: 0.0,
             memory_bytes: 1 << 30,
+            ranks: None,
         }
     }
 
@@ -95,7 +97,7 @@ mod tests {
     }
 
     fn utilization(step: u64, gpu: Option<GpuUtilization>) -> UtilizationReport {
-        UtilizationReport { step, time: 1.5e9, rss_bytes: 1 << 29, cpu_cores: 1.75, swap_bytes: 0, gpu }
+        UtilizationReport { step, time: 1.5e9, rss_bytes: 1 << 29, cpu_cores: 1.75, swap_bytes: 0, ranks: None, gpu }
     }
 
     fn sample(step: u64) -> SampleReport {
@@ -139,6 +141,25 @@ mod tests {
         {"kind":"advice","step":1,"text":"lower it"}
         {"kind":"end","step":1,"reason":"all steps are done"}
         "#);
+    }
+
+    #[test]
+    fn lines_of_several_ranks_have_their_times_too() {
+        let run = tempfile::tempdir().unwrap();
+        let mut metrics = open(run.path(), None);
+        let ranks = RankTimes { compute_seconds: vec![2.5, 3.0], exchange_seconds: 0.25, is_even: true };
+        metrics.record(&StepReport { ranks: Some(ranks), ..step(1) }.record());
+        let ranks = Some(RanksUtilization { largest: 1, max_rss_bytes: 1 << 28 });
+        metrics.record(&UtilizationReport { ranks, ..utilization(1, None) }.record());
+        metrics.flush();
+        insta::assert_snapshot!(std::fs::read_to_string(run.path().join("metrics.jsonl")).unwrap(), @r#"
+        {"kind":"train","step":1,"loss":2.5,"learning_rate":0.001,"grad_norm":0.75,"tokens":4096,"tokens_per_second":1234.5,"mfu":null,"step_seconds":3.25,"data_wait_seconds":0.0,"save_seconds":0.5,"evaluation_seconds":0.0,"memory_bytes":1073741824,"exchange_seconds":0.25,"slowest_rank":1,"slowest_rank_seconds":3.0,"median_rank_seconds":2.5,"rank_compute_seconds":[2.5,3.0]}
+        {"kind":"utilization","step":1,"time":1500000000.0,"rss_bytes":536870912,"cpu_cores":1.75,"swap_bytes":0,"max_rank_rss_bytes":268435456,"largest_rank":1}
+        "#);
+        let tags = tensorboard::steps_and_tags(&run.path().join("tensorboard")).into_iter().flat_map(|(_, tags)| tags);
+        let tags: Vec<String> = tags.filter(|tag| tag.contains("rank") || tag.contains("exchange")).collect();
+        let expected = ["exchange_seconds", "ranks/slowest_compute_seconds", "ranks/median_compute_seconds"];
+        assert_eq!(tags, [&expected[..], &["system/max_rank_rss_bytes"]].concat());
     }
 
     #[test]

@@ -85,6 +85,15 @@ impl Scalar {
     }
 }
 
+/// The number of each rank. TensorBoard does not draw it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Series {
+    /// Its key in `metrics.jsonl`, `--json` and Python.
+    pub key: &'static str,
+    /// In the order of the ranks.
+    pub values: Vec<f64>,
+}
+
 /// A text of a report with its names.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Text {
@@ -128,6 +137,8 @@ pub struct Record {
     pub step: u64,
     /// All numbers but the step.
     pub scalars: Vec<Scalar>,
+    /// Numbers of each rank; empty where there is one.
+    pub series: Vec<Series>,
     /// Those of each component of a mixture; empty without one.
     pub components: Vec<ComponentRecord>,
     /// All texts.
@@ -138,7 +149,15 @@ pub struct Record {
 
 impl Record {
     pub(crate) fn new(kind: &'static str, step: u64) -> Self {
-        Self { kind, step, scalars: Vec::new(), components: Vec::new(), texts: Vec::new(), shown: None }
+        Self {
+            kind,
+            step,
+            scalars: Vec::new(),
+            series: Vec::new(),
+            components: Vec::new(),
+            texts: Vec::new(),
+            shown: None,
+        }
     }
 }
 
@@ -151,6 +170,7 @@ impl Serialize for Record {
         let mut map = serializer.serialize_map(None)?;
         map.serialize_entry("step", &self.step)?;
         serialize_scalars(&self.scalars, &mut map)?;
+        self.series.iter().try_for_each(|series| map.serialize_entry(series.key, &series.values))?;
         if !self.components.is_empty() {
             map.serialize_entry("components", &self.components)?;
         }

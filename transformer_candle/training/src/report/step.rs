@@ -2,7 +2,10 @@
 
 use serde::{Serialize, Serializer};
 
-use super::scalar::{Record, Scalar};
+use super::{
+    ranks::RankTimes,
+    scalar::{Record, Scalar},
+};
 
 /// The result of one optimizer step.
 #[derive(Clone, Debug, PartialEq)]
@@ -17,26 +20,28 @@ pub struct StepReport {
     pub grad_norm: f32,
     /// Target tokens trained on since the run began.
     pub tokens: u64,
-    /// Target tokens per second of this step.
+    /// Target tokens per second of this step, those of all ranks together.
     pub tokens_per_second: f64,
-    /// Model FLOPs over the GPU's nominal BF16 peak, dense; none where no peak is known, as on a CPU.
+    /// Model FLOPs over the GPU's nominal BF16 peak (of several ranks: of all their GPUs), dense; none where no peak is known, as on a CPU.
     pub mfu: Option<f64>,
     /// Wall time of the step.
     pub step_seconds: f64,
-    /// Seconds of it spent waiting for data.
+    /// Seconds of it spent waiting for data, by the rank that waited longest.
     pub data_wait_seconds: f64,
     /// Seconds spent saving checkpoints between the step before and this one; in `metrics.jsonl` since the line before.
     pub save_seconds: f64,
     /// Seconds spent evaluating, samples included, in the same time.
     pub evaluation_seconds: f64,
-    /// Bytes of the planned buffers: what `plan` printed and the trainer allocated.
+    /// Bytes of the planned buffers, of the rank with the most: what `plan` printed and the trainer allocated.
     pub memory_bytes: u64,
+    /// What the ranks did; none where there is one process.
+    pub ranks: Option<RankTimes>,
 }
 
 impl StepReport {
     /// The logged numbers of a step, without the step itself.
     pub fn scalars(&self) -> Vec<Scalar> {
-        vec![
+        let mut scalars = vec![
             Scalar::curve("loss", "loss/train", self.loss),
             Scalar::curve("learning_rate", "learning_rate", self.learning_rate),
             Scalar::curve("grad_norm", "gradient_norm", self.grad_norm),
@@ -48,12 +53,15 @@ impl StepReport {
             Scalar::curve("save_seconds", "save_seconds", self.save_seconds),
             Scalar::curve("evaluation_seconds", "evaluation_seconds", self.evaluation_seconds),
             Scalar::curve("memory_bytes", "memory_bytes", self.memory_bytes),
-        ]
+        ];
+        scalars.extend(self.ranks.iter().flat_map(RankTimes::scalars));
+        scalars
     }
 
     /// The record that metrics sinks receive.
     pub fn record(&self) -> Record {
-        Record { scalars: self.scalars(), ..Record::new("train", self.step) }
+        let series = self.ranks.iter().map(RankTimes::series).collect();
+        Record { scalars: self.scalars(), series, ..Record::new("train", self.step) }
     }
 }
 

@@ -2,7 +2,10 @@
 
 use serde::{Serialize, Serializer};
 
-use super::scalar::{Record, Scalar, Text};
+use super::{
+    ranks::RankUsage,
+    scalar::{Record, Scalar, Text},
+};
 use crate::units::bytes;
 
 /// What a run takes of its machine, sampled beside training.
@@ -12,14 +15,25 @@ pub struct UtilizationReport {
     pub step: u64,
     /// When it was sampled, in seconds since 1970.
     pub time: f64,
-    /// Resident memory of the process.
+    /// Resident memory of the process, or of all ranks.
     pub rss_bytes: u64,
-    /// Mean number of cores that the process kept busy since the sample before.
+    /// Mean number of cores that the process, or all ranks, kept busy since the sample before.
     pub cpu_cores: f64,
-    /// Memory of the process that is swapped out.
+    /// Memory of the process, or of all ranks, that is swapped out.
     pub swap_bytes: u64,
+    /// What stands out among several ranks; none where there is one process.
+    pub ranks: Option<RanksUtilization>,
     /// The GPU that it trains on; none on a CPU, and while NVML does not answer.
     pub gpu: Option<GpuUtilization>,
+}
+
+/// What stands out among several ranks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RanksUtilization {
+    /// The rank with the most resident memory.
+    pub largest: usize,
+    /// Its resident memory.
+    pub max_rss_bytes: u64,
 }
 
 /// What a GPU does at one moment; none for what it does not report, as a slice of one (MIG) reports no utilization.
@@ -44,6 +58,30 @@ pub struct GpuUtilization {
 }
 
 impl UtilizationReport {
+    /// What this process takes.
+    pub(crate) fn usage(&self) -> RankUsage {
+        RankUsage { rss_bytes: self.rss_bytes, cpu_cores: self.cpu_cores, swap_bytes: self.swap_bytes }
+    }
+
+    /// A sample of this process as one of all ranks, given what each takes; of one process as it is. None while a rank
+    /// has not been sampled. The GPU stays this process's.
+    pub(crate) fn of_ranks(self, all: &[RankUsage]) -> Option<Self> {
+        if all.len() < 2 {
+            return Some(self);
+        }
+        if all.iter().any(|rank| rank.rss_bytes == 0) {
+            return None;
+        }
+        let (largest, most) = all.iter().enumerate().max_by_key(|(_, rank)| rank.rss_bytes)?;
+        Some(Self {
+            rss_bytes: all.iter().map(|rank| rank.rss_bytes).sum(),
+            cpu_cores: all.iter().map(|rank| rank.cpu_cores).sum(),
+            swap_bytes: all.iter().map(|rank| rank.swap_bytes).sum(),
+            ranks: Some(RanksUtilization { largest, max_rss_bytes: most.rss_bytes }),
+            ..self
+        })
+    }
+
     /// The logged numbers, without the step.
     pub fn scalars(&self) -> Vec<Scalar> {
         let mut scalars = vec![
@@ -52,6 +90,7 @@ impl UtilizationReport {
             Scalar::curve("cpu_cores", "system/cpu_cores", self.cpu_cores),
             Scalar::curve("swap_bytes", "system/swap_bytes", self.swap_bytes),
         ];
+        scalars.extend(self.ranks.iter().flat_map(RanksUtilization::scalars));
         scalars.extend(self.gpu.iter().flat_map(GpuUtilization::scalars));
         scalars
     }
@@ -72,6 +111,15 @@ impl UtilizationReport {
         let power = gpu.power_watts.map(|watts| format!(" {watts:.0} W"));
         let throttle = gpu.throttle.map(|reason| format!(" ({reason})"));
         format!("GPU{}{}{}", utilization.unwrap_or_default(), power.unwrap_or_default(), throttle.unwrap_or_default())
+    }
+}
+
+impl RanksUtilization {
+    fn scalars(&self) -> [Scalar; 2] {
+        [
+            Scalar::curve("max_rank_rss_bytes", "system/max_rank_rss_bytes", self.max_rss_bytes),
+            Scalar::plain("largest_rank", self.largest as u64),
+        ]
     }
 }
 
@@ -105,13 +153,39 @@ mod tests {
 
     #[test]
     fn the_summary_shows_the_gpu_or_the_process() {
-        let mut report =
-            UtilizationReport { step: 1, time: 0.0, rss_bytes: 812_300_000, cpu_cores: 1.94, swap_bytes: 0, gpu: None };
+        let mut report = UtilizationReport {
+            step: 1,
+            time: 0.0,
+            rss_bytes: 812_300_000,
+            cpu_cores: 1.94,
+            swap_bytes: 0,
+            ranks: None,
+            gpu: None,
+        };
         assert_eq!(report.summary(), "CPU 1.9 cores 812.3 MB");
         let gpu = GpuUtilization { utilization: Some(0.97), power_watts: Some(411.6), ..GpuUtilization::default() };
         report.gpu = Some(gpu.clone());
         assert_eq!(report.summary(), "GPU 97 % 412 W");
         report.gpu = Some(GpuUtilization { throttle: Some("thermal"), ..gpu });
         assert_eq!(report.summary(), "GPU 97 % 412 W (thermal)");
+    }
+    #[test]
+    fn ranks_are_added_up_once_all_are_sampled() {
+        let sample = UtilizationReport {
+            step: 1,
+            time: 0.0,
+            rss_bytes: 7,
+            cpu_cores: 0.5,
+            swap_bytes: 0,
+            ranks: None,
+            gpu: None,
+        };
+        assert_eq!(sample.clone().of_ranks(&[]), Some(sample.clone()));
+        let other = RankUsage { rss_bytes: 9, cpu_cores: 1.25, swap_bytes: 3 };
+        assert_eq!(sample.clone().of_ranks(&[sample.usage(), RankUsage::default(), other]), None);
+        let all = sample.clone().of_ranks(&[sample.usage(), other]).unwrap();
+        assert_eq!((all.rss_bytes, all.swap_bytes), (16, 3));
+        assert!((all.cpu_cores - 1.75).abs() < 1e-12);
+        assert_eq!(all.ranks, Some(RanksUtilization { largest: 1, max_rss_bytes: 9 }));
     }
 }

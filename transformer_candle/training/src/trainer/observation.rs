@@ -10,7 +10,8 @@ use crate::{
     advice::Advisor,
     device,
     metrics::MetricsWriter,
-    report::{AdviceReport, LogInterval, StepReport, UtilizationReport},
+    ranks::RankFigures,
+    report::{AdviceReport, LogInterval, RankUsage, StepReport, UtilizationReport},
     utilization::UtilizationSampler,
 };
 
@@ -19,6 +20,10 @@ pub(super) struct Observation {
     log_interval: LogInterval,
     sampler: UtilizationSampler,
     latest: Option<UtilizationReport>,
+    /// The newest sample of this process.
+    usage: RankUsage,
+    /// Of several ranks, which this one is.
+    rank: usize,
     advisor: Advisor,
     advice: Vec<String>,
     since_step: BetweenSteps,
@@ -34,8 +39,13 @@ struct BetweenSteps {
 }
 
 impl Observation {
-    /// Starts sampling.
-    pub(super) fn start(config: &RunConfig, device: &Device, workers: usize) -> Self {
+    /// Starts sampling. `hosts` are those of the ranks, of which this is `rank`; none of one process.
+    pub(super) fn start(
+        config: &RunConfig,
+        device: &Device,
+        workers: usize,
+        (rank, hosts): (usize, Vec<String>),
+    ) -> Self {
         let runtime = &config.runtime;
         let sampler = runtime.utilization_every.map_or_else(UtilizationSampler::off, |every| {
             UtilizationSampler::start(every.duration(), device::gpu_uuid(device))
@@ -44,7 +54,9 @@ impl Observation {
             log_interval: LogInterval::new(runtime.log_every_n_steps, config.scheduler.total_steps),
             sampler,
             latest: None,
-            advisor: Advisor::new(workers),
+            usage: RankUsage::default(),
+            rank,
+            advisor: Advisor::new(workers, hosts),
             advice: Vec::new(),
             since_step: BetweenSteps::default(),
             since_line: BetweenSteps::default(),
@@ -72,15 +84,28 @@ impl Observation {
         (saving, evaluating)
     }
 
-    /// Records a step if it is to be logged, then what was sampled during it, and what both show.
-    pub(super) fn step(&mut self, report: &StepReport, always: bool, metrics: &mut MetricsWriter) {
+    /// Records a step if it is to be logged, then what was sampled during it, and what both show. `ranks` are the figures
+    /// of several ranks.
+    pub(super) fn step(
+        &mut self,
+        report: &StepReport,
+        ranks: &[RankFigures],
+        always: bool,
+        metrics: &mut MetricsWriter,
+    ) {
         if always || self.log_interval.includes(report.step) {
             let BetweenSteps { saving, evaluating } = mem::take(&mut self.since_line);
             let line = StepReport { save_seconds: saving, evaluation_seconds: evaluating, ..report.clone() };
             metrics.record(&line.record());
         }
         let mut advice = self.advisor.step(report);
+        let mut usage: Vec<RankUsage> = ranks.iter().map(|figures| figures.usage).collect();
         for sample in self.sampler.take(report.step) {
+            self.usage = sample.usage();
+            if let Some(own) = usage.get_mut(self.rank) {
+                *own = self.usage;
+            }
+            let Some(sample) = sample.of_ranks(&usage) else { continue };
             metrics.record(&sample.record());
             advice.extend(self.advisor.utilization(&sample));
             self.latest = Some(sample);
@@ -97,6 +122,12 @@ impl Observation {
         }
     }
 
+    /// What this process takes, of several ranks.
+    pub(super) fn usage(&self) -> RankUsage {
+        self.usage
+    }
+
+    /// The newest sample, of all ranks.
     pub(super) fn utilization(&self) -> Option<&UtilizationReport> {
         self.latest.as_ref()
     }

@@ -12,7 +12,8 @@ use crate::{
     config_fingerprint::ConfigFingerprint,
     environment::VERSION,
     error::{Result, TrainerError},
-    ranks::{Ranks, Vote},
+    ranks::{RankFigures, Ranks, Vote},
+    report::RankTimes,
     run_options::RunOptions,
     stop::StopSignal,
 };
@@ -89,6 +90,42 @@ pub(super) fn require_same_start(ranks: &Ranks, step: u64, fingerprint: &ConfigF
     let mut facts = fingerprint.clone();
     facts.insert("the step to start at".to_owned(), json!(step));
     ranks.require_equal(&facts)
+}
+
+/// What the ranks tell each other of themselves at the start.
+#[derive(Debug, Default)]
+pub(super) struct Introductions {
+    /// The machine of each rank; none of one process.
+    pub(super) hosts: Vec<String>,
+    /// Planned bytes of the rank with the most.
+    pub(super) largest_plan_bytes: u64,
+}
+
+/// Tells the other ranks this machine's name and planned bytes.
+pub(super) fn introduce(ranks: &Ranks, host: &str, plan_bytes: u64) -> Result<Introductions> {
+    let Some(exchange) = ranks.exchange() else {
+        return Ok(Introductions { largest_plan_bytes: plan_bytes, ..Introductions::default() });
+    };
+    let all = exchange.gather(&json!((host, plan_bytes)).to_string())?;
+    let parsed = all.iter().map(|text| serde_json::from_str::<(String, u64)>(text).unwrap_or_default());
+    let (hosts, bytes): (Vec<String>, Vec<u64>) = parsed.unzip();
+    Ok(Introductions { hosts, largest_plan_bytes: bytes.into_iter().max().unwrap_or(plan_bytes) })
+}
+
+/// The longest wait for data of a rank; none of one process.
+pub(super) fn longest_data_wait(figures: &[RankFigures]) -> Option<f64> {
+    figures.iter().map(|rank| rank.data_wait_seconds).reduce(f64::max)
+}
+
+/// The parts of a step of several ranks; none of one process.
+pub(super) fn times(figures: &[RankFigures], is_even: bool) -> Option<RankTimes> {
+    if figures.len() < 2 {
+        return None;
+    }
+    // The rank that the others wait for waits for nobody, so what it spends in exchange is exchange.
+    let exchange_seconds = figures.iter().map(|rank| rank.exchange_seconds).reduce(f64::min)?;
+    let compute_seconds = figures.iter().map(|rank| rank.compute_seconds).collect();
+    Some(RankTimes { compute_seconds, exchange_seconds, is_even })
 }
 
 /// Ranks exchange what lies in the machine's memory.

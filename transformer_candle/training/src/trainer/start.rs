@@ -148,20 +148,24 @@ impl Trainer {
         let prompts = prompts(&run, &data.tokenizer, &mut engine)?;
         let cursor = data.stream.cursor();
         ranks::require_same_start(&options.ranks, state.map_or(0, |state| state.step), &fingerprint)?;
-        let (ledger, metrics) = open_records((&run, &engine, place), state, &cursor, &mut notes, &cancel)?;
+        let environment = Environment::capture(engine.pool().current_num_threads()).on(engine.device());
+        let introduced = ranks::introduce(&options.ranks, &environment.host, plan.bytes)?;
+        let environment = Environment { hosts: introduced.hosts.clone(), ..environment };
+        let (ledger, metrics) = open_records((&run, &environment, place), state, &cursor, &mut notes, &cancel)?;
         let mut trainer = Self {
             saved: saved(&run, resumed.as_ref()),
             position: position(state, cursor, &run.config.runtime.evaluation),
             ledger,
             metrics,
             profile: Profile::new(profiled_steps.filter(|_| place.is_first()), &run.run_directory, &engine),
-            observation: Observation::start(&run.config, &device, data.workers),
+            observation: Observation::start(&run.config, &device, data.workers, (place.rank, introduced.hosts)),
             stages: Stages::new(&run.config, stage, resumed.is_none()),
             schedule: LearningRate::new(&stage_run.config),
             guard: DivergenceGuard::new(&run.config.runtime.divergence_guard),
             run,
             stage_run,
             plan,
+            largest_plan_bytes: introduced.largest_plan_bytes,
             shape,
             engine,
             data,
@@ -325,7 +329,7 @@ fn occupy(run: &ResolvedRun, options: &RunOptions) -> Result<(Option<Arc<RunLock
 /// Opens what the first rank writes while training, the ledger and the metrics, rewound to the checkpoint; and writes
 /// what it trains.
 fn open_records(
-    (run, engine, place): (&ResolvedRun, &Engine, Place),
+    (run, environment, place): (&ResolvedRun, &Environment, Place),
     state: Option<&TrainerState>,
     cursor: &Cursor,
     notes: &mut Vec<String>,
@@ -339,15 +343,15 @@ fn open_records(
     let tensorboard = logging.tensorboard_directory.as_deref().filter(|_| logging.tensorboard);
     let rewind_to = state.map(|state| state.step);
     let metrics = MetricsWriter::open(&run.run_directory, tensorboard, rewind_to)?;
-    write_records(run, engine)?;
+    write_records(run, environment)?;
     Ok((ledger, metrics))
 }
 
 /// Writes the resolved config and the environment into the run directory.
-fn write_records(run: &ResolvedRun, engine: &Engine) -> Result<()> {
+fn write_records(run: &ResolvedRun, environment: &Environment) -> Result<()> {
     let path = run.run_directory.join(RESOLVED_CONFIG);
     let mut text = serde_json::to_string_pretty(&run.portable_config()).expect("a config is plain values");
     text.push('\n');
     atomic_file::replace(&path, text.as_bytes()).map_err(TrainerError::io("write", &path))?;
-    Environment::capture(engine.pool().current_num_threads()).on(engine.device()).save(&run.run_directory)
+    environment.save(&run.run_directory)
 }

@@ -160,6 +160,37 @@ fn ranks_change_losses_by_rounding_only() {
 }
 
 #[test]
+fn metrics_have_the_times_of_all_ranks() {
+    let workshop = Workshop::new();
+    succeeded(train_ranks(&workshop, "run", (2, &QUIET), |_| vec!["data.batch_size=2"]));
+    let lines = workshop.metrics("run", "train");
+    assert_eq!(lines.len(), 10);
+    let (mut steps, mut parts, mut tokens) = (0.0, 0.0, 0.0);
+    for line in &lines {
+        let number = |key: &str| line[key].as_f64().unwrap();
+        let seconds: Vec<f64> =
+            line["rank_compute_seconds"].as_array().unwrap().iter().map(|value| value.as_f64().unwrap()).collect();
+        assert_eq!(seconds.len(), 2);
+        let (slowest, other) = if seconds[0] > seconds[1] { (0, 1) } else { (1, 0) };
+        assert_eq!(line["slowest_rank"], slowest);
+        assert!(number("slowest_rank_seconds").to_bits() == seconds[slowest].to_bits());
+        assert!(number("median_rank_seconds").to_bits() == seconds[other].to_bits());
+        assert!(seconds[other] > 0.0 && number("exchange_seconds") > 0.0);
+        // Of the first rank these are parts of its steps, though not of this one alone.
+        steps += number("step_seconds");
+        parts += seconds[0] + number("exchange_seconds");
+        let in_step = number("tokens") - std::mem::replace(&mut tokens, number("tokens"));
+        assert!((number("tokens_per_second") * number("step_seconds") - in_step).abs() < 1e-6, "of all ranks: {line}");
+    }
+    assert!(parts <= steps, "{parts} of {steps}");
+    let environment = fs::read_to_string(workshop.path().join("run/environment.json")).unwrap();
+    let environment: serde_json::Value = serde_json::from_str(&environment).unwrap();
+    assert_eq!(environment["hosts"], serde_json::json!([environment["host"], environment["host"]]));
+    train(&workshop, "alone", &[], &QUIET);
+    assert!(workshop.metrics("alone", "train").iter().all(|line| line.get("exchange_seconds").is_none()));
+}
+
+#[test]
 fn any_number_of_ranks_resumes_a_checkpoint() {
     let workshop = Workshop::new();
     let overrides = ["data.batch_size=2", "runtime.precision=bf16", "optimizer.algorithm=muon"];

@@ -1,0 +1,129 @@
+//! What holds several ranks back: one that is slower than the others, and their exchange.
+
+use super::{ShareRule, percent};
+use crate::report::RankTimes;
+
+/// The part of a run's time that the other ranks may wait for the slowest.
+const MAX_STRAGGLING: f64 = 0.1;
+/// The part of a run's time that exchange may take.
+const MAX_EXCHANGE: f64 = 0.2;
+/// Seconds before either is found.
+const MIN_SECONDS: f64 = 30.0;
+
+/// Watches the ranks of a run.
+#[derive(Debug)]
+pub(super) struct RankRules {
+    hosts: Vec<String>,
+    exchange: ShareRule,
+    /// Of each rank, the time that it computes longer than the median of the others.
+    excess: Vec<ShareRule>,
+    /// Seconds that each rank has computed, of which older ones weigh less.
+    computed: RankTimes,
+}
+
+impl RankRules {
+    /// `hosts` are those of the ranks, in their order.
+    pub(super) fn new(hosts: Vec<String>) -> Self {
+        let rule = |limit| ShareRule::new(limit, MIN_SECONDS);
+        Self {
+            exchange: rule(MAX_EXCHANGE),
+            excess: hosts.iter().map(|_| rule(MAX_STRAGGLING)).collect(),
+            computed: RankTimes { compute_seconds: vec![0.0; hosts.len()], ..RankTimes::default() },
+            hosts,
+        }
+    }
+
+    /// What a step shows, one sentence each. Where the micro-batches cannot be shared evenly, as while the batch grows, a
+    /// rank has more to do and is not slow.
+    pub(super) fn step(&mut self, times: &RankTimes, step_seconds: f64) -> Vec<String> {
+        if !times.is_even || times.compute_seconds.len() != self.hosts.len() {
+            return Vec::new();
+        }
+        let exchange = self.exchange.observe(times.exchange_seconds, step_seconds).map(|share| {
+            format!(
+                "{} of the time the ranks exchange gradients and weights while nothing is computed: raise \
+                 data.sequences_per_step, so that more is computed per exchange, train in fewer processes, or connect them \
+                 by a faster network",
+                percent(share)
+            )
+        });
+        let weight = ShareRule::weight(step_seconds);
+        for (sum, seconds) in self.computed.compute_seconds.iter_mut().zip(&times.compute_seconds) {
+            *sum = weight * *sum + seconds;
+        }
+        let mut found: Vec<String> = exchange.into_iter().collect();
+        for rank in 0..self.hosts.len() {
+            let excess = times.compute_seconds[rank] - times.median_of_others(rank);
+            if let Some(share) = self.excess[rank].observe(excess, step_seconds) {
+                found.push(self.straggler(rank, share));
+            }
+        }
+        found
+    }
+
+    fn straggler(&self, rank: usize, share: f64) -> String {
+        let ratio = self.computed.compute_seconds[rank] / self.computed.median_of_others(rank);
+        let others = if self.hosts.len() == 2 { "the other" } else { "the median rank" };
+        format!(
+            "rank {rank} on {} takes {ratio:.1} times as long as {others} for its part of a step, and the others wait for it \
+             {} of the time: look there for other programs, fewer or slower cores (runtime.threads), heat or swapping, or \
+             train without that machine",
+            self.hosts[rank],
+            percent(share)
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The number of the step, and the advice, of each finding in steps of a second.
+    fn advice_of(ranks: usize, steps: impl IntoIterator<Item = (Vec<f64>, f64, bool)>) -> Vec<(usize, String)> {
+        let mut rules = RankRules::new((0..ranks).map(|rank| format!("node-{}", rank / 2)).collect());
+        let found = steps.into_iter().enumerate().flat_map(|(index, (compute_seconds, exchange_seconds, is_even))| {
+            let times = RankTimes { compute_seconds, exchange_seconds, is_even };
+            rules.step(&times, 1.0).into_iter().map(move |text| (index + 1, text))
+        });
+        found.collect()
+    }
+
+    #[test]
+    fn a_straggler_is_named_once() {
+        let found = advice_of(4, (0..500).map(|_| (vec![0.6, 0.62, 0.58, 0.84], 0.05, true)));
+        assert_eq!(found.len(), 1, "{found:?}");
+        assert_eq!(found[0].0, 30);
+        let expected = "rank 3 on node-1 takes 1.4 times as long as the median rank for its part of a step, and the others \
+                        wait for it 24 % of the time: ";
+        assert!(found[0].1.starts_with(expected), "{}", found[0].1);
+    }
+
+    #[test]
+    fn of_two_ranks_the_slower_one_is_named() {
+        let found = advice_of(2, (0..100).map(|_| (vec![0.9, 0.3], 0.05, true)));
+        assert_eq!(found.len(), 1);
+        assert!(found[0].1.starts_with("rank 0 on node-0 takes 3.0 times as long as the other for"), "{}", found[0].1);
+    }
+
+    #[test]
+    fn ranks_that_are_slow_in_turns_are_no_stragglers() {
+        let in_turns = |step: usize| (0..4).map(|rank| if step % 4 == rank { 0.9 } else { 0.6 }).collect();
+        assert_eq!(advice_of(4, (0..500).map(|step| (in_turns(step), 0.05, true))), []);
+        let of_two = |step: usize| if step.is_multiple_of(2) { vec![0.9, 0.5] } else { vec![0.5, 0.9] };
+        assert_eq!(advice_of(2, (0..500).map(|step| (of_two(step), 0.05, true))), []);
+    }
+
+    #[test]
+    fn small_differences_and_uneven_shares_are_no_finding() {
+        assert_eq!(advice_of(2, (0..500).map(|_| (vec![0.6, 0.68], 0.05, true))), []);
+        assert_eq!(advice_of(2, (0..500).map(|_| (vec![0.0, 0.9], 0.05, false))), [], "the batch grows");
+    }
+
+    #[test]
+    fn a_large_share_of_exchange_is_found() {
+        let found = advice_of(2, (0..500).map(|_| (vec![0.6, 0.6], 0.35, true)));
+        assert_eq!(found.len(), 1, "{found:?}");
+        assert!(found[0].1.starts_with("35 % of the time the ranks exchange gradients and weights"), "{}", found[0].1);
+        assert_eq!(advice_of(2, (0..500).map(|_| (vec![0.6, 0.6], 0.15, true))), []);
+    }
+}

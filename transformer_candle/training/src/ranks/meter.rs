@@ -1,0 +1,135 @@
+//! Measures what each rank does in a step. The ranks tell each other with the sum of loss and norm that every step takes
+//! anyway: no message more, and no bit of those sums changes.
+//!
+//! At that sum a rank has computed its gradients and has not updated its weights. So what it tells is measured from the
+//! sum of the step before to this one, steps only: the update and the exchange of weights of the step before, then the
+//! wait for data, the gradients and their exchange.
+
+use std::time::{Duration, Instant};
+
+use super::Ranks;
+use crate::{error::Result, report::RankUsage};
+
+/// What one rank does and takes.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct RankFigures {
+    /// Time outside of waits and exchange.
+    pub compute_seconds: f64,
+    /// Time in exchange, the wait for other ranks included.
+    pub exchange_seconds: f64,
+    /// Time waiting for data.
+    pub data_wait_seconds: f64,
+    /// What the process takes of its machine.
+    pub usage: RankUsage,
+}
+
+impl RankFigures {
+    const NUMBERS: usize = 6;
+
+    fn to_numbers(self) -> [f64; Self::NUMBERS] {
+        let RankUsage { rss_bytes, cpu_cores, swap_bytes } = self.usage;
+        let seconds = [self.compute_seconds, self.exchange_seconds, self.data_wait_seconds];
+        [seconds[0], seconds[1], seconds[2], rss_bytes as f64, cpu_cores, swap_bytes as f64]
+    }
+
+    fn from_numbers([compute, exchange, wait, rss, cpu_cores, swap]: [f64; Self::NUMBERS]) -> Self {
+        let usage = RankUsage { rss_bytes: rss as u64, cpu_cores, swap_bytes: swap as u64 };
+        Self { compute_seconds: compute, exchange_seconds: exchange, data_wait_seconds: wait, usage }
+    }
+}
+
+/// Measures this rank's steps and knows those of all. Of one process it measures nothing.
+#[derive(Debug, Default)]
+pub struct RankMeter {
+    ranks: Ranks,
+    /// Up to where the current step is measured; none between steps.
+    measured: Option<Moment>,
+    compute: Duration,
+    exchange: Duration,
+    data_wait: Duration,
+    usage: RankUsage,
+    of_all: Vec<RankFigures>,
+}
+
+/// A time, and the time spent in exchange before it.
+#[derive(Clone, Copy, Debug)]
+struct Moment {
+    at: Instant,
+    exchanged: Duration,
+}
+
+impl RankMeter {
+    /// A meter of a rank of these.
+    pub fn new(ranks: Ranks) -> Self {
+        Self { ranks, ..Self::default() }
+    }
+
+    /// What connects the ranks.
+    pub fn ranks(&self) -> &Ranks {
+        &self.ranks
+    }
+
+    /// Begins a step, before its data.
+    pub fn begin_step(&mut self) {
+        self.measured = self.now();
+    }
+
+    /// The step has its data.
+    pub fn loaded(&mut self, data_wait: Duration, usage: RankUsage) {
+        (self.data_wait, self.usage) = (data_wait, usage);
+    }
+
+    /// Adds up numbers over all ranks, and tells them what this one has done.
+    ///
+    /// # Errors
+    /// As [`super::Exchange::sum`].
+    pub fn sum(&mut self, numbers: &mut [f64]) -> Result<()> {
+        let Some(exchange) = self.ranks.exchange() else { return Ok(()) };
+        let place = exchange.place();
+        self.measure();
+        let own = RankFigures {
+            compute_seconds: self.compute.saturating_sub(self.data_wait).as_secs_f64(),
+            exchange_seconds: self.exchange.as_secs_f64(),
+            data_wait_seconds: self.data_wait.as_secs_f64(),
+            usage: self.usage,
+        };
+        (self.compute, self.exchange) = (Duration::ZERO, Duration::ZERO);
+        // Zeros stand for the figures of the others: adding them changes no bit.
+        let mut figures = vec![[0.0; RankFigures::NUMBERS]; place.world_size];
+        figures[place.rank] = own.to_numbers();
+        let mut all = [&*numbers, figures.as_flattened()].concat();
+        self.ranks.sum(&mut all)?;
+        let (sums, figures) = all.split_at(numbers.len());
+        numbers.copy_from_slice(sums);
+        self.of_all = figures.as_chunks().0.iter().copied().map(RankFigures::from_numbers).collect();
+        Ok(())
+    }
+
+    /// Ends a step.
+    pub fn end_step(&mut self) {
+        self.measure();
+        self.measured = None;
+    }
+
+    /// What the ranks have told with the last sum, in their order; nothing of one process.
+    pub fn of_all(&self) -> &[RankFigures] {
+        &self.of_all
+    }
+
+    fn now(&self) -> Option<Moment> {
+        self.ranks.exchange_time().map(|exchanged| Moment { at: Instant::now(), exchanged })
+    }
+
+    /// Counts the time up to now.
+    fn measure(&mut self) {
+        if let (Some(before), Some(now)) = (self.measured, self.now()) {
+            let exchanged = now.exchanged.saturating_sub(before.exchanged);
+            self.exchange += exchanged;
+            self.compute += now.at.duration_since(before.at).saturating_sub(exchanged);
+            self.measured = Some(now);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

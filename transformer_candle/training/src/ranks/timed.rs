@@ -1,0 +1,62 @@
+//! An exchange that counts the time spent in it: the transfer itself and the wait for other ranks.
+
+use std::{
+    ops::Range,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use kernels::Buffer;
+
+use super::{Exchange, Place};
+use crate::error::Result;
+
+/// An exchange and the time spent in its methods.
+#[derive(Debug)]
+pub(super) struct TimedExchange {
+    exchange: Arc<dyn Exchange>,
+    nanoseconds: AtomicU64,
+}
+
+impl TimedExchange {
+    pub(super) fn new(exchange: Arc<dyn Exchange>) -> Self {
+        Self { exchange, nanoseconds: AtomicU64::new(0) }
+    }
+
+    /// Time spent in all calls so far.
+    pub(super) fn time(&self) -> Duration {
+        Duration::from_nanos(self.nanoseconds.load(Ordering::Relaxed))
+    }
+
+    fn timed<T>(&self, call: impl FnOnce(&dyn Exchange) -> T) -> T {
+        let began = Instant::now();
+        let returned = call(&*self.exchange);
+        self.nanoseconds.fetch_add(began.elapsed().as_nanos() as u64, Ordering::Relaxed);
+        returned
+    }
+}
+
+impl Exchange for TimedExchange {
+    fn place(&self) -> Place {
+        self.exchange.place()
+    }
+
+    fn reduce_gradients(&self, gradients: &Buffer, staging: &Buffer, shards: &[Range<usize>]) -> Result<()> {
+        self.timed(|exchange| exchange.reduce_gradients(gradients, staging, shards))
+    }
+
+    fn gather_weights(&self, weights: &Buffer, shards: &[Range<usize>]) -> Result<()> {
+        self.timed(|exchange| exchange.gather_weights(weights, shards))
+    }
+
+    fn sum(&self, numbers: &mut [f64]) -> Result<()> {
+        self.timed(|exchange| exchange.sum(numbers))
+    }
+
+    fn gather(&self, text: &str) -> Result<Vec<String>> {
+        self.timed(|exchange| exchange.gather(text))
+    }
+}
