@@ -135,6 +135,7 @@ def test_patience_ends_a_run_with_the_reason(workspace: Workspace) -> None:
     assert end["kind"] == "end"
     assert end["reason"].startswith(reason)
     assert end["reason"].endswith(" at step 2)")
+    assert "--resume --override runtime.evaluation.patience=null" in done.out
     assert workspace.checkpoints("patience")[-1] == "step-00000006"
     again = workspace.trainer("train", "--config", workspace.run_folder("patience") / "training.yaml", "--resume")
     assert reason in again.succeeded().out

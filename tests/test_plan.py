@@ -109,9 +109,12 @@ def test_apply_writes_a_config_that_fits(workspace: Workspace) -> None:
 
 def test_nothing_is_written_if_nothing_fits(workspace: Workspace) -> None:
     out = workspace.root / "fits.yaml"
-    workspace.orchestrate("plan", "--preset=1b", "--gpu=rtx4090", "--memory=1GB", f"--apply={out}").refused(
-        4, "does not fit"
-    )
+    asked = ("plan", "--preset=1b", "--gpu=rtx4090", "--memory=1GB")
+    assert workspace.orchestrate(*asked).succeeded().out.endswith("\nNo combination of these is enough.\n")
+    refused = workspace.orchestrate(*asked, f"--apply={out}").refused(4, "does not fit")
+    assert refused.out.endswith("\nNo combination of these is enough.\n")
+    assert not out.exists()
+    workspace.orchestrate(*asked, f"--apply={out}", "--json").refused(4, "does not fit")
     assert not out.exists()
 
 
@@ -120,6 +123,8 @@ def test_nothing_is_written_if_nothing_fits(workspace: Workspace) -> None:
     [
         ("--gpu=rtx2080", "must be one of rtx5090"),
         ("--memory=lots", "must be an amount of memory"),
+        ("--memory=24", "must be at least 1 MB: did you mean `24GB`?"),
+        ("--memory=9kB", "must be at least 1 MB\n"),
         ("--tokens=many", "must be a number of tokens"),
         ("--tokens=0", "must be a number of tokens"),
         ("--watts=-1", "must be a number, at least 0"),
@@ -133,6 +138,28 @@ def test_nothing_is_written_if_nothing_fits(workspace: Workspace) -> None:
 )
 def test_a_bad_value_is_a_sentence(workspace: Workspace, option: str, words: str) -> None:
     workspace.orchestrate("plan", "--preset=1b", "--gpu=rtx5090", option).refused(2, words)
+
+
+def test_a_shipped_config_is_named_in_errors(workspace: Workspace) -> None:
+    refused = workspace.orchestrate("plan", "--preset=25m", "--override=data.batch_size=0").refused(
+        2, "data.batch_size"
+    )
+    assert refused.err.startswith("orchestrate: 25m: data.batch_size: ")
+
+
+def test_an_assumed_gpu_is_told(workspace: Workspace) -> None:
+    assumed = ", assumed, as there is no usable GPU here (--gpu names another)\n"
+    text = workspace.orchestrate("plan", "--preset=1b").succeeded().out
+    assert assumed in next(line for line in text.splitlines(keepends=True) if line.startswith("device"))
+    assert assumed not in workspace.orchestrate("plan", "--preset=1b", "--gpu=rtx5090").succeeded().out
+    assert plan(workspace, "--preset=1b")["device"]["assumed"] is True
+
+
+def test_electricity_of_a_cpu_needs_its_watts(workspace: Workspace) -> None:
+    asked = ("plan", f"--config={tiny_config(workspace)}", "--price-per-kwh=0.3")
+    text = workspace.orchestrate(*asked).succeeded().out
+    assert text.endswith("cost       electricity: add --watts, what this machine draws\n")
+    assert "kWh at 150 W, 0.00\n" in workspace.orchestrate(*asked, "--watts=150").succeeded().out
 
 
 def tiny_config(workspace: Workspace) -> Path:

@@ -12,6 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from orchestrator.watch.live import Watched
+from orchestrator.watch.run_directory import FollowedDirectory
+from orchestrator.watch.status import State
 from watched_runs import as_lines, train_row, train_rows, write_run
 from workspace import ORCHESTRATE, TRAINER, Finished, Workspace
 
@@ -68,6 +71,7 @@ def test_a_run_that_never_was_is_told_with_those_there_are(workspace: Workspace)
     write_run(workspace.run_folder("second"), train_rows(5))
     once(workspace, "third").refused(2, "there is no experiment 'third'", "there are: first, second")
     once(workspace, "runs/first/checkpoints/step-00000009").refused(2, "there are: first, second")
+    once(workspace, "nowhere/first").refused(2, f"there is no {workspace.root / 'nowhere/first'}, nor ")
     once(workspace, workspace.root).refused(2, "is no run directory", "metrics.jsonl")
     workspace.orchestrate("watch", "first", "--json").refused(2, "--once")
     workspace.orchestrate("watch", "first", "--interval=0").refused(2, "--interval")
@@ -98,6 +102,33 @@ def test_the_state_follows_lock_end_and_checkpoints(workspace: Workspace) -> Non
     ):
         write_rows(run, [*train_rows(9), {"kind": "end", "step": 9, "reason": reason}])
         assert state(workspace) == expected
+
+
+def test_an_error_that_ended_training_is_a_failure(workspace: Workspace) -> None:
+    run = workspace.run_folder("exp")
+    write_run(run, train_rows(9), checkpoints=[5])
+    end = {"kind": "end", "step": 9, "reason": "training diverged at step 9", "exit_code": 6}
+    write_rows(run, [*train_rows(9), end])
+    assert state(workspace) == ("failed", "training diverged at step 9")
+    assert shown(workspace)["warnings"] == ["--resume starts from step 5 and repeats 4 steps"]
+
+
+def test_a_run_that_waits_for_its_start_tells_the_command(workspace: Workspace) -> None:
+    run = workspace.run_folder("exp")
+    write_run(run, [])
+    (run / "training.yaml").write_text("")
+    assert state(workspace) == ("not started", "")
+    assert shown(workspace)["warnings"] == [f"to start it: orchestrate train --config {run / 'training.yaml'}"]
+
+
+def test_the_last_figures_outlive_the_directory(workspace: Workspace) -> None:
+    run = write_run(workspace.run_folder("exp"), train_rows(9), checkpoints=[5])
+    watched = Watched(FollowedDirectory(run))
+    before = watched.look()
+    shutil.rmtree(run)
+    after = watched.look()
+    assert (after.state, after.warnings) == (State.REMOVED, [])
+    assert (after.step, after.total_steps, after.latest) == (9, 1000, before.latest)
 
 
 def write_rows(run: Path, rows: list[dict[str, Any]]) -> None:

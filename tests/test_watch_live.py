@@ -72,6 +72,8 @@ def test_the_panel_follows_a_run_to_its_removal(workspace: Workspace) -> None:
             terminal.wait_for("elsewhere: ", "runs/watched is now")
             settle(trainer)
             assert trainer.returncode == 1
+            # The headline has no room for all of the reason.
+            terminal.wait_for("elsewhere: failed", "`--resume`")
             shutil.rmtree(elsewhere)
             terminal.wait_for("elsewhere: removed")
             assert terminal.process.poll() is None

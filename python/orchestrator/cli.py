@@ -18,7 +18,7 @@ from orchestrator.arguments import Command, Group, stopped
 from orchestrator.command_error import CommandError, ExitCode
 from orchestrator.export import Format, Type
 from orchestrator.options import ConfigFlag, parameter, takes, trainer_command
-from orchestrator.settings import Depth, Launch, LaunchMode, Preset, Ranks, Settings, takes_settings
+from orchestrator.settings import Depth, Launch, LaunchMode, PlannedPreset, Ranks, Settings, takes_settings
 from orchestrator.signals import Stopped, stoppable
 
 app = typer.Typer(
@@ -98,7 +98,7 @@ def train(launch: Launch, nproc: int | None, **typed: Any) -> None:
 
 
 @app.command("plan", cls=Command)
-@takes([*PLAN.optional_parameters(), parameter("preset", Preset), parameter("depth", Depth)], PLAN.about)
+@takes([*PLAN.optional_parameters(), parameter("preset", PlannedPreset), parameter("depth", Depth)], PLAN.about)
 def plan(preset: str | None, depth: int | None, **typed: Any) -> None:
     """Run the trainer's `plan`, also of a shipped config or of a depth."""
     from orchestrator.base_config import config_file, preset_text
@@ -107,11 +107,17 @@ def plan(preset: str | None, depth: int | None, **typed: Any) -> None:
     if sum(said is not None for said in (typed["config"], preset, depth)) != 1:
         raise CommandError("say what to plan: --config FILE, --preset NAME or --depth N")
     with tempfile.TemporaryDirectory() as folder:
+        name = preset or f"depth-{depth}"
         if preset is not None:
-            typed["config"] = config_file(preset, preset_text(preset), Path(folder))
+            typed["config"] = config_file(name, preset_text(preset), Path(folder))
         elif depth is not None:
-            typed["config"] = config_file(f"depth-{depth}", preset_of_depth(depth), Path(folder))
-        raise typer.Exit(_run_in_the_trainer(PLAN.words(typed)))
+            typed["config"] = config_file(name, preset_of_depth(depth), Path(folder))
+        try:
+            code = _run_in_the_trainer(PLAN.words(typed))
+        except _native.TrainerError as error:
+            # The file is gone when its name is read.
+            raise CommandError(str(error).replace(str(Path(folder, f"{name}.yaml")), name), error.exit_code) from error
+        raise typer.Exit(code)
 
 
 @app.command("preset", cls=Command)

@@ -91,6 +91,7 @@ Preset = Annotated[
         metavar="NAME",
     ),
 ]
+PlannedPreset = Annotated[str | None, _flag(RUN, "Plan this shipped config.", metavar="NAME")]
 Ranks = Annotated[
     int | None,
     _flag(

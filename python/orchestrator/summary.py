@@ -16,6 +16,8 @@ from orchestrator.settings import DEMO_DATASET
 from orchestrator.tokenizer import Facts
 
 SAMPLE_TOKENS = 96
+OUT_OF_PATIENCE = "evaluation has not improved"
+"""How the trainer's reason begins where `runtime.evaluation.patience` has ended the run."""
 
 
 def show_prepared(config: Path) -> None:
@@ -74,7 +76,10 @@ def show_finished(job: Job, place: Place, text: Facts | None) -> None:
         return
     steps = metrics.get("train", {}).get("step", 0)
     plain(f"{this_command()} generate {place.model_flags} --prompt '{prompt or 'The '}'")
-    plain(f"{this_command()} {place.flags} --resume --steps {2 * steps}")
+    further = f"--steps {2 * steps}"
+    if str(metrics.get("end", {}).get("reason", "")).startswith(OUT_OF_PATIENCE):
+        further = "--override runtime.evaluation.patience=null   # although it has stopped improving"
+    plain(f"{this_command()} {place.flags} --resume {further}")
 
 
 def _suggest_for_chat(place: Place, has_adapters: bool) -> None:

@@ -181,7 +181,7 @@ def test_a_run_records_what_its_gpu_does(runs: Runs, tmp_path: Path) -> None:
         )  # fmt: skip
         assert process.stdout
         for line in process.stdout:
-            if line.startswith("step ") and runs.metrics(name, "utilization"):
+            if line.startswith("step ") and len(runs.metrics(name, "utilization")) >= 3:
                 break
         process.send_signal(signal.SIGINT)
         process.communicate(timeout=120)
@@ -193,6 +193,8 @@ def test_a_run_records_what_its_gpu_does(runs: Runs, tmp_path: Path) -> None:
         "gpu_throttle": "thermal",
     }  # fmt: skip
     assert gpu_rows("known", f"{own},{state}", path)[0] == known
+    told = "the GPU is throttled (thermal) at 71 °C, its clock is 2400 MHz: improve its cooling"
+    assert told in runs.metrics("known", "advice")[0]["text"]
     assert gpu_rows("another", f"uuid=GPU-1,{state}", path)[0] == {}
     assert gpu_rows("unloaded", f"{own},{state},unloaded=1", path)[0] == {}
 

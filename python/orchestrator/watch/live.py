@@ -44,11 +44,13 @@ class Watched:
     file: MetricsFile = field(default_factory=MetricsFile)
     problem: str | None = None
     """Why the metrics cannot be read."""
+    last: Status | None = None
+    """What the run's files said while they were there."""
 
     def look(self, budget: int = BUDGET) -> Status:
         """Read what is new and return the run's status."""
         if self.directory.look():
-            self.file = MetricsFile()
+            self.file, self.last = MetricsFile(), None
         path = self.directory.path
         self.problem = None
         if not self.directory.is_removed:
@@ -56,7 +58,12 @@ class Watched:
                 self.file.read(path / METRICS, budget)
             except OSError as error:
                 self.problem = error.strerror or str(error)
-        status = assess(path, self.file.metrics, trainer_lock.ask(path), self.directory.is_removed, time.time())
+        now = time.time()
+        if self.directory.is_removed and self.last is not None:
+            status = self.last.after_removal(now)
+        else:
+            status = assess(path, self.file.metrics, trainer_lock.ask(path), self.directory.is_removed, now)
+            self.last = status
         if self.directory.moved_from is not None:
             status.warnings.insert(0, f"{shown(self.directory.moved_from)} is now {shown(path)}")
         if self.problem is not None:

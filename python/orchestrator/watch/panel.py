@@ -22,6 +22,7 @@ STYLES = {
     State.STARTING: "bold yellow",
     State.NOT_STARTED: "bold yellow",
     State.STOPPED: "bold yellow",
+    State.FAILED: "bold red",
     State.SILENT: "bold red",
     State.KILLED: "bold red",
     State.REMOVED: "bold red",
@@ -72,6 +73,8 @@ def _layout(status: Status, note: str, width: int, height: int, unicode: bool) -
     facts = _facts(status, is_large)
     facts_height = max(len(part) for _, part in facts) + FRAME
     messages = _messages(status, is_large)
+    if len(_headline(status)) > width:
+        messages.insert(0, Text(escaped(status.detail), style="yellow"))
     left = height - HEADER - facts_height - 1
     wrapped = _wrapped(messages, width - 4)
     messages_height = min(len(wrapped) + FRAME, max(3, left * 2 // 5 + 1))

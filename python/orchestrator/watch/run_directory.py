@@ -10,9 +10,10 @@ from pathlib import Path
 from orchestrator.command_error import CommandError
 from orchestrator.paths import EXPERIMENT, Roots, shown
 
+CONFIG = "training.yaml"
 METRICS = "metrics.jsonl"
 LOCK = ".trainer.lock"
-RUN_FILES = ("training.yaml", "resolved_config.json", METRICS, LOCK)
+RUN_FILES = (CONFIG, "resolved_config.json", METRICS, LOCK)
 """A directory that holds one of these is a run's."""
 
 
@@ -41,7 +42,10 @@ def _named(named: str, roots: Roots) -> Path:
         raise CommandError(f"{shown(path)} is no run directory: it has none of {', '.join(RUN_FILES[:3])}")
     names = [folder.name for folder in _runs(roots.runs)]
     there = f"; there are: {', '.join(names)}" if names else ", nor any other"
-    raise CommandError(f"there is no experiment {named!r} in {shown(roots.runs)}{there}")
+    missing = (
+        f"experiment {named!r}" if EXPERIMENT.fullmatch(named) else f"{shown(path)}, nor an experiment of that name"
+    )
+    raise CommandError(f"there is no {missing} in {shown(roots.runs)}{there}")
 
 
 def is_run(folder: Path) -> bool:

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import enum
 import json
+import shlex
 import statistics
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from orchestrator.input_files import read_text
+from orchestrator.paths import shown
 from orchestrator.screen import duration
 from orchestrator.watch import checkpoints, ranks
 from orchestrator.watch.checkpoints import Checkpoint
 from orchestrator.watch.metrics_file import Metrics, Row, number
 from orchestrator.watch.ranks import Ranks
-from orchestrator.watch.run_directory import METRICS, last_change
+from orchestrator.watch.run_directory import CONFIG, METRICS, last_change
 from orchestrator.watch.trainer_lock import Held, TrainerLock
 
 BETWEEN = {"save": "save_seconds", "evaluation": "evaluation_seconds"}
@@ -36,6 +38,7 @@ class State(enum.Enum):
     RUNNING = "running"
     STOPPED = "stopped"
     ENDED = "ended"
+    FAILED = "failed"
     KILLED = "killed"
     SILENT = "silent"
     REMOVED = "removed"
@@ -43,7 +46,7 @@ class State(enum.Enum):
     @property
     def is_over(self) -> bool:
         """Whether nothing more is to be expected unless somebody resumes the run."""
-        return self in (State.STOPPED, State.ENDED, State.KILLED, State.REMOVED)
+        return self in (State.STOPPED, State.ENDED, State.FAILED, State.KILLED, State.REMOVED)
 
 
 class Stage(NamedTuple):
@@ -165,6 +168,12 @@ class Status:
         """The last text that the run generated."""
         return next(reversed(self.metrics.samples.values()), None)
 
+    def after_removal(self, now: float) -> Status:
+        """Return the same figures once the run's directory is gone."""
+        age = None if self.line_age is None else self.line_age + now - self.now
+        lock = replace(self.lock, held=Held.NO)
+        return replace(self, state=State.REMOVED, detail="", lock=lock, line_age=age, now=now, warnings=[])
+
 
 def assess(directory: Path, metrics: Metrics, lock: TrainerLock, removed: bool, now: float) -> Status:
     """Return the status of a run whose metrics have been read; `now` is in Unix seconds."""
@@ -189,7 +198,7 @@ def assess(directory: Path, metrics: Metrics, lock: TrainerLock, removed: bool, 
         best=checkpoints.named(folder, "best"),
         line_age=age,
         now=now,
-        warnings=list(_warnings(metrics, state, age, latest)),
+        warnings=list(_warnings(directory, metrics, state, age, latest)),
     )
 
 
@@ -218,7 +227,7 @@ def _ended(end: Row) -> tuple[State, str]:
     reason = str(end.get("reason", "no reason is given"))
     if reason.startswith(State.STOPPED.value):
         return State.STOPPED, reason.removeprefix(State.STOPPED.value).strip()
-    return State.ENDED, reason
+    return (State.FAILED if number(end, "exit_code") else State.ENDED), reason
 
 
 def _judged_by_age(metrics: Metrics, lock: TrainerLock, age: float | None) -> tuple[State, str]:
@@ -246,11 +255,16 @@ def _trainer(lock: TrainerLock) -> str:
     return where if lock.pid is None else f"process {lock.pid} {where}"
 
 
-def _warnings(metrics: Metrics, state: State, age: float | None, latest: Checkpoint | None) -> Iterable[str]:
+def _warnings(
+    directory: Path, metrics: Metrics, state: State, age: float | None, latest: Checkpoint | None
+) -> Iterable[str]:
     """Return what somebody who watches should know, one sentence each."""
+    config = directory / CONFIG
+    if state is State.NOT_STARTED and config.exists():
+        yield f"to start it: orchestrate train --config {shlex.quote(shown(config))}"
     if state is State.KILLED and latest is None:
         yield "there is no checkpoint: the run has to start again"
-    elif state is State.KILLED and latest is not None:
+    elif state in (State.KILLED, State.FAILED) and latest is not None:
         yield f"--resume starts from step {latest.step:,} and repeats {max(0, metrics.step - latest.step):,} steps"
     if state is State.SILENT:
         yield "the run was stopped or killed, or its files are not copied any more"

@@ -89,6 +89,8 @@ pub struct PlannedDevice {
     pub bf16_flops: Option<f64>,
     /// The numbers that its speed is predicted from, for a GPU of the table.
     pub gpu: Option<GpuSpec>,
+    /// Whether nobody has named it: the run needs a GPU, and there is none here.
+    pub assumed: bool,
 }
 
 /// A run's memory, disk and compute requirements. `Display` prints it for people, serde for programs.

@@ -140,14 +140,16 @@ impl Session {
         for note in self.trainer.notes() {
             self.progress.print(note);
         }
-        let plan = self.trainer.memory_plan();
+        let (plan, workers) = (self.trainer.memory_plan(), self.trainer.data_workers());
         let device = self.trainer.device();
         let gpu = device.as_cuda().map_or_else(String::new, |gpu| format!(" ({})", gpu.name()));
         let ranks = plan.ranks.map_or_else(String::new, |ranks| format!(" in {ranks} ranks, each"));
         self.progress.print(&format!(
-            "training {} parameters on {device}{gpu}{ranks} with {} threads; {} of buffers; {} tokens per step",
+            "training {} parameters on {device}{gpu}{ranks} with {} threads, {workers} data worker{}; {} of buffers; {} tokens per \
+             step",
             grouped(plan.parameters),
             self.trainer.threads(),
+            if workers == 1 { "" } else { "s" },
             bytes(plan.bytes),
             grouped(plan.tokens_per_step_of(self.trainer.stage())),
         ));
@@ -275,11 +277,10 @@ impl Session {
         {
             self.progress.print(&format!("step {}: {reason}", grouped(self.trainer.steps_done())));
         }
-        let reason = match ended {
-            Ok(ending) => ending.to_string(),
-            Err(error) => error.to_string(),
-        };
-        self.trainer.record_end(&reason);
+        match ended {
+            Ok(ending) => self.trainer.record_end(&ending.to_string(), None),
+            Err(error) => self.trainer.record_end(&error.to_string(), Some(error.exit_code())),
+        }
     }
 
     /// Prints where the time of the profiled steps went.

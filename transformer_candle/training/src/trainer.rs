@@ -318,6 +318,11 @@ impl Trainer {
         self.engine.pool().current_num_threads()
     }
 
+    /// Threads that read and tokenise.
+    pub fn data_workers(&self) -> usize {
+        self.data.workers
+    }
+
     /// Where it computes.
     pub fn device(&self) -> &Device {
         self.engine.device()

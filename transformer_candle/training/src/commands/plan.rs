@@ -12,6 +12,9 @@ use crate::memory_plan::{Change, Interconnect, MemoryPlan, PlanGpu, PlanRequest}
 use crate::stability::{self, StabilityChange};
 use crate::{Result, TrainerError, atomic_file, speed_advice::speed_advice};
 
+/// Less memory than this is planned for by mistake.
+const LEAST_MEMORY: u64 = 1_000_000;
+
 /// What `plan` takes.
 #[derive(Debug, Clone, Args)]
 pub struct PlanOptions {
@@ -26,7 +29,7 @@ pub struct PlanOptions {
     #[arg(long, value_name = "NAME")]
     pub gpu: Option<PlanGpu>,
     /// Plan for this much memory, such as 24GB.
-    #[arg(long, value_name = "SIZE")]
+    #[arg(long, value_name = "SIZE", value_parser = memory_size)]
     pub memory: Option<ByteSize>,
     /// Plan for about this many tokens, such as 20B, instead of `scheduler.total_steps`.
     #[arg(long, value_name = "COUNT", value_parser = token_count)]
@@ -80,6 +83,17 @@ fn token_count(text: &str) -> std::result::Result<u64, String> {
     }
 }
 
+/// `24GB`; a number alone would be bytes, which nobody means.
+fn memory_size(text: &str) -> std::result::Result<ByteSize, String> {
+    let size: ByteSize = text.parse()?;
+    if size.0 >= LEAST_MEMORY {
+        return Ok(size);
+    }
+    let with_unit =
+        if text.trim().parse::<f64>().is_ok() { format!(": did you mean `{}GB`?", text.trim()) } else { String::new() };
+    Err(format!("must be at least 1 MB{with_unit}"))
+}
+
 fn amount(text: &str) -> std::result::Result<f64, String> {
     match text.parse::<f64>() {
         Ok(number) if number.is_finite() && number >= 0.0 => Ok(number),
@@ -120,9 +134,10 @@ struct Planned {
     advice: Vec<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     against_divergence: Option<Vec<StabilityChange>>,
-    /// What was changed in the config that was written.
+    /// The changes with which the run fits, and those against divergence, as `--apply` writes them. None if nothing is
+    /// enough.
     #[serde(skip)]
-    applied: Option<Vec<Change>>,
+    changes: Option<Vec<Change>>,
 }
 
 fn plan(options: &PlanOptions) -> Result<Planned> {
@@ -134,21 +149,18 @@ fn plan(options: &PlanOptions) -> Result<Planned> {
     }
     let plan = MemoryPlan::for_request(&run, &request)?;
     let against_divergence = options.unstable.then(|| stability::against_divergence(&run.config));
-    let applied = match &options.apply {
-        None => None,
-        Some(out) => {
-            let changes = stabler(&plan.fitting_changes(&run, &request)?, against_divergence.as_deref());
-            write(out, &changes, &run, &overrides)?;
-            Some(changes)
-        }
-    };
+    let fitting = plan.fitting_changes(&run, &request).ok();
+    let changes = fitting.map(|fitting| stabler(&fitting, against_divergence.as_deref()));
+    if let (Some(out), Some(changes)) = (&options.apply, &changes) {
+        write(out, changes, &run, &overrides)?;
+    }
     let untimed = PlanRequest { times_operations: false, ..request };
     let plan_of = |run: &ResolvedRun| MemoryPlan::for_request(run, &untimed);
     let advice = match plan.shortage {
         Some(_) => Vec::new(),
         None => speed_advice(&run, run.config.data.batch_size, &plan, plan_of, None)?,
     };
-    Ok(Planned { plan, advice, against_divergence, applied })
+    Ok(Planned { plan, advice, against_divergence, changes })
 }
 
 /// The changes with which a run fits, and those against divergence of keys that they leave.
@@ -167,22 +179,34 @@ pub(super) fn main(options: &PlanOptions, output: &mut dyn Output) -> Result<u8>
     let planned = plan(options)?;
     if options.json {
         output.print_json(&planned)?;
-        return Ok(0);
+        return check_written(options, &planned).map(|()| 0);
     }
-    let Planned { plan, advice, against_divergence, applied } = planned;
+    print(options, &planned, output)?;
+    check_written(options, &planned).map(|()| 0)
+}
+
+/// Refuses `--apply` where nothing is enough.
+fn check_written(options: &PlanOptions, Planned { plan, changes, .. }: &Planned) -> Result<()> {
+    if options.apply.is_some() && changes.is_none() { plan.check() } else { Ok(()) }
+}
+
+fn print(options: &PlanOptions, planned: &Planned, output: &mut dyn Output) -> Result<()> {
+    let Planned { plan, advice, against_divergence, changes } = planned;
     output.print(&format!("{plan}\n"))?;
     if !advice.is_empty() {
         output.print(&format!("\nFaster:\n  {}\n", advice.join("\n  ")))?;
     }
     if let Some(changes) = against_divergence {
-        output.print(&format!("\n{}\n", shown(&changes)))?;
+        output.print(&format!("\n{}\n", shown(changes)))?;
     }
-    if let (Some(changes), Some(out)) = (applied, &options.apply) {
-        output.print(&format!("\n{}\n", written(&changes, out)))?;
-    } else if !plan.options.is_empty() {
-        output.print("\n`--apply OUT.yaml` writes the config with the changes that make it fit.\n")?;
+    match (changes, &options.apply) {
+        (Some(changes), Some(out)) => output.print(&format!("\n{}\n", written(changes, out))),
+        (None, _) if !plan.options.is_empty() => output.print("\nNo combination of these is enough.\n"),
+        (Some(_), None) if !plan.options.is_empty() => {
+            output.print("\n`--apply OUT.yaml` writes the config with the changes that make it fit.\n")
+        }
+        _ => Ok(()),
     }
-    Ok(0)
 }
 
 /// What could be changed in an unstable run.

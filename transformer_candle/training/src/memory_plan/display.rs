@@ -168,7 +168,9 @@ impl MemoryPlan {
         let memory = device.memory_bytes.map(|memory| format!("{} as CUDA reports it", bytes(memory)));
         let peak = device.bf16_flops.map(|peak| format!("{:.1} TFLOP/s in bf16", peak / 1e12));
         let bandwidth = device.gpu.map(|gpu| format!("{:.2} TB/s", gpu.bytes_per_second / 1e12));
-        let facts: Vec<String> = [memory, peak, bandwidth].into_iter().flatten().collect();
+        let assumed =
+            device.assumed.then(|| "assumed, as there is no usable GPU here (--gpu names another)".to_owned());
+        let facts: Vec<String> = [memory, peak, bandwidth, assumed].into_iter().flatten().collect();
         if facts.is_empty() { device.name.clone() } else { format!("{}: {}", device.name, facts.join(", ")) }
     }
 
@@ -282,9 +284,10 @@ fn exchange(exchange: &ExchangeSpeed) -> String {
     )
 }
 
-/// `6.56 s`, `41 ms`
+/// `6.56 s`, `41 ms`, `21h 47m`
 fn step_time(seconds: f64) -> String {
     match seconds {
+        600.0.. => time(seconds),
         10.0.. => format!("{seconds:.1} s"),
         1.0.. => format!("{seconds:.2} s"),
         0.01.. => format!("{:.0} ms", seconds * 1e3),
@@ -337,6 +340,8 @@ fn cost(cost: &Cost) -> String {
         let price = cost.electricity.map(|price| format!(", {}", amounts(price)));
         format!("electricity: {} kWh at {watts:.0} W{}", amounts(used), price.unwrap_or_default())
     });
+    let power =
+        power.or_else(|| cost.power_is_unknown.then(|| "electricity: add --watts, what this machine draws".into()));
     let rent = cost.rent.map(|rent| format!("rent: {}", amounts(rent)));
     [power, rent].into_iter().flatten().collect::<Vec<_>>().join("; ")
 }

@@ -7,7 +7,7 @@ use run_config::RunConfig;
 
 use super::*;
 
-/// The preset for CPUs, whose header has no GPUs.
+/// The preset for CPUs, whose header has no GPUs: one trains it in seconds.
 const ON_A_CPU: &str = "smoke_cpu";
 const FIRST: &str = "#   GPU ";
 
@@ -70,4 +70,14 @@ fn preset_headers_say_what_plan_says() {
         let name = preset.name;
         assert_eq!(fresh, fs::read_to_string(&path).unwrap(), "{name}: UPDATE=1 cargo test -p training preset_headers");
     }
+}
+
+#[test]
+fn the_header_for_cpus_has_the_planned_memory() {
+    let preset = run_config::presets().iter().find(|preset| preset.name == ON_A_CPU).unwrap();
+    let overrides = ["model.vocab_size=4096", "runtime.device=cpu"].map(str::to_owned);
+    let config = RunConfig::parse(preset.text, run_config::Format::Yaml, &overrides).unwrap();
+    let plan = MemoryPlan::on_machine(&config, &PlanRequest::default(), &this_machine::ThisMachine).unwrap();
+    let line = format!("#   memory              {} of buffers\n", crate::units::bytes(plan.bytes));
+    assert!(preset.text.contains(&line), "{line}");
 }

@@ -142,6 +142,13 @@ impl SpeedModel {
         Self { rates: [rates; 2], scale: [1.0; 2], parts: None, peak: None, network: None, source, origin }
     }
 
+    /// The same CPU, if other programs slowed down what was timed.
+    pub(super) fn under_load(mut self, load: Option<f64>) -> Self {
+        let busy = load.map(|load| format!(" while other programs kept it busy (load average {load:.1})"));
+        self.origin += &busy.unwrap_or_default();
+        self
+    }
+
     /// The same device, on which `bench` measured a step of the config.
     pub(super) fn measured(self, measured: &MeasuredStep, step: StepOf<'_>) -> Self {
         let origin = format!("as `bench` measured it here on {}", measured.date());

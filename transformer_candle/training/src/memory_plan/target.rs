@@ -119,7 +119,8 @@ impl PlanTarget {
             Self::Gpu(gpu) => (Some(gpu.total), gpu.peak),
             Self::Named(spec) | Self::Assumed(spec) => (Some(spec.memory_bytes), Some(spec.bf16_flops())),
         };
-        PlannedDevice { name: self.name(), memory_bytes, bf16_flops, gpu: spec }
+        let assumed = matches!(self, Self::Assumed(_));
+        PlannedDevice { name: self.name(), memory_bytes, bf16_flops, gpu: spec, assumed }
     }
 
     /// The same speeds for several ranks, each on a GPU like this or all on this CPU. The link of a GPU that is not in the
@@ -155,7 +156,9 @@ impl PlanTarget {
             }
             (Self::Cpu(Some(_)), None) if !may_time => None,
             (Self::Cpu(Some(speed)), None) => {
-                machine.calibrate(step, *speed)?.map(|calibration| SpeedModel::of_cpu(speed.flops, calibration, step))
+                let load = machine.load().filter(|load| *load > speed.threads as f64);
+                let calibration = machine.calibrate(step, *speed)?;
+                calibration.map(|calibration| SpeedModel::of_cpu(speed.flops, calibration, step).under_load(load))
             }
             (Self::Gpu(gpu), Some(measured)) => {
                 let model = SpeedModel::of_gpu(gpu, step.config);

@@ -37,6 +37,7 @@ struct FakeMachine {
     gpus: Vec<Gpu>,
     free: Option<u64>,
     measured: Option<f64>,
+    load: Option<f64>,
 }
 
 impl Machine for FakeMachine {
@@ -59,6 +60,10 @@ impl Machine for FakeMachine {
 
     fn measured(&self, _: StepOf<'_>, _: &str) -> Option<MeasuredStep> {
         self.measured.map(|step_seconds| MeasuredStep { step_seconds, unix_time: 0, key: ().into() })
+    }
+
+    fn load(&self) -> Option<f64> {
+        self.load
     }
 
     fn now(&self) -> SystemTime {
@@ -90,6 +95,10 @@ impl Machine for Unmeasured {
         None
     }
 
+    fn load(&self) -> Option<f64> {
+        None
+    }
+
     fn now(&self) -> SystemTime {
         ThisMachine.now()
     }
@@ -107,7 +116,7 @@ fn plan_of(run: &ResolvedRun) -> Result<MemoryPlan> {
 
 /// The plan on a machine with these GPUs, each with so much free.
 fn plan_among(run: &ResolvedRun, gpus: &[Gpu], free: Option<u64>) -> Result<MemoryPlan> {
-    plan_on(run, &PlanRequest::default(), &FakeMachine { gpus: gpus.to_vec(), free, measured: None })
+    plan_on(run, &PlanRequest::default(), &FakeMachine { gpus: gpus.to_vec(), free, ..FakeMachine::default() })
 }
 
 fn request(gpu: &str) -> PlanRequest {
@@ -268,7 +277,7 @@ fn a_measured_step_replaces_the_prediction() {
     let run = run_of("rtx5090_1b", &["runtime.device=cuda:0", "runtime.memory_limit=null"]);
     let machine = |name: &str| {
         let gpus = vec![gpu(0, name, 34_190_917_632)];
-        FakeMachine { gpus, free: None, measured: Some(10.0) }
+        FakeMachine { gpus, measured: Some(10.0), ..FakeMachine::default() }
     };
     let speed = |name| plan_on(&run, &PlanRequest::default(), &machine(name)).unwrap().speed.unwrap();
     for name in ["NVIDIA GeForce RTX 5090", "an unknown GPU"] {
@@ -280,6 +289,16 @@ fn a_measured_step_replaces_the_prediction() {
     assert_eq!(named.source, SpeedSource::Roofline, "another machine's GPU was not measured");
     let unmeasured = FakeMachine { measured: None, ..machine("an unknown GPU") };
     assert_eq!(plan_on(&run, &PlanRequest::default(), &unmeasured).unwrap().speed, None);
+}
+
+#[test]
+fn a_busy_cpu_is_told_beside_what_was_timed_on_it() {
+    let run = run_of("smoke_cpu", &["runtime.device=cpu"]);
+    let request = PlanRequest { times_operations: true, ..PlanRequest::default() };
+    let machine = |load| FakeMachine { load, ..FakeMachine::default() };
+    let origin = |load| plan_on(&run, &request, &machine(load)).unwrap().speed.unwrap().origin;
+    assert_eq!(origin(Some(1.9)), origin(None), "its own threads");
+    assert!(origin(Some(8.3)).ends_with("timed on this CPU while other programs kept it busy (load average 8.3)"));
 }
 
 #[test]

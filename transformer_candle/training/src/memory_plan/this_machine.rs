@@ -30,6 +30,8 @@ pub(super) trait Machine {
     fn calibrate(&self, step: StepOf<'_>, matmul: CpuSpeed) -> Result<Option<Calibration>>;
     /// What `bench` has measured of a config on a device of this name.
     fn measured(&self, step: StepOf<'_>, device: &str) -> Option<MeasuredStep>;
+    /// Programs that run or wait for a core, on average of the last minute; none where the system does not tell.
+    fn load(&self) -> Option<f64>;
     /// The time.
     fn now(&self) -> SystemTime;
 }
@@ -56,6 +58,10 @@ impl Machine for ThisMachine {
 
     fn measured(&self, step: StepOf<'_>, device: &str) -> Option<MeasuredStep> {
         measured::find(step, device)
+    }
+
+    fn load(&self) -> Option<f64> {
+        std::fs::read_to_string("/proc/loadavg").ok()?.split_whitespace().next()?.parse().ok()
     }
 
     fn now(&self) -> SystemTime {

@@ -39,6 +39,9 @@ pub struct Cost {
     pub electricity: Option<[f64; 2]>,
     /// Hours of all of them at `--price-per-hour`.
     pub rent: Option<[f64; 2]>,
+    /// Whether electricity has a price, and nobody knows how much is used.
+    #[serde(skip)]
+    pub power_is_unknown: bool,
 }
 
 impl TrainingTime {
@@ -75,6 +78,8 @@ impl Cost {
         let kilowatt_hours = watts.map(|watts| hours.map(|hours| hours * watts / 1000.0));
         let electricity = kilowatt_hours.zip(request.price_per_kwh).map(|(used, price)| used.map(|kwh| kwh * price));
         let rent = request.price_per_hour.map(|price| hours.map(|hours| hours * price * paid));
-        (watts.is_some() || rent.is_some()).then_some(Self { watts, kilowatt_hours, electricity, rent })
+        let power_is_unknown = watts.is_none() && request.price_per_kwh.is_some();
+        let is_known = watts.is_some() || rent.is_some() || power_is_unknown;
+        is_known.then_some(Self { watts, kilowatt_hours, electricity, rent, power_is_unknown })
     }
 }

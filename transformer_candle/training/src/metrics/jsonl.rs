@@ -121,7 +121,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("metrics.jsonl");
         let bytes = written(&path);
-        let end = EndReport { step: 3, reason: "stopped by SIGINT".to_owned() };
+        let end = EndReport { step: 3, reason: "stopped by SIGINT".to_owned(), exit_code: None };
         JsonLines::open(&path, "run", Some(3)).unwrap().record(&end.record());
         assert!(fs::read_to_string(&path).unwrap().ends_with("\"step\":3,\"reason\":\"stopped by SIGINT\"}\n"));
         drop(JsonLines::open(&path, "run", Some(3)).unwrap());

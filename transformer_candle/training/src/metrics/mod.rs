@@ -105,7 +105,7 @@ mod tests {
     }
 
     fn end(step: u64, reason: &str) -> EndReport {
-        EndReport { step, reason: reason.to_owned() }
+        EndReport { step, reason: reason.to_owned(), exit_code: None }
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! Sentences about a run: what holds it back, and why it ended.
 
-use super::scalar::{Record, Text};
+use super::scalar::{Record, Scalar, Text};
 
 /// One sentence about what holds the run back and the way out.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -18,6 +18,8 @@ pub struct EndReport {
     pub step: u64,
     /// Such as `all steps are done`.
     pub reason: String,
+    /// What the program ends with, where an error ended training.
+    pub exit_code: Option<u8>,
 }
 
 impl AdviceReport {
@@ -30,7 +32,8 @@ impl AdviceReport {
 impl EndReport {
     /// The record that metrics sinks receive.
     pub fn record(&self) -> Record {
-        Record { texts: vec![Text::new("reason", &self.reason)], ..Record::new(Self::KIND, self.step) }
+        let scalars = self.exit_code.map(|code| Scalar::plain("exit_code", u64::from(code))).into_iter().collect();
+        Record { scalars, texts: vec![Text::new("reason", &self.reason)], ..Record::new(Self::KIND, self.step) }
     }
 
     /// The kind of its line. A run that is resumed has not ended: rewinding drops these lines.

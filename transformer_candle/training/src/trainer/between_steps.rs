@@ -138,8 +138,8 @@ impl Trainer {
     }
 
     /// Records why training ends, as the last line of the metrics.
-    pub fn record_end(&mut self, reason: &str) {
-        let end = EndReport { step: self.position.step, reason: reason.to_owned() };
+    pub fn record_end(&mut self, reason: &str, exit_code: Option<u8>) {
+        let end = EndReport { step: self.position.step, reason: reason.to_owned(), exit_code };
         self.metrics.record(&end.record());
         self.metrics.flush();
     }

@@ -1,0 +1,31 @@
+"""A run in trouble is told what holds it back: swapping, a slow disk and growing memory, injected into its process."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+from test_metrics import read_until, stopped
+from workspace import TINY_MODEL, TRAINER, Workspace
+
+STAND_IN = Path(__file__).parent / "process_stand_in.c"
+
+
+def test_swap_a_slow_disk_and_growth_are_named(workspace: Workspace) -> None:
+    """Takes over a minute, most of it asleep: less says nothing of growth."""
+    text = workspace.write_text()
+    workspace.orchestrate(*TINY_MODEL, "--input", text, "--experiment=held", "--launch=none").succeeded()
+    library = workspace.root / "stand_in.so"
+    subprocess.run(["cc", "-std=gnu11", "-shared", "-fPIC", "-pthread", "-o", library, STAND_IN, "-ldl"], check=True)
+    trouble = ["SWAPPED_KIB=131072", "FSYNC_SECONDS=0.1", "GROWTH_MIB=20", f"LD_PRELOAD={library}"]
+    often = ["utilization_every=1s", "checkpoint.every_n_steps=20", "evaluation.every_n_steps=null"]
+    overrides = [f"--override=runtime.{key}" for key in often] + ["--override=scheduler.total_steps=1000000"]
+    config = workspace.run_folder("held") / "training.yaml"
+    trainer = workspace.start("env", *trouble, TRAINER, "train", "--config", config, *overrides)
+    found = [read_until(trainer, "advice: ") for _ in range(3)]
+    stopped(trainer)
+    kinds = ["134.2 MB of this process are swapped out", "of the time is spent saving checkpoints", "keeps growing"]
+    assert [line for kind in kinds for line in found if kind in line] == found
+    assert [f"advice: {row['text']}\n" for row in workspace.metrics("held", "advice")] == found
+    warnings = workspace.orchestrate("watch", "held", "--once").succeeded().out
+    assert all(f"step {row['step']:,}: {row['text']}" in warnings for row in workspace.metrics("held", "advice"))
