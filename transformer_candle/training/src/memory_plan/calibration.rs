@@ -25,6 +25,8 @@ use crate::{
 
 /// About how long one of the timed steps takes at most.
 const STEP_SECONDS: f64 = 0.5;
+/// How long one of the timed steps may take where even a sequence through two layers takes longer than that.
+const LONGEST_STEP_SECONDS: f64 = 2.0;
 /// The fraction of its matmul speed that a CPU sustains in whole steps, about.
 const UTILIZATION: f64 = 0.75;
 /// How long steps are timed, and how many at most and at least.
@@ -43,7 +45,8 @@ pub(crate) struct Calibration {
     pub(crate) parts: BTreeMap<StepPart, f64>,
 }
 
-/// Times a few steps of a config on this machine's CPU; none where there is no memory for it.
+/// Times a few steps of a config on this machine's CPU; none where there is no memory for it, or where even the smallest
+/// part of a step takes too long.
 ///
 /// # Errors
 /// If the threads cannot be started, or an operation fails.
@@ -79,6 +82,9 @@ impl<'a> Calibrator<'a> {
     /// If the threads cannot be started, or an operation fails.
     pub(super) fn new(step: StepOf<'a>, matmul: CpuSpeed) -> Result<Option<Self>> {
         let sample = Sample::choose(step, matmul);
+        if sample.seconds(step, matmul) > LONGEST_STEP_SECONDS {
+            return Ok(None);
+        }
         let (config, shape) = sample.reduced(step);
         // One process: ranks on this CPU divide its cores between them.
         let place = Place::default();
@@ -135,19 +141,22 @@ struct Sample {
 }
 
 impl Sample {
-    /// The largest part of the step that ends in time.
+    /// About how long a step of it takes.
+    fn seconds(&self, StepOf { config, shape, .. }: StepOf<'_>, matmul: CpuSpeed) -> f64 {
+        let shape = ModelShape { num_layers: self.layers, ..shape.clone() };
+        let sequence_length = config.data.sequence_length;
+        let tokens = (self.micro_batch * self.micro_batches * sequence_length) as f64;
+        tokens * shape.flops_per_token(sequence_length) / (UTILIZATION * matmul.flops)
+    }
+
+    /// The largest part of the step that ends in time, or the smallest there is.
     fn choose(step: StepOf<'_>, matmul: CpuSpeed) -> Self {
         let StepOf { config, shape, settings } = step;
-        let (all, sequence_length) = (config.data.sequences_per_step, config.data.sequence_length);
+        let all = config.data.sequences_per_step;
         let whole = Self {
             layers: shape.num_layers,
             micro_batch: settings.micro_batch,
             micro_batches: (all / settings.micro_batch).clamp(1, MICRO_BATCHES),
-        };
-        let ends_in_time = |sample: &Self| {
-            let shape = ModelShape { num_layers: sample.layers, ..shape.clone() };
-            let tokens = (sample.micro_batch * sample.micro_batches * sequence_length) as f64;
-            tokens * shape.flops_per_token(sequence_length) < STEP_SECONDS * UTILIZATION * matmul.flops
         };
         let fewest = FEWEST_LAYERS.min(shape.num_layers);
         let fewer_layers = (fewest..=shape.num_layers).rev();
@@ -156,7 +165,7 @@ impl Sample {
             .into_iter()
             .chain(fewer_layers.map(|layers| Self { layers, micro_batches: 1, ..whole }))
             .chain(fewer_sequences.map(|micro_batch| Self { layers: fewest, micro_batch, micro_batches: 1 }))
-            .find(ends_in_time)
+            .find(|sample| sample.seconds(step, matmul) < STEP_SECONDS)
             .unwrap_or(Self { layers: fewest, micro_batch: 1, micro_batches: 1 })
     }
 

@@ -26,7 +26,7 @@ use crate::{
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum SpeedSource {
-    /// From the rates that the GPU's kernels sustain, at worst and at best.
+    /// From the rates that the GPU's kernels, or a CPU's matmuls, sustain, at worst and at best.
     Roofline,
     /// From the operations of a few steps, timed on this machine.
     Calibration,
@@ -75,6 +75,10 @@ const CPU_FRACTIONS: SustainedFractions =
     SustainedFractions { gemm: 1.0, attention_forward: 0.5, attention_backward: 0.5, memory: 1.0 };
 /// Memory bandwidth of a CPU, for the same.
 const CPU_BYTES_PER_SECOND: f64 = 20e9;
+
+/// What steps take of the time that their matmuls alone would: those that were measured reach 64 to 89% of the roofline
+/// (docs/experiments/cpu-training.md).
+const UNTIMED_STEP: [f64; 2] = [1.0 / 0.6, 1.0 / 0.9];
 
 /// The same step taken by one process.
 fn alone(step: StepOf<'_>) -> StepOf<'_> {
@@ -127,6 +131,12 @@ impl SpeedModel {
     pub(super) fn of_cpu(flops: f64, calibration: Calibration, step: StepOf<'_>) -> Self {
         let model = Self { parts: Some(calibration.parts), ..Self::unscaled_cpu(flops) };
         model.scaled_to(calibration.seconds, step)
+    }
+
+    /// A CPU whose matmuls run at `flops`, and for which a step of the config is too large to be timed.
+    pub(super) fn of_untimed_cpu(flops: f64) -> Self {
+        let origin = "by the speed of matmuls on this CPU; a step of this model is too large to be timed".to_owned();
+        Self { scale: UNTIMED_STEP, source: SpeedSource::Roofline, origin, ..Self::unscaled_cpu(flops) }
     }
 
     /// A CPU whose matmuls run at `flops`, before anything else is known.

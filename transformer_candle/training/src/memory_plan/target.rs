@@ -157,8 +157,11 @@ impl PlanTarget {
             (Self::Cpu(Some(_)), None) if !may_time => None,
             (Self::Cpu(Some(speed)), None) => {
                 let load = machine.load().filter(|load| *load > speed.threads as f64);
-                let calibration = machine.calibrate(step, *speed)?;
-                calibration.map(|calibration| SpeedModel::of_cpu(speed.flops, calibration, step).under_load(load))
+                let model = match machine.calibrate(step, *speed)? {
+                    Some(calibration) => SpeedModel::of_cpu(speed.flops, calibration, step),
+                    None => SpeedModel::of_untimed_cpu(speed.flops),
+                };
+                Some(model.under_load(load))
             }
             (Self::Gpu(gpu), Some(measured)) => {
                 let model = SpeedModel::of_gpu(gpu, step.config);

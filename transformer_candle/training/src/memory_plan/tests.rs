@@ -273,6 +273,15 @@ fn a_small_step_is_timed_whole_on_a_cpu() {
 }
 
 #[test]
+fn a_step_too_large_to_time_is_estimated_by_matmuls() {
+    let run = run_of("1b", &["runtime.device=cpu", "runtime.threads=2"]);
+    let request = PlanRequest { times_operations: true, ..PlanRequest::default() };
+    let speed = MemoryPlan::on_machine(&run.config, &request, &Unmeasured).unwrap().speed.unwrap();
+    assert!(speed.step_seconds[0] > speed.step_seconds[1] && speed.source == SpeedSource::Roofline, "{speed:?}");
+    assert!(speed.origin.starts_with("by the speed of matmuls on this CPU"), "{}", speed.origin);
+}
+
+#[test]
 fn a_measured_step_replaces_the_prediction() {
     let run = run_of("rtx5090_1b", &["runtime.device=cuda:0", "runtime.memory_limit=null"]);
     let machine = |name: &str| {

@@ -26,7 +26,7 @@ pub(super) trait Machine {
     fn look_at(&self, gpu: &Gpu) -> GpuMemory;
     /// The CPU's matmul speed.
     fn matmul_speed(&self, config: &RunConfig) -> Result<CpuSpeed>;
-    /// A step's time on the CPU; none where there is no memory to time it.
+    /// A step's time on the CPU; none where there is no memory or no time to time it.
     fn calibrate(&self, step: StepOf<'_>, matmul: CpuSpeed) -> Result<Option<Calibration>>;
     /// What `bench` has measured of a config on a device of this name.
     fn measured(&self, step: StepOf<'_>, device: &str) -> Option<MeasuredStep>;
