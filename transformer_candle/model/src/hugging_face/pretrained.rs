@@ -164,7 +164,7 @@ impl PretrainedWeights {
         cancelled: &(dyn Fn() -> bool + Sync),
         observer: Option<&mut ByteObserver<'_>>,
     ) -> Result<()> {
-        self.read_pieces(cancelled, observer, |piece| piece.check_finite())?;
+        self.read_pieces(cancelled, observer, check_finite)?;
         self.check_tied_head(cancelled)
     }
 
@@ -192,7 +192,7 @@ impl PretrainedWeights {
         let target: &Buffer = weights;
         let low_bits = low_bits.as_deref();
         self.read_pieces(cancelled, observer, |piece| {
-            piece.check_finite()?;
+            check_finite(piece)?;
             let offset = piece.tensor.offset + piece.first;
             let has_master = low_bits.is_some_and(|low_bits| offset < low_bits.elements());
             if piece.dtype == Dtype::BF16 && target.dtype() == DType::BF16 && !has_master {
@@ -311,21 +311,21 @@ fn observe(file: &mut File, path: &Path, count: u64, observer: &mut ByteObserver
     }
 }
 
-impl Piece<'_> {
-    /// Refuses numbers that are not finite.
-    fn check_finite(&self) -> Result<()> {
-        let halves = self.bytes.as_chunks().0.par_iter();
-        let is_finite = match self.dtype {
-            Dtype::F32 => self.bytes.as_chunks().0.par_iter().all(|number| f32::from_le_bytes(*number).is_finite()),
-            Dtype::F16 => halves.all(|number| f16::from_le_bytes(*number).is_finite()),
-            _ => halves.all(|number| bf16::from_le_bytes(*number).is_finite()),
-        };
-        if is_finite {
-            return Ok(());
-        }
-        Err(Error::NotFiniteWeights { path: self.path.to_owned(), name: self.tensor.name.clone() })
+/// Refuses numbers that are not finite.
+fn check_finite(piece: &Piece<'_>) -> Result<()> {
+    let halves = piece.bytes.as_chunks().0.par_iter();
+    let is_finite = match piece.dtype {
+        Dtype::F32 => piece.bytes.as_chunks().0.par_iter().all(|number| f32::from_le_bytes(*number).is_finite()),
+        Dtype::F16 => halves.all(|number| f16::from_le_bytes(*number).is_finite()),
+        _ => halves.all(|number| bf16::from_le_bytes(*number).is_finite()),
+    };
+    if is_finite {
+        return Ok(());
     }
+    Err(Error::NotFiniteWeights { path: piece.path.to_owned(), name: piece.tensor.name.clone() })
+}
 
+impl Piece<'_> {
     /// Widened exactly.
     fn values(&self) -> Vec<f32> {
         let halves = self.bytes.as_chunks().0.par_iter();
