@@ -198,21 +198,25 @@ def test_a_checkpoint_resumed_from_inside_is_not_saved_again(run: Run) -> None:
     assert "\ncheckpoint " not in done.out
 
 
-def test_weights_that_are_no_numbers_are_reported(run: Run, tmp_path: Path) -> None:
+def test_weights_that_give_no_numbers_are_reported(run: Run, tmp_path: Path) -> None:
     run.train("--max-steps=1").succeeded()
-    model = tmp_path / "nan"
-    shutil.copytree(run.checkpoint(1), model)
+    model = shutil.copytree(run.checkpoint(1), tmp_path / "model")
     (model / "MANIFEST.json").unlink()
     path = model / "model.safetensors"
     content = bytearray(path.read_bytes())
     start = 8 + struct.unpack("<Q", content[:8])[0]
-    content[start:] = struct.pack("<f", float("nan")) * ((len(content) - start) // 4)
-    path.write_bytes(content)
     generate = ("generate", "--checkpoint", model, "--prompt=def", "--max-tokens=2")
-    run.workspace.trainer(*generate).refused(6, "not a number", "earlier checkpoint")
-    run.workspace.orchestrate(*generate).refused(6, "not a number", "earlier checkpoint")
-    text = run.workspace.write_text()
-    run.workspace.trainer("evaluate", "--checkpoint", model, f"--input={text}").refused(6, "not a number")
+    evaluate = ("evaluate", "--checkpoint", model, f"--input={run.workspace.write_text()}")
+    # Finite numbers whose attention scores overflow, and NaN.
+    for number, code, words in (
+        (1e15, 6, ("not a number", "earlier checkpoint")),
+        (float("nan"), 5, (f"{path}: tensor `", "not finite")),
+    ):
+        content[start:] = struct.pack("<f", number) * ((len(content) - start) // 4)
+        path.write_bytes(content)
+        run.workspace.trainer(*generate).refused(code, *words)
+        run.workspace.orchestrate(*generate).refused(code, *words)
+        run.workspace.trainer(*evaluate).refused(code, *words)
 
 
 def ignore_hang_ups() -> None:

@@ -85,6 +85,32 @@ def test_a_repository_of_the_hub_is_downloaded_and_its_commit_pinned(hub_workspa
     assert not workspace.run_folder("fourth").exists()
 
 
+def test_a_tokenizer_that_does_not_fit_is_refused_before_anything_is_written(workspace: Workspace) -> None:
+    text, model = pretrain(workspace)
+    (model / "MANIFEST.json").unlink()
+    (model / "tokenizer_config.json").write_text("{eos")
+    config = workspace.root / "training.yaml"
+    data = f"{{train_shards: [{text}], sequence_length: 32, sequences_per_step: 4}}"
+    config.write_text(f"model: {{init_from: {model}}}\ndata: {data}\nscheduler: {{total_steps: 1}}\n")
+    words = ("tokenizer_config.json", "line 1 column 2")
+    workspace.orchestrate(*start(workspace, text, model)).refused(2, *words)
+    workspace.orchestrate("export", "--checkpoint", model, "--format=hf").refused(2, *words)
+    workspace.trainer("train", "--config", config).refused(2, *words)
+    workspace.trainer("generate", "--checkpoint", model, "--prompt=def").refused(2, *words)
+
+    (model / "tokenizer_config.json").unlink()
+    tokenizer = model / "tokenizer.json"
+    content = json.loads(tokenizer.read_text())
+    last = {**content["added_tokens"][0], "id": 384, "content": "<|another|>"}
+    tokenizer.write_text(json.dumps({**content, "added_tokens": [*content["added_tokens"], last]}))
+    another = (f"{tokenizer} has the id 384", "a vocabulary of 384", "another model's")
+    workspace.orchestrate(*start(workspace, text, model)).refused(2, *another)
+    workspace.trainer("train", "--config", config).refused(2, "less than the tokenizer's 385")
+    tokenizer.write_text("{model")
+    workspace.orchestrate(*start(workspace, text, model)).refused(2, "is not a tokenizer.json")
+    assert not workspace.run_folder("second").exists()
+
+
 def test_contradicting_flags_are_refused(workspace: Workspace) -> None:
     text, checkpoint = pretrain(workspace)
     refused = {

@@ -1,9 +1,11 @@
 """Ids of our stream and of the Python package `tokenizers`, document by document, for the kinds that open models have.
 
     PYTHONPATH=tests python benches/data/ids.py --kind llama_3 --megabytes 100
+    PYTHONPATH=tests python benches/data/ids.py --kind gpt_2 --megabytes 1000 --folder ~/.rustup --suffix .html
 
 Trains a tokenizer of that kind on text of this machine, reads the text as a run does, and compares what each document
-became. Prints one JSON line; ends with 1 if a document differs.
+became. `gpt_2` is the kind that `orchestrate` trains and the fast encoder reads; the library encodes the others. Prints
+one JSON line; ends with 1 if a document differs.
 """
 
 from __future__ import annotations
@@ -30,16 +32,20 @@ SEQUENCE_LENGTH = 1 << 20
 VOCAB_SIZE = 32_000
 TRAINING_BYTES = 10_000_000
 BATCH = 1000
+LONGEST_DOCUMENT = 20_000
+"""Characters; longer ones, such as pages of HTML, are cut."""
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kind", choices=tiny_tokenizers.KINDS, default="llama_3")
     parser.add_argument("--megabytes", type=int, default=100)
+    parser.add_argument("--folder", type=Path, action="append", default=[], help="read its texts too")
+    parser.add_argument("--suffix", action="append", default=[], help="read files that end so too, as .html")
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
-        count, size = write_text(root / "text.jsonl", asked.megabytes * 1_000_000)
+        count, size = write_text(root / "text.jsonl", pieces(asked.folder, asked.suffix), asked.megabytes * 1_000_000)
         tokenizer = tiny_tokenizers.train(asked.kind, sample(root / "text.jsonl"), VOCAB_SIZE)
         config = write_config(root, tiny_tokenizers.write(tokenizer, asked.kind, root / "tokenizer"))
         started = time.monotonic()
@@ -59,10 +65,15 @@ def main() -> int:
     return int(row["different"] > 0)
 
 
-def write_text(path: Path, wanted: int) -> tuple[int, int]:
+def pieces(folders: list[Path], suffixes: list[str]) -> Iterator[str]:
+    for text in documents(folders, suffixes):
+        yield from (text[start : start + LONGEST_DOCUMENT] for start in range(0, len(text), LONGEST_DOCUMENT))
+
+
+def write_text(path: Path, texts: Iterator[str], wanted: int) -> tuple[int, int]:
     count = size = 0
     with path.open("w", encoding="utf-8") as file:
-        for text in filter(None, documents()):
+        for text in texts:
             file.write(json.dumps({"text": text}) + "\n")
             count, size = count + 1, size + len(text.encode())
             if size >= wanted:

@@ -7,7 +7,7 @@ import os
 import random
 import shutil
 import sysconfig
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -67,10 +67,13 @@ def make(root: Path, megabytes: int) -> dict[str, Any]:
     return found
 
 
-def documents() -> Iterator[str]:
-    """Sources and texts in an order without order, cut at blank lines into documents of a web page's length."""
+def documents(folders: Iterable[Path] = (), suffixes: Iterable[str] = ()) -> Iterator[str]:
+    """Sources and texts in an order without order, cut at blank lines into documents of a web page's length.
+
+    `folders` are read beside those of every machine, and files that end with `suffixes` beside the usual ones.
+    """
     lengths = random.Random(0)
-    for path in _sources():
+    for path in _sources(folders, SUFFIXES.union(suffixes)):
         wanted, piece = lengths.lognormvariate(0, 1) * MEAN_CHARACTERS / 1.65, ""
         for paragraph in path.read_text(encoding="utf-8").split("\n\n"):
             piece += paragraph + "\n\n"
@@ -81,10 +84,11 @@ def documents() -> Iterator[str]:
             yield piece.strip()
 
 
-def _sources() -> Iterator[Path]:
+def _sources(folders: Iterable[Path], suffixes: set[str]) -> Iterator[Path]:
     cargo = Path(os.environ.get("CARGO_HOME", Path.home() / ".cargo")) / "registry" / "src"
     roots = {sysconfig.get_path("purelib"), sysconfig.get_path("stdlib"), str(cargo), "/usr/share/doc"}
-    found = [path for root in roots for path in Path(root).rglob("*") if path.suffix in SUFFIXES]
+    roots.update(str(folder) for folder in folders)
+    found = [path for root in roots for path in Path(root).rglob("*") if path.suffix in suffixes]
     random.Random(0).shuffle(found := sorted(set(found)))
     for path in found:
         try:

@@ -8,15 +8,18 @@ from typing import Any
 
 from orchestrator.command_error import CommandError
 from orchestrator.paths import shown
+from orchestrator.training_record import read_object
 
 FILE = "tokenizer.json"
+FILES_BESIDE = ("tokenizer_config.json", "special_tokens_map.json")
 
 
 def read(model: Path, vocab_size: int) -> dict[str, Any] | None:
     """Return the content of a model's tokenizer.json, None if it has none.
 
     Raises:
-        CommandError: If the library tokenizers cannot read it, or it has ids beyond the model's vocabulary.
+        CommandError: If the library tokenizers cannot read it, it has ids beyond the model's vocabulary, or a file
+            beside it is no JSON.
     """
     from tokenizers import Tokenizer
 
@@ -29,12 +32,18 @@ def read(model: Path, vocab_size: int) -> dict[str, Any] | None:
     except Exception as error:  # the package raises no other class
         raise CommandError(f"{shown(path)} is no tokenizer that can be read: {error}") from error
     content: dict[str, Any] = json.loads(text)
-    last = max(ids(content).values(), default=0)
-    if last >= vocab_size:
-        raise CommandError(
-            f"{shown(path)} has the id {last}, but the model has a vocabulary of {vocab_size}: it is another model's"
-        )
+    check_fits(path, max(ids(content).values(), default=0), vocab_size)
     return content
+
+
+def check_fits(path: Path, last_id: int, vocab_size: int) -> None:
+    """Refuse a tokenizer.json with ids beyond the model's vocabulary, or beside a file that is no JSON."""
+    if last_id >= vocab_size:
+        raise CommandError(
+            f"{shown(path)} has the id {last_id}, but the model has a vocabulary of {vocab_size}: it is another model's"
+        )
+    for name in FILES_BESIDE:
+        read_object(path.with_name(name))
 
 
 def ids(tokenizer: dict[str, Any]) -> dict[str, int]:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from pathlib import Path
 
-from orchestrator import _native
+from orchestrator import _native, model_tokenizer
 from orchestrator.command_error import CommandError, ExitCode
 from orchestrator.paths import shown
 
@@ -45,13 +46,20 @@ def download(named: str, folder: Path, flag: str = "--init-from") -> None:
 
 
 def check(folder: Path, tokenizer_json: Path | None) -> None:
-    """Raise an error unless training can start from the model, whose weights are looked at and not read yet."""
-    _native.checked_model_config(folder, read_weights=False)
+    """Raise an error unless training can start from the model, whose weights are looked at and not read yet.
+
+    Args:
+        folder: The model.
+        tokenizer_json: The tokenizer to train with.
+    """
+    config = json.loads(_native.checked_model_config(folder, read_weights=False))
     if tokenizer_json == folder / "tokenizer.json" and not tokenizer_json.exists():
         raise CommandError(
             f"{shown(folder)} has no tokenizer.json; "
             "`AutoTokenizer.from_pretrained(...).save_pretrained(...)` of transformers writes one"
         )
+    if tokenizer_json is not None and tokenizer_json.exists():
+        model_tokenizer.check_fits(tokenizer_json, _native.vocab_size(tokenizer_json) - 1, config["vocab_size"])
 
 
 def _download(typed: str, name: str, revision: str | None, files: list[str]) -> Path:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import shutil
 from pathlib import Path
 from typing import Any
@@ -70,19 +69,9 @@ def test_llama_cpp_computes_what_we_compute(workspace: Workspace, name: str) -> 
         assert theirs[: len(greedy)] == greedy
         assert len(greedy) == 40
         assert server.loss(ids[:POSITIONS], SIZES["vocab_size"]) == pytest.approx(loss, abs=1e-5)
-    with llama_cpp(export(workspace, checkpoint, "q8_0")) as server:
-        assert server.loss(ids[:POSITIONS], SIZES["vocab_size"]) == pytest.approx(loss, rel=0.01)
-
-
-@pytest.mark.parametrize(("kind", "tolerance"), [("f16", 1e-3), ("bf16", 1e-2)])
-def test_half_precision_files_are_close(workspace: Workspace, kind: str, tolerance: float) -> None:
-    checkpoint = trained(workspace, "llama_3")
-    file = export(workspace, checkpoint, kind)
-    tokens = Tokenizer.from_file(str(checkpoint / "tokenizer.json")).encode(PROMPT).ids[:POSITIONS]
-    with llama_cpp(file) as server:
-        found = server.loss(tokens, SIZES["vocab_size"])
-    assert not math.isnan(found)
-    assert found == pytest.approx(our_loss(checkpoint, tokens), rel=tolerance)
+    for kind, tolerance in (("f16", 1e-3), ("bf16", 1e-2), ("q8_0", 1e-2)):
+        with llama_cpp(export(workspace, checkpoint, kind)) as server:
+            assert server.loss(ids[:POSITIONS], SIZES["vocab_size"]) == pytest.approx(loss, rel=tolerance), kind
 
 
 @pytest.mark.parametrize("kind", tiny_tokenizers.KINDS)

@@ -117,6 +117,19 @@ def test_the_command_evaluates_before_the_first_step(workspace: Workspace, text:
     again.succeeded()
 
 
+def test_a_tied_model_with_a_head_of_its_own_is_refused(workspace: Workspace, text: Path) -> None:
+    folder = make_model("llama_2", workspace.root / "model")
+    write_tokenizer("llama_2", texts_of(text), folder)
+    path = folder / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "tie_word_embeddings": True}))
+    theirs = AutoModelForCausalLM.from_pretrained(folder)
+    assert not torch.equal(theirs.lm_head.weight, theirs.model.embed_tokens.weight), "transformers computes with both"
+    config = Path(run_config(workspace, folder, text).path)
+    differs = ("`tie_word_embeddings` is true, but `lm_head.weight` differs", "set it to false")
+    workspace.orchestrate("train", "--config", config).refused(2, *differs)
+    workspace.trainer("generate", "--checkpoint", folder, "--prompt=def").refused(2, *differs)
+
+
 def test_what_does_not_fit_is_refused(workspace: Workspace, text: Path) -> None:
     folder = make_model("llama_2", workspace.root / "model")
     write_tokenizer("llama_2", texts_of(text), folder)

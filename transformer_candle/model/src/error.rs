@@ -57,6 +57,14 @@ pub enum Error {
         /// The first thing found wrong.
         problem: String,
     },
+    /// The index of a model's files cannot be followed.
+    #[error("{path} is not an index of weights: {problem}")]
+    Index {
+        /// The index.
+        path: PathBuf,
+        /// The first thing found wrong.
+        problem: String,
+    },
     /// A config.json describes something that this decoder is not.
     #[error("config.json: {problem}")]
     ConfigJson {

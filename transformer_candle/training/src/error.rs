@@ -164,6 +164,7 @@ impl TrainerError {
                 | DataError::Pattern { .. }
                 | DataError::HubSetting { .. }
                 | DataError::Setting { .. }
+                | DataError::Tokenizer { .. }
                 | DataError::NoBos { .. }
                 | DataError::ChatTemplate { .. }
                 | DataError::Cursor { .. },

@@ -1,7 +1,7 @@
 //! The weights of any model directory in Hugging Face's format: one `model.safetensors` or several with an index, in
 //! f32, bf16 or f16.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
@@ -11,8 +11,8 @@ use kernels::{Buffer, DType, bf16};
 use rayon::prelude::*;
 use safetensors::Dtype;
 use safetensors::tensor::Metadata;
-use serde::Deserialize;
 
+use super::weight_files::{INDEX, weight_files};
 use super::weights::zero_between_tensors;
 use super::{adapter_tensors, hf_tensors};
 use crate::error::failed;
@@ -21,10 +21,10 @@ use crate::layout::HfTensor;
 use crate::tensor_file::read_header;
 use crate::{Error, ModelShape, Result};
 
-const SINGLE: &str = "model.safetensors";
 /// The weights of adapters in peft's format.
 pub const ADAPTER_WEIGHTS: &str = "adapter_model.safetensors";
-const INDEX: &str = "model.safetensors.index.json";
+const EMBEDDING: &str = "model.embed_tokens.weight";
+const HEAD: &str = "lm_head.weight";
 /// Elements read at a time.
 const PIECE: usize = 1 << 20;
 
@@ -43,6 +43,8 @@ pub struct PretrainedWeights {
     shape: ModelShape,
     part: Part,
     files: Vec<(PathBuf, Vec<StoredTensor>)>,
+    /// The head of a tied model, where it is stored beside the embedding that it must equal.
+    tied_head: Option<(PathBuf, StoredTensor)>,
 }
 
 /// Which of a model's tensors files hold.
@@ -67,15 +69,9 @@ struct Piece<'a> {
 /// Is given every byte of every file, each from its start to its end, while the weights are read: as for a hash.
 pub type ByteObserver<'a> = dyn FnMut(&Path, &[u8]) + Send + 'a;
 
-/// The part of `model.safetensors.index.json` that is read.
-#[derive(Deserialize)]
-struct Index {
-    weight_map: BTreeMap<String, String>,
-}
-
 impl PretrainedWeights {
-    /// Reads the headers of the files. Tensors that follow from others are ignored: the head of a tied model, and the
-    /// rotary frequencies that old versions of transformers stored.
+    /// Reads the headers of the files. Tensors that follow from others are not read: the head of a tied model, which is
+    /// compared with the embedding, and the rotary frequencies that old versions of transformers stored.
     ///
     /// # Errors
     /// [`Error::Malformed`] for files that are cut or not safetensors, [`Error::Tensor`] for the first tensor that is
@@ -114,17 +110,26 @@ impl PretrainedWeights {
             [(single, _)] => single.clone(),
             _ => stored.first().map(|(path, _)| path.with_file_name(INDEX)).unwrap_or_default(),
         };
-        let mut files = Vec::with_capacity(stored.len());
+        let (mut files, mut tied_head) = (Vec::with_capacity(stored.len()), None);
+        let embedding = wanted.get(EMBEDDING).cloned();
+        let known: BTreeSet<String> = wanted.keys().cloned().collect();
         for (path, StoredHeader { tensors: header, data_start }) in stored {
             let mut tensors = Vec::new();
             for name in header.offset_keys() {
                 let Some(info) = header.info(&name) else { continue };
                 let differs = |problem: String| Error::Tensor { path: path.clone(), name: name.clone(), problem };
-                let Some(tensor) = wanted.remove(&name) else {
-                    if is_derived(&name, shape) {
+                let is_tied_head = shape.tie_embeddings && name == HEAD;
+                let tensor = if is_tied_head { embedding.clone() } else { wanted.remove(&name) };
+                let Some(tensor) = tensor else {
+                    // Rotary frequencies follow from the config.
+                    if name.ends_with(".rotary_emb.inv_freq") {
                         continue;
                     }
-                    return Err(differs("is in the file, but not in the model".to_owned()));
+                    let is_repeated = known.contains(&name);
+                    return Err(differs(
+                        if is_repeated { "is in another file too" } else { "is in the file, but not in the model" }
+                            .to_owned(),
+                    ));
                 };
                 if info.shape != tensor.shape {
                     return Err(differs(format!("has shape {:?}, the model's has {:?}", info.shape, tensor.shape)));
@@ -133,37 +138,42 @@ impl PretrainedWeights {
                     return Err(differs(format!("holds {:?}; F32, BF16 and F16 can be read", info.dtype)));
                 }
                 let start = data_start + info.data_offsets.0 as u64;
-                tensors.push(StoredTensor { tensor, dtype: info.dtype, start });
+                let stored = StoredTensor { tensor, dtype: info.dtype, start };
+                if is_tied_head {
+                    tied_head = Some((path.clone(), stored));
+                } else {
+                    tensors.push(stored);
+                }
             }
             tensors.sort_unstable_by_key(|tensor| tensor.start);
             files.push((path, tensors));
         }
         match wanted.pop_first() {
             Some((name, _)) => Err(Error::Tensor { path: listing, name, problem: "is missing".to_owned() }),
-            None => Ok(Self { shape: shape.clone(), part, files }),
+            None => Ok(Self { shape: shape.clone(), part, files, tied_head }),
         }
     }
 
-    /// Reads every number once and refuses those that are not finite, unless `cancelled`. `observer` sees what is read.
+    /// Reads every number once and refuses those that are not finite, and a tied model with another head than its
+    /// embedding; unless `cancelled`. `observer` sees what is read.
     ///
     /// # Errors
-    /// [`Error::NotFiniteWeights`] names the tensor.
-    pub fn check_finite(
+    /// [`Error::NotFiniteWeights`] names the tensor; [`Error::ConfigJson`] for the head.
+    pub fn check_numbers(
         &self,
         cancelled: &(dyn Fn() -> bool + Sync),
         observer: Option<&mut ByteObserver<'_>>,
     ) -> Result<()> {
-        self.read_pieces(cancelled, observer, |piece| {
-            if piece.values().par_iter().all(|value| value.is_finite()) {
-                return Ok(());
-            }
-            Err(Error::NotFiniteWeights { path: piece.path.to_owned(), name: piece.tensor.name.clone() })
-        })
+        self.read_pieces(cancelled, observer, check_finite)?;
+        self.check_tied_head(cancelled)
     }
 
     /// Fills flat weights of f32 or bf16, and beside bf16 weights the low bits of their f32 masters, unless
     /// `cancelled`. The vocabulary's padding becomes zero, and with a model's weights its adapters. `observer` sees what
     /// is read.
+    ///
+    /// # Errors
+    /// Those of [`PretrainedWeights::check_numbers`].
     pub fn read(
         &self,
         weights: &mut Buffer,
@@ -171,6 +181,7 @@ impl PretrainedWeights {
         cancelled: &(dyn Fn() -> bool + Sync),
         observer: Option<&mut ByteObserver<'_>>,
     ) -> Result<()> {
+        self.check_tied_head(cancelled)?;
         if self.part == Part::Model {
             zero_between_tensors(&self.shape, weights)?;
         }
@@ -181,6 +192,7 @@ impl PretrainedWeights {
         let target: &Buffer = weights;
         let low_bits = low_bits.as_deref();
         self.read_pieces(cancelled, observer, |piece| {
+            check_finite(piece)?;
             let offset = piece.tensor.offset + piece.first;
             let has_master = low_bits.is_some_and(|low_bits| offset < low_bits.elements());
             if piece.dtype == Dtype::BF16 && target.dtype() == DType::BF16 && !has_master {
@@ -202,23 +214,19 @@ impl PretrainedWeights {
         for (path, tensors) in &self.files {
             let mut file = File::open(path).map_err(failed("open", path))?;
             let mut position = 0;
-            for StoredTensor { tensor, dtype, start } in tensors {
-                let size = if *dtype == Dtype::F32 { 4 } else { 2 };
+            for stored in tensors {
                 match &mut observer {
-                    Some(observer) => observe(&mut file, path, start - position, observer)?,
-                    None => drop(file.seek(SeekFrom::Start(*start)).map_err(failed("read", path))?),
+                    Some(observer) => observe(&mut file, path, stored.start - position, observer)?,
+                    None => stored.seek(&mut file, path)?,
                 }
-                position = start + (tensor.elements * size) as u64;
-                for first in (0..tensor.elements).step_by(PIECE) {
+                position = stored.start + (stored.tensor.elements * stored.element_bytes()) as u64;
+                for first in (0..stored.tensor.elements).step_by(PIECE) {
                     if cancelled() {
                         return Ok(());
                     }
-                    let elements = PIECE.min(tensor.elements - first);
-                    bytes.resize(elements * size, 0);
-                    file.read_exact(&mut bytes).map_err(failed("read", path))?;
-                    let piece = Piece { path, tensor, first, dtype: *dtype, bytes: &bytes };
+                    let piece = stored.read_piece(&mut file, path, first, &mut bytes)?;
                     match &mut observer {
-                        Some(observer) => rayon::join(|| observer(path, &bytes), || use_piece(&piece)).1?,
+                        Some(observer) => rayon::join(|| observer(path, piece.bytes), || use_piece(&piece)).1?,
                         None => use_piece(&piece)?,
                     }
                 }
@@ -228,6 +236,64 @@ impl PretrainedWeights {
             }
         }
         Ok(())
+    }
+
+    /// Refuses a tied model with another head than its embedding, with which `transformers` computes; unless `cancelled`.
+    fn check_tied_head(&self, cancelled: &(dyn Fn() -> bool + Sync)) -> Result<()> {
+        let stored = self.files.iter().flat_map(|(path, tensors)| tensors.iter().map(move |stored| (path, stored)));
+        let embedding = stored.into_iter().find(|(_, stored)| stored.tensor.name == EMBEDDING);
+        let (Some((head_path, head)), Some((path, embedding))) = (&self.tied_head, embedding) else {
+            return Ok(());
+        };
+        let (mut head_file, mut file) = (head.open(head_path)?, embedding.open(path)?);
+        let (mut head_bytes, mut bytes) = (Vec::new(), Vec::new());
+        for first in (0..head.tensor.elements).step_by(PIECE) {
+            if cancelled() {
+                return Ok(());
+            }
+            let head = head.read_piece(&mut head_file, head_path, first, &mut head_bytes)?.values();
+            let embedding = embedding.read_piece(&mut file, path, first, &mut bytes)?.values();
+            let are_equal = |(one, other): (f32, f32)| one.to_bits() == other.to_bits();
+            if !head.into_par_iter().zip(embedding).all(are_equal) {
+                let problem = format!(
+                    "`tie_word_embeddings` is true, but `{HEAD}` differs from `{EMBEDDING}` in the files of weights; set \
+                     it to false to use both, as transformers does"
+                );
+                return Err(Error::ConfigJson { problem });
+            }
+        }
+        Ok(())
+    }
+}
+
+impl StoredTensor {
+    fn element_bytes(&self) -> usize {
+        if self.dtype == Dtype::F32 { 4 } else { 2 }
+    }
+
+    /// Opens its file where it begins.
+    fn open(&self, path: &Path) -> Result<File> {
+        let mut file = File::open(path).map_err(failed("open", path))?;
+        self.seek(&mut file, path)?;
+        Ok(file)
+    }
+
+    fn seek(&self, file: &mut File, path: &Path) -> Result<()> {
+        file.seek(SeekFrom::Start(self.start)).map(drop).map_err(failed("read", path))
+    }
+
+    /// Reads the numbers from `first` on, at most [`PIECE`] of them, which are the next ones of the file.
+    fn read_piece<'a>(
+        &'a self,
+        file: &mut File,
+        path: &'a Path,
+        first: usize,
+        bytes: &'a mut Vec<u8>,
+    ) -> Result<Piece<'a>> {
+        let elements = PIECE.min(self.tensor.elements - first);
+        bytes.resize(elements * self.element_bytes(), 0);
+        file.read_exact(bytes).map_err(failed("read", path))?;
+        Ok(Piece { path, tensor: &self.tensor, first, dtype: self.dtype, bytes })
     }
 }
 
@@ -245,6 +311,20 @@ fn observe(file: &mut File, path: &Path, count: u64, observer: &mut ByteObserver
     }
 }
 
+/// Refuses numbers that are not finite.
+fn check_finite(piece: &Piece<'_>) -> Result<()> {
+    let halves = piece.bytes.as_chunks().0.par_iter();
+    let is_finite = match piece.dtype {
+        Dtype::F32 => piece.bytes.as_chunks().0.par_iter().all(|number| f32::from_le_bytes(*number).is_finite()),
+        Dtype::F16 => halves.all(|number| f16::from_le_bytes(*number).is_finite()),
+        _ => halves.all(|number| bf16::from_le_bytes(*number).is_finite()),
+    };
+    if is_finite {
+        return Ok(());
+    }
+    Err(Error::NotFiniteWeights { path: piece.path.to_owned(), name: piece.tensor.name.clone() })
+}
+
 impl Piece<'_> {
     /// Widened exactly.
     fn values(&self) -> Vec<f32> {
@@ -260,34 +340,6 @@ impl Piece<'_> {
     fn bf16_values(&self) -> Vec<bf16> {
         self.bytes.as_chunks().0.par_iter().map(|number| bf16::from_le_bytes(*number)).collect()
     }
-}
-
-/// The files of a model directory that hold its weights, by name.
-///
-/// # Errors
-/// [`Error::NoWeights`] where one is missing, [`Error::Malformed`] for an index that is not one.
-pub fn weight_files(directory: &Path) -> Result<Vec<PathBuf>> {
-    let (single, index) = (directory.join(SINGLE), directory.join(INDEX));
-    let missing = |problem: String| Error::NoWeights { directory: directory.to_owned(), problem };
-    if single.exists() {
-        return Ok(vec![single]);
-    }
-    if !index.exists() {
-        return Err(missing(format!("there is neither {SINGLE} nor {INDEX}; other formats are not read")));
-    }
-    let malformed = |problem: String| Error::Malformed { path: index.clone(), problem };
-    let text = std::fs::read(&index).map_err(failed("read", &index))?;
-    let Index { weight_map } = serde_json::from_slice(&text).map_err(|error| malformed(error.to_string()))?;
-    let mut names: Vec<String> = weight_map.into_values().collect();
-    names.sort_unstable();
-    names.dedup();
-    if let Some(name) = names.iter().find(|name| Path::new(name).file_name().is_none_or(|file| file != name.as_str())) {
-        return Err(malformed(format!("it names the file {name:?}, which is not in the directory")));
-    }
-    if let Some(name) = names.iter().find(|name| !directory.join(name).exists()) {
-        return Err(missing(format!("{name} is missing, which {INDEX} names")));
-    }
-    Ok(names.into_iter().map(|name| directory.join(name)).collect())
 }
 
 /// The header of a file of weights.
@@ -316,9 +368,4 @@ fn check_count(headers: &[StoredHeader], shape: &ModelShape) -> Result<()> {
     }
     let problem = format!("it describes {described} parameters, and the files of weights hold {held}");
     Err(Error::ConfigJson { problem })
-}
-
-/// Whether a stored tensor follows from others.
-fn is_derived(name: &str, shape: &ModelShape) -> bool {
-    name.ends_with(".rotary_emb.inv_freq") || (shape.tie_embeddings && name == "lm_head.weight")
 }

@@ -62,7 +62,7 @@ fn sharded(tensors: &Tensors) -> TempDir {
 fn read(folder: &Path, shape: &ModelShape, dtype: DType) -> model::Result<Buffer> {
     let mut weights = models::flat_weights(shape, dtype);
     let stored = PretrainedWeights::open(folder, shape)?;
-    stored.check_finite(&|| false, None)?;
+    stored.check_numbers(&|| false, None)?;
     stored.read(&mut weights, None, &|| false, None)?;
     Ok(weights)
 }
@@ -101,7 +101,7 @@ fn an_observer_sees_every_byte_once_and_in_order() {
         };
         let mut weights = models::flat_weights(&shape, DType::F32);
         let [checked, read] = &mut seen;
-        stored.check_finite(&|| false, Some(&mut |path, bytes| see(checked, path, bytes))).unwrap();
+        stored.check_numbers(&|| false, Some(&mut |path, bytes| see(checked, path, bytes))).unwrap();
         stored.read(&mut weights, None, &|| false, Some(&mut |path, bytes| see(read, path, bytes))).unwrap();
         for seen in seen {
             assert_eq!(seen.len(), weight_files(folder.path()).unwrap().len());
@@ -153,6 +153,26 @@ fn tensors_that_follow_from_others_are_ignored() {
 }
 
 #[test]
+fn a_tied_model_with_another_head_is_refused() {
+    let shape = tiny(true);
+    let mut stored = tensors(&shape, Dtype::BF16);
+    let (_, sizes, mut bytes) = stored["model.embed_tokens.weight"].clone();
+    *bytes.last_mut().unwrap() ^= 1;
+    stored.insert("lm_head.weight".to_owned(), (Dtype::BF16, sizes, bytes));
+    for folder in [single(&stored), sharded(&stored)] {
+        let stored = PretrainedWeights::open(folder.path(), &shape).unwrap();
+        let mut weights = models::flat_weights(&shape, DType::F32);
+        let checked = stored.check_numbers(&|| false, None);
+        for refused in [checked, stored.read(&mut weights, None, &|| false, None)] {
+            let message = refused.unwrap_err().to_string();
+            assert!(message.contains("`tie_word_embeddings` is true, but `lm_head.weight` differs"), "{message}");
+        }
+    }
+    stored.insert("lm_head.weight".to_owned(), (Dtype::BF16, vec![2], vec![0; 4]));
+    assert!(refusal(single(&stored).path(), &shape).to_string().contains("`lm_head.weight` has shape [2]"));
+}
+
+#[test]
 fn tensors_of_another_model_are_named() {
     let shape = tiny(true);
     let name = "model.layers.1.self_attn.k_proj.weight";
@@ -176,13 +196,19 @@ fn tensors_of_another_model_are_named() {
 #[test]
 fn a_number_that_is_not_finite_is_refused_with_its_tensor() {
     let shape = tiny(false);
-    for (value, dtype) in [(f32::NAN, Dtype::F32), (f32::INFINITY, Dtype::BF16)] {
-        let mut stored = tensors(&shape, dtype);
-        let (_, _, bytes) = stored.get_mut("lm_head.weight").unwrap();
+    for (value, dtype) in [(f32::NAN, Dtype::F32), (f32::INFINITY, Dtype::BF16), (f32::NEG_INFINITY, Dtype::F16)] {
+        let mut tensors = tensors(&shape, dtype);
+        let (_, _, bytes) = tensors.get_mut("lm_head.weight").unwrap();
         let end = bytes.len();
         bytes.splice(end - encoded(&[value], dtype).len().., encoded(&[value], dtype));
-        let message = refusal(sharded(&stored).path(), &shape).to_string();
-        assert!(message.contains("`lm_head.weight` holds numbers that are not finite"), "{message}");
+        let folder = sharded(&tensors);
+        let stored = PretrainedWeights::open(folder.path(), &shape).unwrap();
+        let mut weights = models::flat_weights(&shape, DType::BF16);
+        let checked = stored.check_numbers(&|| false, None);
+        for refused in [checked, stored.read(&mut weights, None, &|| false, None)] {
+            let message = refused.unwrap_err().to_string();
+            assert!(message.contains("`lm_head.weight` holds numbers that are not finite"), "{message}");
+        }
     }
 }
 
@@ -199,6 +225,9 @@ fn a_cut_or_missing_shard_is_refused_before_anything_is_read() {
     fs::remove_file(&shard).unwrap();
     let error = PretrainedWeights::open(folder.path(), &shape).unwrap_err().to_string();
     assert!(error.contains("model-00002-of-00003.safetensors is missing"), "{error}");
+    fs::copy(folder.path().join("model-00001-of-00003.safetensors"), &shard).unwrap();
+    let error = PretrainedWeights::open(folder.path(), &shape).unwrap_err().to_string();
+    assert!(error.contains("is in another file too"), "{error}");
     let empty = tempfile::tempdir().unwrap();
     assert!(matches!(PretrainedWeights::open(empty.path(), &shape), Err(Error::NoWeights { .. })));
 }
@@ -213,4 +242,7 @@ fn an_index_cannot_name_files_elsewhere() {
         let error = PretrainedWeights::open(folder.path(), &shape).unwrap_err();
         assert!(error.to_string().contains("not in the directory"), "{error}");
     }
+    fs::write(folder.path().join("model.safetensors.index.json"), "{}").unwrap();
+    let error = PretrainedWeights::open(folder.path(), &shape).unwrap_err().to_string();
+    assert!(error.contains("is not an index of weights: missing field `weight_map`"), "{error}");
 }

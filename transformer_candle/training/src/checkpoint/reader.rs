@@ -249,7 +249,7 @@ impl Checkpoint {
         let mut observe = |path: &Path, bytes: &[u8]| hashes.update(path, bytes);
         let observer = are_hashed.then_some(&mut observe as &mut ByteObserver<'_>);
         let opened = open(&self.directory, shape).and_then(|stored| {
-            stored.check_finite(&|| cancel.is_cancelled(), observer)?;
+            stored.check_numbers(&|| cancel.is_cancelled(), observer)?;
             Ok(stored)
         });
         if cancel.is_cancelled() {

@@ -213,7 +213,7 @@ pub(crate) fn from_model_error(directory: &Path, error: model::Error) -> Checkpo
     match error {
         model::Error::Io { action, path, source } => CheckpointError::Io { action, path, source },
         model::Error::Kernel(error) => error.into(),
-        model::Error::Malformed { .. } | model::Error::NotFiniteWeights { .. } => {
+        model::Error::Malformed { .. } | model::Error::Index { .. } | model::Error::NotFiniteWeights { .. } => {
             CheckpointError::corrupted(directory, error.to_string())
         }
         other => CheckpointError::mismatch(directory, other.to_string()),
