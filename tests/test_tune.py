@@ -345,16 +345,19 @@ def test_the_report_has_history_importance_and_coordinates(prepared: Workspace) 
     assert 'src="http' not in page
 
 
-def test_the_guides_search_runs_as_written(prepared: Workspace) -> None:
+def test_the_guides_search_runs_as_written(workspace: Workspace) -> None:
     guide = (REPOSITORY / "docs/guide/tuning.md").read_text(encoding="utf-8").split("\n## Stages\n")[0]
     (space,) = re.findall(r"```yaml\n(.*?)```", guide, re.DOTALL)
-    (command,) = re.findall(r"^orchestrate tune .*$", guide, re.MULTILINE)
-    (prepared.root / "space.yaml").write_text(space)
-    words = command.replace("demo", "E").replace("24", "3").replace("300K", "1K").split()[1:]
-    prepared.orchestrate(*words, "--seeds=1").succeeded()
-    assert len(trials(prepared)) == 3
+    prepare, search = re.findall(r"^orchestrate (.*--experiment demo .*)$", guide, re.MULTILINE)
+    (workspace.root / "space.yaml").write_text(space)
+    workspace.orchestrate(*prepare.split(), *TINY_MODEL).succeeded()
+    words = search.replace("24", "3").replace("150K", "1K").split()
+    done = workspace.orchestrate(*words, "--seeds=1").succeeded()
+    assert "Trained on 1,000 tokens" in done.out
+    study = workspace.run_folder("demo-tune")
+    assert len(list((study / "trials").iterdir())) == 3
     for path in re.findall(r"^\| `([^`]+)`", guide, re.MULTILINE):
-        assert (study_folder(prepared) / path.replace("0007", "0002")).exists(), path
+        assert (study / path.replace("0007", "0002")).exists(), path
 
 
 def test_missing_packages_are_named_with_their_command(monkeypatch: pytest.MonkeyPatch) -> None:
