@@ -144,9 +144,12 @@ impl Session {
         let device = self.trainer.device();
         let gpu = device.as_cuda().map_or_else(String::new, |gpu| format!(" ({})", gpu.name()));
         let ranks = plan.ranks.map_or_else(String::new, |ranks| format!(" in {ranks} ranks, each"));
+        let trained = match plan.trainable_parameters {
+            all if all == plan.parameters => format!("{} parameters", grouped(all)),
+            adapters => format!("{} parameters of adapters beside {}", grouped(adapters), grouped(plan.parameters)),
+        };
         self.progress.print(&format!(
-            "training {} parameters on {device}{gpu}{ranks} with {} threads; {} of buffers; {} tokens per step",
-            grouped(plan.parameters),
+            "training {trained} on {device}{gpu}{ranks} with {} threads; {} of buffers; {} tokens per step",
             self.trainer.threads(),
             bytes(plan.bytes),
             grouped(plan.tokens_per_step_of(self.trainer.stage())),
