@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from itertools import takewhile
 from pathlib import Path
@@ -57,7 +58,7 @@ def finetune(workspace: Workspace, model: Path, *arguments: str | Path) -> Any:
 def test_the_loss_falls_and_the_checkpoint_is_a_chat_model(workspace: Workspace, pretrained: Path) -> None:
     rows = write_rows(workspace.root / "rows.jsonl")
     told = finetune(workspace, pretrained, "--input", rows, "--epochs=6").succeeded()
-    assert "fine-tune" in told.out and "6 epochs" in told.out and "learning rate 0.003" in told.out
+    assert "fine-tune" in told.out and ", 6 epochs," in told.out and "learning rate 0.003" in told.out
     losses = workspace.losses("chat")
     assert sum(losses[-4:]) < 0.6 * sum(losses[:4]), losses
     run = workspace.run_folder("chat")
@@ -86,7 +87,8 @@ def test_adapters_are_trained_beside_the_model(workspace: Workspace, pretrained:
     small = [flag for flag in SMALL if not flag.startswith("--learning-rate")]
     flags = ["--experiment=chat", "--lora-rank=4", "--steps=6", *small]
     told = workspace.orchestrate("finetune", "--model", pretrained, "--input", rows, *flags).succeeded()
-    assert "adapters of rank 4, learning rate 2e-4 (cosine" in told.out
+    assert "adapters of rank 4, learning rate 2e-4 (cosine after 0 steps of warm-up), 6 steps," in told.out
+    assert re.search(r"training [\d,]+ parameters of adapters beside [\d,]+ on cpu", told.out + told.err)
     checkpoint = workspace.run_folder("chat") / "checkpoints" / "step-00000006"
     config = json.loads((checkpoint / "adapter_config.json").read_text())
     assert (config["r"], config["base_model_name_or_path"]) == (4, str(pretrained))
@@ -185,7 +187,8 @@ def test_what_cannot_be_trained_with_is_refused(workspace: Workspace, pretrained
     bare = Path(shutil.copytree(pretrained, workspace.root / "bare"))
     (bare / "chat_template.jinja").unlink()
     finetune(workspace, bare, "--input", rows, "--run-dir=r0").refused(2, "has no chat template", "chatml")
-    finetune(workspace, bare, "--input", rows, "--run-dir=r1", "--chat-template=chatml", "--steps=1").succeeded()
+    one = finetune(workspace, bare, "--input", rows, "--run-dir=r1", "--chat-template=chatml", "--steps=1").succeeded()
+    assert ", 1 step, sequences of 64 tokens" in one.out
     template = workspace.root / "counts.jinja"
     template.write_text("{{ messages | length }}{% for m in messages %}{{ m.content }}{% endfor %}")
     counts = ("--chat-template", template, "--run-dir=r2")

@@ -22,8 +22,10 @@ import pytest
 from optuna.trial import FrozenTrial, TrialState
 from orchestrator import RunConfig
 from orchestrator.command_error import CommandError
+from orchestrator.screen import counted
 from orchestrator.tune import space as search_space
 from orchestrator.tune.command import Request, run
+from orchestrator.tune.trial_config import open_base, tokens_of
 from workspace import ORCHESTRATE, REPOSITORY, TINY_MODEL, Finished, Workspace
 
 SPACE = """
@@ -104,6 +106,46 @@ def test_trials_train_equal_tokens_and_leave_no_checkpoints(prepared: Workspace)
         assert not (folder / "checkpoints").exists()
 
 
+def test_trials_of_every_batch_see_equal_tokens_and_held_out_text(prepared: Workspace) -> None:
+    done = tune(prepared, "--trials=8", "--pruner=none", "--sampler=random", "--seeds=0").succeeded()
+    folders = sorted((study_folder(prepared) / "trials").iterdir())
+    evaluated = {evaluation(folder, "tokens") for folder in folders}
+    batches = {RunConfig.load(folder / "training.yaml").to_dict()["data"]["sequences_per_step"] for folder in folders}
+    assert batches == {4, 8}, done.out
+    assert len(evaluated) == 1
+
+
+def evaluation(folder: Path, key: str) -> Any:
+    lines = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
+    return [line[key] for line in lines if line["kind"] == "evaluation"][-1]
+
+
+def test_keys_in_steps_keep_their_share(prepared: Workspace) -> None:
+    base = open_base(prepared.run_folder("E") / "training.yaml", None, None)
+    changes = {"data.sequences_per_step": 8, "scheduler.strategy": "wsd"}
+    values = base.trial_values(changes, 100 * TOKENS)
+    assert values["scheduler"]["total_steps"] == 50 * STEPS
+    assert values["scheduler"]["warmup_steps"] == 50 * 2
+    assert (
+        values["runtime"]["evaluation"] | {"every_n_steps": 50 * 6, "max_batches": 1}
+        == (values["runtime"]["evaluation"])
+    )
+    given = base.trial_values(changes | {"scheduler.warmup_steps": 3, "scheduler.decay_steps": 5}, 100 * TOKENS)
+    assert (given["scheduler"]["warmup_steps"], given["scheduler"]["decay_steps"]) == (3, 5)
+    growing = base.trial_values({"scheduler.batch_warmup_steps": 200}, 100 * TOKENS)
+    assert growing["scheduler"]["total_steps"] > 100 * STEPS
+    assert tokens_of(growing, growing["scheduler"]["total_steps"]) == pytest.approx(100 * TOKENS, abs=4 * 32)
+
+
+def test_base_and_winner_are_trained_on_as_many_tokens_as_asked_for(prepared: Workspace) -> None:
+    done = tune(prepared, "--trials=2", "--seeds=1", f"--final-tokens={2 * TOKENS}").succeeded()
+    assert f"Trained on {2 * TOKENS:,} tokens" in done.out and "over 1 seed: " in done.out
+    assert prepared.metrics("E-tune/base-seed-1")[-1]["step"] == 2 * STEPS
+    written = RunConfig.load_for_planning(study_folder(prepared) / "best.yaml").to_dict()
+    assert written["scheduler"]["total_steps"] * written["data"]["sequences_per_step"] * 32 == TOKENS
+    tune(prepared, "--trials=2", "--seeds=1").refused(2, "begun with 24 steps, not 12", "--final-tokens")
+
+
 def test_a_hopeless_trial_is_pruned_before_its_end(prepared: Workspace) -> None:
     (prepared.root / "space.yaml").write_text("parameters: {optimizer.learning_rate: [3e-3, 4e-3, 5e-3, 6e-3, 1.0]}")
     done = tune(prepared, "--trials=12", "--sampler=random", "--seeds=0").succeeded()
@@ -149,7 +191,7 @@ def wait_for_running_trial(workspace: Workspace) -> FrozenTrial:
 def test_trials_run_side_by_side_with_their_share_of_the_cores(prepared: Workspace) -> None:
     done = tune(prepared, "--trials=4", "--jobs=2", "--seeds=0").succeeded()
     threads = max(1, (os.cpu_count() or 1) // 2)
-    assert f"2 at a time with {threads} threads each" in done.out
+    assert f"2 at a time with {counted(threads, 'thread')} each" in done.out
     for folder in (study_folder(prepared) / "trials").iterdir():
         assert RunConfig.load(folder / "training.yaml").to_dict()["runtime"]["threads"] == threads
     assert RunConfig.load_for_planning(study_folder(prepared) / "best.yaml").to_dict()["runtime"]["threads"] is None
@@ -199,6 +241,7 @@ def test_a_space_where_nothing_can_be_trained_ends_with_the_reason(prepared: Wor
         ("parameters: {optimizer.algorithm: {low: 1, high: 2}}", ["has no range: give a list"]),
         ("parameters: {model.num_layers: [2]}\nfixed_parameters: many", ["fixed_parameters: is 'many'"]),
         ("parameters: {model.hidden_size: [32]}\nfixed_parameters: 1M", ["follows from fixed_parameters"]),
+        ("parameters: {scheduler.total_steps: [4, 8]}", ["follows from --tokens"]),
         ("parameters: {}", ["names no config key"]),
         ("parameter: {}", ["must be a mapping with `parameters:`"]),
         ("parameters: [", ["cannot read the search space"]),
@@ -226,6 +269,15 @@ def test_another_space_needs_another_study(prepared: Workspace) -> None:
     tune(prepared, "--trials=1", "--seeds=0").succeeded()
     (prepared.root / "space.yaml").write_text(SPACE.replace("1e-1", "2e-1"))
     tune(prepared, "--trials=2", "--seeds=0").refused(2, "was begun with another space", "--study")
+    tune(prepared, "--study=../x").refused(2, "--study '../x' is not a name")
+
+
+def test_values_are_shown_as_yaml_has_them(prepared: Workspace) -> None:
+    (prepared.root / "space.yaml").write_text(
+        "parameters: {data.tokens_per_step: [128, 256], optimizer.max_grad_norm: [null], model.tie_embeddings: [true]}"
+    )
+    done = tune(prepared, "--trials=1", "--seeds=0").succeeded()
+    assert "tokens_per_step 128, max_grad_norm null, tie_embeddings true" in done.out
 
 
 def test_one_study_is_searched_by_one_command(prepared: Workspace) -> None:
@@ -293,16 +345,19 @@ def test_the_report_has_history_importance_and_coordinates(prepared: Workspace) 
     assert 'src="http' not in page
 
 
-def test_the_guides_search_runs_as_written(prepared: Workspace) -> None:
+def test_the_guides_search_runs_as_written(workspace: Workspace) -> None:
     guide = (REPOSITORY / "docs/guide/tuning.md").read_text(encoding="utf-8").split("\n## Stages\n")[0]
     (space,) = re.findall(r"```yaml\n(.*?)```", guide, re.DOTALL)
-    (command,) = re.findall(r"^orchestrate tune .*$", guide, re.MULTILINE)
-    (prepared.root / "space.yaml").write_text(space)
-    words = command.replace("demo", "E").replace("24", "3").replace("300K", "1K").split()[1:]
-    prepared.orchestrate(*words, "--seeds=1").succeeded()
-    assert len(trials(prepared)) == 3
+    prepare, search = re.findall(r"^orchestrate (.*--experiment demo .*)$", guide, re.MULTILINE)
+    (workspace.root / "space.yaml").write_text(space)
+    workspace.orchestrate(*prepare.split(), *TINY_MODEL).succeeded()
+    words = search.replace("24", "3").replace("150K", "1K").split()
+    done = workspace.orchestrate(*words, "--seeds=1").succeeded()
+    assert "Trained on 1,000 tokens" in done.out
+    study = workspace.run_folder("demo-tune")
+    assert len(list((study / "trials").iterdir())) == 3
     for path in re.findall(r"^\| `([^`]+)`", guide, re.MULTILINE):
-        assert (study_folder(prepared) / path.replace("0007", "0002")).exists(), path
+        assert (study / path.replace("0007", "0002")).exists(), path
 
 
 def test_missing_packages_are_named_with_their_command(monkeypatch: pytest.MonkeyPatch) -> None:

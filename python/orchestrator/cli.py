@@ -301,6 +301,9 @@ def tune(
     seeds: Annotated[
         int, typer.Option(min=0, max=100, help="Seeds with which base and winner are trained afterwards.")
     ] = 3,
+    final_tokens: Annotated[
+        str | None, typer.Option(metavar="COUNT", help="Tokens of these runs. Default: the config's own run.")
+    ] = None,
 ) -> None:
     """Search hyperparameters with Optuna; train the best ones beside the base.
 
@@ -309,7 +312,8 @@ def tune(
     from orchestrator.tune.command import Request, run
 
     run(Request(
-        space, experiment, config, study, trials, jobs, tokens, evaluations, sampler.value, pruner.value, seed, seeds
+        space, experiment, config, study, trials, jobs, tokens, evaluations, sampler.value, pruner.value, seed, seeds,
+        final_tokens,
     ))  # fmt: skip
 
 

@@ -14,7 +14,7 @@ from orchestrator.command_error import CommandError
 from orchestrator.input_files import read_text
 from orchestrator.options import parameter
 from orchestrator.paths import shown
-from orchestrator.screen import step
+from orchestrator.screen import counted, step
 from orchestrator.settings import RUN, TOKENIZER, TRAINING, Settings, flag_parameters, from_flags
 
 ABOUT = """Fine-tune a pretrained model on conversations.
@@ -178,16 +178,14 @@ def _show(defaults: dict[str, str], chosen: Settings) -> None:
     """Print what the run is trained with, as far as no flag says otherwise."""
     typed = dict(override.split("=", 1) for override in chosen.config_overrides() if "=" in override)
     values = defaults | typed
-    if "scheduler.total_steps" in typed:
-        length = f"{typed['scheduler.total_steps']} steps"
-    else:
-        length = f"{values['scheduler.total_epochs']} epochs" if "scheduler.total_epochs" in values else "1 epoch"
+    unit = "step" if "scheduler.total_steps" in typed else "epoch"
+    count = values.get(f"scheduler.total_{unit}s", "1")
     rank = _adapter_rank(chosen)
     trained = f"adapters of rank {rank}" if rank else "all weights"
     step(
         "fine-tune",
         f"{trained}, learning rate {values['optimizer.learning_rate']} ({values['scheduler.strategy']} after "
-        f"{values['scheduler.warmup_steps']} steps of warm-up), {length.replace('1 epochs', '1 epoch')}, sequences of "
+        f"{values['scheduler.warmup_steps']} steps of warm-up), {counted(count, unit)}, sequences of "
         f"{values['data.sequence_length']} tokens, packing {values['data.packing']}, precision "
         f"{values['runtime.precision']}",
     )

@@ -55,11 +55,17 @@ class Roots:
             target=Path(target) if target else None,
         )
 
-    def place(self, experiment: str, run_dir: Path | None) -> Place:
-        """Return where an experiment lives, or raise a `CommandError` if that cannot be a folder's name."""
+    def place(self, experiment: str, run_dir: Path | None, flag: str = "--experiment") -> Place:
+        """Return where an experiment lives, or raise a `CommandError` if that cannot be a folder's name.
+
+        Args:
+            experiment: Its name.
+            run_dir: The run's folder, if it is not named after the experiment.
+            flag: The option that named it.
+        """
         if not EXPERIMENT.fullmatch(experiment):
             raise CommandError(
-                f"--experiment {experiment!r} is not a name: use up to 64 letters, digits, dots, dashes and "
+                f"{flag} {experiment!r} is not a name: use up to 64 letters, digits, dots, dashes and "
                 "underscores, the first one a letter or a digit"
             )
         place = Place(experiment, run_dir or self.runs / experiment, self.tokenizers / experiment, run_dir is None)

@@ -54,6 +54,11 @@ def amount(size: int) -> str:
     return f"{value:,.1f} TB"
 
 
+def counted(number: int | str, unit: str) -> str:
+    """Return a number of things: `1 seed`, `3 seeds`."""
+    return f"{number} {unit}" if str(number) == "1" else f"{number} {unit}s"
+
+
 def duration(seconds: float) -> str:
     """Return a time in its two largest units, as the trainer's progress has it: `15d 7h`, `3m 20s`, `8s`."""
     whole = round(seconds)

@@ -12,7 +12,7 @@ from orchestrator import _native, signals
 from orchestrator.command_error import CommandError
 from orchestrator.paths import Roots, shown
 from orchestrator.run_files import TRAINING_CONFIG
-from orchestrator.screen import heading, plain, step
+from orchestrator.screen import counted, heading, plain, step
 
 if TYPE_CHECKING:
     from orchestrator.tune.search import Plan
@@ -36,6 +36,7 @@ class Request:
     pruner: str
     seed: int
     seeds: int
+    final_tokens: str | None = None
 
 
 def run(request: Request) -> None:
@@ -73,10 +74,7 @@ def _plan(request: Request, roots: Roots) -> Plan:
         raise CommandError(
             f"there is no {shown(config)}: prepare the run with `orchestrate --launch none --experiment NAME`"
         )
-    try:
-        tokens = space.count(request.tokens)
-    except ValueError as problem:
-        raise CommandError(f"--tokens {problem}") from None
+    tokens, final_tokens = _count("--tokens", request.tokens), _count("--final-tokens", request.final_tokens)
     threads = None
     if request.jobs > 1:
         threads = max(1, (os.cpu_count() or 1) // request.jobs)
@@ -85,11 +83,20 @@ def _plan(request: Request, roots: Roots) -> Plan:
         raise CommandError("--jobs is for CPUs: trials on a GPU run one at a time; add --device cpu or leave it out")
     check_bounds(base, searched)
     name = request.study or f"{config.absolute().parent.name}-tune"
-    folder = roots.place(name, None).folder.absolute()
+    folder = roots.place(name, None, "--study").folder.absolute()
     return Plan(
         folder, base, searched, request.trials, request.jobs, request.evaluations, request.sampler, request.pruner,
-        request.seed,
+        request.seed, final_tokens or base.full_tokens,
     )  # fmt: skip
+
+
+def _count(flag: str, typed: str | None) -> int | None:
+    from orchestrator.tune.space import count
+
+    try:
+        return count(typed)
+    except ValueError as problem:
+        raise CommandError(f"{flag} {problem}") from None
 
 
 def _config(request: Request, roots: Roots) -> Path:
@@ -111,4 +118,6 @@ def _is_on_gpu(device: str) -> bool:
 
 def _length(plan: Plan) -> str:
     one = f"{plan.trials} of {plan.base.tokens:,} tokens, evaluated {plan.evaluations} times"
-    return one if plan.jobs == 1 else f"{one}; {plan.jobs} at a time with {plan.base.threads} threads each"
+    return (
+        one if plan.jobs == 1 else f"{one}; {plan.jobs} at a time with {counted(plan.base.threads or 1, 'thread')} each"
+    )

@@ -22,7 +22,7 @@ from orchestrator.command_error import CommandError
 from orchestrator.paths import shown
 from orchestrator.screen import note, step
 from orchestrator.tune.space import Space
-from orchestrator.tune.trial_config import Base, overrides_of
+from orchestrator.tune.trial_config import Base, overrides_of, without_origin, written
 
 DATABASE = "study.db"
 LOG = "stderr.txt"
@@ -33,6 +33,8 @@ REFUSED_IN_A_ROW = 10
 """Trials in a row that cannot be trained, after which the search ends."""
 OVERRIDES, REFUSED = "overrides", "refused"
 """Attributes of a trial: all keys that it sets, and why it was not trained or ended early by an error."""
+IDENTITY = {"space": "space", "base": "base", "tokens": "number of tokens"}
+"""What a study is known by, in words."""
 ENDED = (TrialState.COMPLETE, TrialState.PRUNED)
 
 
@@ -49,6 +51,8 @@ class Plan:
     sampler: str
     pruner: str
     seed: int
+    final_tokens: int
+    """Tokens that base and winner are trained on afterwards."""
 
 
 @dataclass
@@ -107,7 +111,7 @@ class Search:
             with self.lock, readable(plan.folder):
                 trial.set_user_attr(OVERRIDES, overrides)
         except _native.TrainerError as error:
-            return self._refused(trial, str(error))
+            return self._refused(trial, without_origin(str(error)))
         return self._trained(trial, plan.base.write(folder, values))
 
     def _trained(self, trial: Trial, config: Path) -> tuple[TrialState, float | None]:
@@ -190,7 +194,7 @@ def open_study(plan: Plan) -> optuna.Study:
             study.set_user_attr("identity", identity)
             if point := plan.space.point(plan.base.values):
                 study.enqueue_trial(point)
-        elif changed := [name for name, value in identity.items() if found.get(name) != value]:
+        elif changed := [IDENTITY[name] for name, value in identity.items() if found.get(name) != value]:
             raise CommandError(
                 f"the study {shown(plan.folder)} was begun with another {' and '.join(changed)}: "
                 "put it back, or give the search a --study of its own"
@@ -259,5 +263,5 @@ def _show(trial: FrozenTrial, best: float | None) -> None:
 
 
 def shown_value(value: Any) -> str:
-    """Return a value as people read it."""
-    return f"{value:.3g}" if isinstance(value, float) else str(value)
+    """Return a value as people read it, and write it in YAML."""
+    return f"{value:.3g}" if isinstance(value, float) else written(value)

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 UNITS = {"K": 1e3, "M": 1e6, "B": 1e9}
 SHAPE_KEYS = {"model.hidden_size", "model.intermediate_size", "model.num_attention_heads", "model.num_key_value_heads"}
 """Keys that follow from the others where the number of parameters is fixed."""
+LENGTH_KEYS = {"scheduler.total_steps", "scheduler.total_epochs"}
+"""Keys that follow from the number of tokens that every trial trains on."""
 
 
 @dataclass(frozen=True)
@@ -156,6 +158,8 @@ def _parameter(key: str, declared: Any) -> Choice | Range:
         schema = schema_of(key)
     except KeyError:
         raise ValueError("is not a config key; docs/guide/configuration.md lists them") from None
+    if key in LENGTH_KEYS:
+        raise ValueError("follows from --tokens, on which every trial trains; leave it out")
     if "properties" in schema:
         raise ValueError(f"is a section: name one of its keys, such as {key}.{next(iter(schema['properties']))}")
     types = schema.get("type", "string")

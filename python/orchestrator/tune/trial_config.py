@@ -16,6 +16,12 @@ from orchestrator.paths import shown
 from orchestrator.run_files import STREAMING_CONFIG, TRAINING_CONFIG
 from orchestrator.tune.space import Space, value_of
 
+KEYS_IN_STEPS = {
+    "scheduler.warmup_steps", "scheduler.decay_steps", "scheduler.batch_warmup_steps",
+    "runtime.evaluation.every_n_steps", "runtime.checkpoint.every_n_steps",
+}  # fmt: skip
+"""Keys that keep their share of `total_steps`, so that runs of other batches do the same after as many tokens."""
+
 
 @dataclass(frozen=True)
 class Base:
@@ -29,12 +35,14 @@ class Base:
     tokens: int
     """Tokens that a trial trains on."""
     full_tokens: int
-    """Tokens of the config's own run, and of the winner's."""
+    """Tokens of the config's own run."""
     threads: int | None
     """CPU threads of a trial; None for the config's own number."""
 
     def trial_values(self, overrides: Mapping[str, Any], tokens: int) -> dict[str, Any]:
         """Return a config's values with some changed and `total_steps` for a number of tokens.
+
+        It is evaluated on as many held-out tokens as the base.
 
         Raises:
             ConfigError: The values contradict each other.
@@ -45,16 +53,22 @@ class Base:
             chosen = {"data.batch_size": "auto", "data.gradient_accumulation_steps": None} | chosen
         chosen["scheduler.total_epochs"] = None
         values = self._parsed(chosen)
-        tokens_per_step = values["data"]["sequences_per_step"] * values["data"]["sequence_length"]
-        steps = max(1, round(tokens / tokens_per_step))
-        chosen["scheduler.total_steps"] = steps
-        warmup, base_steps = values["scheduler"]["warmup_steps"], values["scheduler"]["total_steps"]
-        if warmup and "scheduler.warmup_steps" not in overrides:
-            chosen["scheduler.warmup_steps"] = round(warmup * steps / base_steps)
-        return self._parsed(chosen)
+        size = tokens_per_step(values)
+        held_out = self.values["runtime"]["evaluation"]["max_batches"] * tokens_per_step(self.values)
+        chosen.setdefault("runtime.evaluation.max_batches", max(1, round(held_out / size)))
+        in_steps = {key: value_of(values, key) for key in KEYS_IN_STEPS - set(overrides)}
+        base_steps, steps = values["scheduler"]["total_steps"], max(1, round(tokens / size))
+        while True:
+            shares = {key: round(given * steps / base_steps) for key, given in in_steps.items() if given}
+            shares |= {key: max(1, share) for key, share in shares.items() if key.startswith("runtime.")}
+            values = self._parsed({**chosen, "scheduler.total_steps": steps, **shares})
+            missing = tokens - tokens_of(values, steps)
+            if missing <= size / 2:
+                return values
+            steps += max(1, missing // size)
 
     def _parsed(self, overrides: Mapping[str, Any]) -> dict[str, Any]:
-        text = [f"{key}={_written(value)}" for key, value in overrides.items()]
+        text = [f"{key}={written(value)}" for key, value in overrides.items()]
         return _native.parse_config(self.text, FORMATS[self.config.suffix], text, self.config)
 
     def write(self, folder: Path, values: dict[str, Any]) -> Path:
@@ -96,9 +110,23 @@ def open_base(config: Path, tokens: int | None, threads: int | None) -> Base:
             "to the config of the winner"
         )
     values = _native.parse_config(text, FORMATS[config.suffix], [], config)
-    full = steps * resolved["data"]["sequences_per_step"] * resolved["data"]["sequence_length"]
+    values["data"]["tokens_per_step"] = tokens_per_step(values)
+    full = tokens_of(resolved, steps)
     tokenizer = Path(resolved["tokenizer"]["tokenizer_json"])
     return Base(config.absolute(), text, values, tokenizer, tokens or full, full, threads)
+
+
+def tokens_per_step(values: Mapping[str, Any]) -> int:
+    """Return the tokens of an optimizer step after the batch-size warm-up."""
+    return int(values["data"]["sequences_per_step"] * values["data"]["sequence_length"])
+
+
+def tokens_of(values: Mapping[str, Any], steps: int) -> int:
+    """Return the tokens of a number of optimizer steps, fewer in a batch-size warm-up."""
+    most, warmup = values["data"]["sequences_per_step"], values["scheduler"]["batch_warmup_steps"]
+    first = values["scheduler"]["batch_warmup_start"] or -(-most // 8)
+    missing = sum(most - first - (most - first) * step // warmup for step in range(min(steps, warmup)))
+    return int((most * steps - missing) * values["data"]["sequence_length"])
 
 
 def overrides_of(base: Base, space: Space, point: Mapping[str, Any]) -> dict[str, Any]:
@@ -143,7 +171,7 @@ def _sizes(base: Base, overrides: Mapping[str, Any], parameters: int) -> dict[st
 
 def parameters_of(base: Base, overrides: Mapping[str, Any]) -> int:
     """Return the number of parameters of a model."""
-    text = [f"{key}={_written(value)}" for key, value in overrides.items()]
+    text = [f"{key}={written(value)}" for key, value in overrides.items()]
     text += [f"tokenizer.tokenizer_json={base.tokenizer}", "runtime.device=cpu"]
     return _native.memory_plan(_native.RunConfig.load_for_planning(base.config, text)).parameters
 
@@ -170,10 +198,15 @@ def check_bounds(base: Base, space: Space) -> None:
 def _about(key: str, message: str) -> list[str]:
     """Return the lines of a config's problems that name a key, from the key on."""
     found = [line[line.index(f"{key}: ") :] for line in message.splitlines() if f"{key}: " in line]
-    return [line.replace(" (given by --override)", "") for line in found]
+    return [without_origin(line) for line in found]
 
 
-def _written(value: Any) -> str:
+def without_origin(message: str) -> str:
+    """Return a config's problem without the flag that gave the value, which nobody typed."""
+    return message.replace(" (given by --override)", "")
+
+
+def written(value: Any) -> str:
     """Return a value as an override has it."""
     if value is None:
         return "null"

@@ -16,7 +16,9 @@ from optuna.trial import FrozenTrial
 from orchestrator import _native, launch
 from orchestrator.command_error import CommandError
 from orchestrator.launch import Job
-from orchestrator.screen import heading, plain, step
+from orchestrator.paths import shown
+from orchestrator.run_files import TRAINING_CONFIG
+from orchestrator.screen import counted, heading, plain, step
 from orchestrator.settings import Launch
 from orchestrator.tune.search import OVERRIDES, Plan, shown_value
 from orchestrator.tune.trial_config import Base
@@ -33,9 +35,10 @@ class Comparison:
 
     @property
     def text(self) -> str:
-        """The mean and the standard deviation."""
+        """The losses, their mean and their standard deviation."""
+        each = ", ".join(f"{loss:.4f}" for loss in self.losses)
         deviation = f", standard deviation {stdev(self.losses):.4f}" if len(self.losses) > 1 else ""
-        return f"loss {mean(self.losses):.4f}{deviation} over {len(self.losses)} seeds"
+        return f"loss {mean(self.losses):.4f}{deviation} over {counted(len(self.losses), 'seed')}: {each}"
 
 
 def best_trial(study: optuna.Study, folder: Path) -> FrozenTrial:
@@ -82,13 +85,13 @@ def write_report(study: optuna.Study, folder: Path) -> Path:
 
 
 def retrain(plan: Plan, trial: FrozenTrial, seeds: int, target: Path | None) -> list[Comparison]:
-    """Train the base and the winner to their full length with several seeds, as ordinary runs; resume those begun."""
+    """Train the base and the winner with several seeds, as ordinary runs; resume those begun."""
     configs = {"base": {}, "winner": trial.user_attrs[OVERRIDES]}
     compared = []
     for name, overrides in configs.items():
         losses = []
         for seed in range(1, seeds + 1):
-            values = plan.base.trial_values({**overrides, "runtime.seed": seed}, plan.base.full_tokens)
+            values = plan.base.trial_values({**overrides, "runtime.seed": seed}, plan.final_tokens)
             losses.append(_train(plan, plan.folder / f"{name}-seed-{seed}", values, target))
         compared.append(Comparison(name, losses))
     return compared
@@ -98,6 +101,13 @@ def _train(plan: Plan, folder: Path, values: dict[str, Any], target: Path | None
     """Train a run unless it has ended, and return its last held-out loss."""
     begun = (folder / "checkpoints" / "latest").exists()
     total = values["scheduler"]["total_steps"]
+    if (config := folder / TRAINING_CONFIG).exists():
+        steps = _native.RunConfig.load_for_planning(config).to_dict()["scheduler"]["total_steps"]
+        if steps != total:
+            raise CommandError(
+                f"the run {shown(folder)} was begun with {steps:,} steps, not {total:,}: remove it, or give the "
+                "--final-tokens of before"
+            )
     last = _last_evaluation(folder)
     if last is None or last["step"] < total:
         step("training", f"{folder.name} in {folder}")
@@ -131,7 +141,7 @@ def show(plan: Plan, study: optuna.Study, trial: FrozenTrial, compared: list[Com
     for key, value in trial.user_attrs[OVERRIDES].items():
         plain(f"  {key}: {shown_value(value)}")
     if compared:
-        heading(f"Trained on {plan.base.full_tokens:,} tokens")
+        heading(f"Trained on {plan.final_tokens:,} tokens")
         width = max(len(comparison.name) for comparison in compared)
         for comparison in compared:
             plain(f"{comparison.name:<{width}}  {comparison.text}")

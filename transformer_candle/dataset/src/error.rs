@@ -165,13 +165,12 @@ pub enum DataError {
         held_out: bool,
     },
     /// There is nothing to evaluate on.
-    #[error(
-        "{name} is too small to hold out a part for evaluation: set data.validation_shards, or provide more than one \
-         document"
-    )]
+    #[error("{}", nothing_held_out(name, skipped))]
     NothingHeldOut {
         /// The data set or the patterns.
         name: String,
+        /// Why rows of the held-out part were skipped; it has no others.
+        skipped: Box<SkippedRows>,
     },
     /// The tokenizer cannot be read or used.
     #[error("the tokenizer {} cannot be used: {message}", path.display())]
@@ -336,6 +335,19 @@ fn describe_columns(columns: &[String]) -> String {
 
 fn describe_first(problem: Option<&str>) -> String {
     problem.map_or_else(String::new, |problem| format!("; for example: {problem}"))
+}
+
+fn nothing_held_out(name: &str, skipped: &SkippedRows) -> String {
+    match skipped.total() {
+        0 => format!(
+            "{name} is too small to hold out a part for evaluation: set data.validation_shards, or provide more than \
+             one document"
+        ),
+        rows => format!(
+            "all {rows} rows of {name} that are held out were skipped: {skipped}; set data.validation_shards, or raise \
+             data.held_out_fraction"
+        ),
+    }
 }
 
 fn held_out_hint(held_out: bool) -> &'static str {

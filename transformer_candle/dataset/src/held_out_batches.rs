@@ -84,7 +84,7 @@ impl HeldOut {
             return Ok(held_out);
         }
         source.check_columns(held_out.skipped, source.cancel())?;
-        Err(DataError::NothingHeldOut { name: held_out.name })
+        Err(DataError::NothingHeldOut { name: held_out.name, skipped: Box::new(held_out.skipped) })
     }
 
     /// The data set's name, or the patterns.

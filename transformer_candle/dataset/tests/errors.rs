@@ -47,6 +47,8 @@ fn data_without_documents_is_an_error_with_counts() {
             .err()
             .unwrap();
     assert!(matches!(held_out, DataError::NothingHeldOut { .. }), "{held_out}");
+    let message = held_out.to_string();
+    assert!(message.contains("all 2 rows") && message.contains("were skipped: 1 without text, 1 empty"), "{message}");
 }
 
 #[test]

@@ -144,10 +144,13 @@ impl Session {
         let device = self.trainer.device();
         let gpu = device.as_cuda().map_or_else(String::new, |gpu| format!(" ({})", gpu.name()));
         let ranks = plan.ranks.map_or_else(String::new, |ranks| format!(" in {ranks} ranks, each"));
+        let trained = match plan.trainable_parameters {
+            all if all == plan.parameters => format!("{} parameters", grouped(all)),
+            adapters => format!("{} parameters of adapters beside {}", grouped(adapters), grouped(plan.parameters)),
+        };
         self.progress.print(&format!(
-            "training {} parameters on {device}{gpu}{ranks} with {} threads, {workers} data worker{}; {} of buffers; {} tokens per \
+            "training {trained} on {device}{gpu}{ranks} with {} threads, {workers} data worker{}; {} of buffers; {} tokens per \
              step",
-            grouped(plan.parameters),
             self.trainer.threads(),
             if workers == 1 { "" } else { "s" },
             bytes(plan.bytes),

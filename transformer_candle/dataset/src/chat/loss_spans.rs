@@ -21,17 +21,14 @@ pub(super) struct Rendered {
 }
 
 /// Renders a conversation and finds what the assistant says in it; with `everything` all of it counts.
+///
+/// The message of an error has the template as its subject.
 pub(super) fn render(
     template: &ChatTemplate,
     conversation: &Messages,
     everything: bool,
 ) -> Result<Rendered, RowProblem> {
-    let raises = |message: String| {
-        RowProblem::new(
-            SkipReason::Template,
-            format!("the chat template {} says: {message}", template.origin.display()),
-        )
-    };
+    let raises = |message: String| RowProblem::new(SkipReason::Template, format!("it says: {message}"));
     let prepared = template.prepare(conversation);
     let part =
         |count, prompt| template.render(&prepared, count, prompt).map(|text| unmarked(&text).text).map_err(raises);
@@ -57,7 +54,7 @@ pub(super) fn render(
             let prompt = part(index, true)?;
             let answered = part(index + 1, false)?;
             if !answered.starts_with(&before) || !text.starts_with(&answered) {
-                return Err(RowProblem::new(SkipReason::Template, not_nested(template, index + 1)));
+                return Err(RowProblem::new(SkipReason::Template, not_nested(index + 1)));
             }
             let start = common_prefix(&prompt, &answered).max(before.len());
             counted.push(start..answered.len());
@@ -66,11 +63,10 @@ pub(super) fn render(
     Ok(Rendered { text, counted })
 }
 
-fn not_nested(template: &ChatTemplate, messages: usize) -> String {
+fn not_nested(messages: usize) -> String {
     format!(
-        "the chat template {} renders the first {messages} messages otherwise when more follow, so that what the \
-         assistant adds is not defined: name one that marks it with {{% generation %}} in data.chat_template, or chatml",
-        template.origin.display()
+        "it renders the first {messages} messages otherwise when more follow, so that what the assistant adds is not \
+         defined: name one that marks it with {{% generation %}} in data.chat_template, or chatml"
     )
 }
 

@@ -210,14 +210,16 @@ impl State {
         let plain = probe(&|text| text.into());
         let parts = probe(&|text| json!([{"type": "text", "text": text}]));
         let attempt = |template: &ChatTemplate, messages: &Messages| loss_spans::render(template, messages, everything);
+        let refused =
+            |problem: RowProblem| DataError::ChatTemplate { path: template.origin.clone(), message: problem.message };
+        // Some templates take lists of parts only. One that takes texts is judged by them.
+        let takes_texts = template.render(&template.prepare(&plain), plain.messages.len(), false).is_ok();
         let (messages, rendered) = match attempt(template, &plain) {
-            Ok(rendered) => (plain, rendered),
-            Err(problem) => {
-                let path = template.origin.clone();
-                let refused = |_| DataError::ChatTemplate { path, message: problem.message };
-                let rendered = attempt(template, &parts).map_err(refused)?;
+            Err(problem) if !takes_texts => {
+                let rendered = attempt(template, &parts).map_err(|_| refused(problem))?;
                 (parts, rendered)
             }
+            rendered => (plain, rendered.map_err(refused)?),
         };
         template.special_tokens.find_assembled(&rendered.text);
         let template = template.clone();
@@ -245,7 +247,11 @@ impl State {
         let (rendered, bos, eos) = match conversation {
             Conversation::Messages(messages) => match loss_spans::render(self.template()?, messages, everything) {
                 Ok(rendered) => (rendered, None, None),
-                Err(problem) => return Ok(Err(problem)),
+                Err(RowProblem { reason, message }) => {
+                    let message =
+                        format!("the chat template {} refuses it: {message}", self.template()?.origin.display());
+                    return Ok(Err(RowProblem { reason, message }));
+                }
             },
             Conversation::Completion { prompt, completion } => {
                 let text = format!("{prompt}{completion}");
@@ -273,7 +279,9 @@ impl State {
         counted.truncate(longest);
         if !counted.iter().skip(1).any(|&counted| counted) {
             let message = if truncated {
-                format!("the assistant says nothing in the first {longest} of its {tokens} tokens")
+                format!(
+                    "the assistant says nothing in the first {longest} of its {tokens} tokens: raise data.sequence_length"
+                )
             } else {
                 "the assistant says nothing in it".to_owned()
             };

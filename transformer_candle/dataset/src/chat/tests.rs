@@ -185,6 +185,9 @@ fn long_conversations_are_cut_or_skipped() {
     assert_eq!((cut.ids.as_slice(), cut.truncated), (&whole.ids[..whole.ids.len() - 1], true));
     assert_eq!(encode(whole.ids.len() - 2, OverlongConversations::Skip), Err(SkipReason::Overlong));
     assert_eq!(encode(8, OverlongConversations::Truncate), Err(SkipReason::NoTarget));
+    let short = ConversationEncoder::new(&model.tokenizer, &settings(), 8).unwrap();
+    short.encode_row(&row).unwrap().unwrap_err();
+    assert!(short.first_problem().unwrap().contains("tokens: raise data.sequence_length"));
 }
 
 #[test]
@@ -192,6 +195,9 @@ fn templates_that_cannot_be_trained_with_are_refused() {
     let refused = |template: &str| model(Some(template)).encoder(&settings()).err().unwrap().to_string();
     let counts = "{{ messages | length }}{% for m in messages %}{{ m.content }}{% endfor %}";
     assert!(refused(counts).contains("renders the first 2 messages otherwise"), "{}", refused(counts));
+    let of_texts = "{% for m in messages %}{% if m.content is string %}{{ m.content }}{{ loop.last }}{% endif %}\
+                    <|im_end|>{% endfor %}";
+    assert!(refused(of_texts).contains("cannot be used: it renders the first 2 messages"), "{}", refused(of_texts));
     assert!(refused("{{ raise_exception('no chat') }}").contains("no chat"));
     assert!(refused("{% for %}").contains("chat_template.jinja"));
     assert!(refused("{{ strftime_now('%Y') }}").contains("data.chat_template_date"));
@@ -212,7 +218,8 @@ fn a_conversation_that_the_template_refuses_is_skipped() {
     let model = model(Some(&strict));
     let encoder = model.usual();
     assert_eq!(encoder.encode_row(&dialogue().to_string()).unwrap(), Err(SkipReason::Template));
-    assert!(encoder.first_problem().unwrap().contains("no system"), "{:?}", encoder.first_problem());
+    let problem = encoder.first_problem().unwrap();
+    assert!(problem.contains("chat_template.jinja refuses it: it says: no system"), "{problem}");
 }
 
 #[test]
