@@ -1,4 +1,4 @@
-"""One rank on an emulated GPU: `orchestrator.distributed` with another connection of GPUs than NCCL, which needs real ones.
+"""One rank on an emulated GPU: `orchestrator.distributed` with another connection of GPUs, as NCCL needs real ones.
 
 What NCCL would move from GPU to GPU is copied to the host by the emulated driver, in the order of the trainer's stream,
 sent by gloo, and copied to the other GPU. The addresses are those that PyTorch would be given.

@@ -79,3 +79,45 @@ def test_two_gpus_train_as_one_does(two_gpus: Runs, package: Path, algorithm: st
     assert_near(state(two_gpus, "two", 4), state(two_gpus, "one", 4), 1e-6)
     parts = sorted(file.name for file in two_gpus.checkpoint("two", 4).glob("optimizer*"))
     assert parts == ["optimizer-00001-of-00002.safetensors", "optimizer-00002-of-00002.safetensors"]
+
+
+def test_a_checkpoint_is_resumed_on_one_and_on_two_gpus(two_gpus: Runs, package: Path) -> None:
+    tiny = replace(TINY, precision="bf16")
+    two_gpus.write("straight", tiny)
+    two_gpus.write("stopped", tiny)
+    train(two_gpus, package, "straight").succeeded()
+    train(two_gpus, package, "stopped", "--max-steps=2").succeeded()
+    shutil.copytree(two_gpus.workspace.run_folder("stopped"), two_gpus.workspace.run_folder("alone"))
+    train(two_gpus, package, "stopped", "--resume").succeeded()
+    assert two_gpus.steps("stopped") == two_gpus.steps("straight")
+    assert_near(state(two_gpus, "stopped", 4), state(two_gpus, "straight", 4), 0)
+    two_gpus.train("alone", "--resume").succeeded()
+    assert two_gpus.steps("alone")[2][1] == pytest.approx(two_gpus.steps("straight")[2][1], rel=1e-6)
+    assert two_gpus.steps("alone") == [pytest.approx(row, rel=1e-2) for row in two_gpus.steps("straight")]
+
+
+@pytest.mark.parametrize(("precision", "algorithm"), [("fp32", "adamw"), ("bf16", "muon")])
+def test_virtual_shards_give_the_bits_of_one_gpu(two_gpus: Runs, package: Path, precision: str, algorithm: str) -> None:
+    """The second rank takes the GEMM algorithms of the first, though others would be the fastest there."""
+    key = "--override=runtime.deterministic_reduction=4"
+    for name in ("one", "two"):
+        two_gpus.write(name, replace(TINY, precision=precision, algorithm=algorithm))
+    two_gpus.train("one", key).succeeded()
+    train(two_gpus, package, "two", key).succeeded()
+    assert two_gpus.steps("two") == two_gpus.steps("one")
+    assert_near(state(two_gpus, "two", 4), state(two_gpus, "one", 4), 0)
+    assert two_gpus.trainer_state("two", 4) == two_gpus.trainer_state("one", 4)
+
+
+def test_what_gpus_lack_is_refused_in_a_sentence(two_gpus: Runs, package: Path) -> None:
+    """By the trainer itself, which asks for NCCL."""
+    two_gpus.write("run", TINY)
+    config = two_gpus.workspace.run_folder("run") / "training.json"
+    command = (sys.executable, "-m", "orchestrator.distributed.launcher", "2", f"--config={config}", "--device=cuda")
+    for runs, said in (
+        (two_gpus, "GPUs, and this rank trains on cuda:"),
+        (two_gpus.having(gpus=1), "2 ranks on this machine need a GPU each, and this process sees cuda:0 ("),
+    ):
+        refused = runs._with({"PYTHONPATH": str(package)}).command(*command).refused(2, said)
+        assert refused.err.count("orchestrate: ") == 1, refused.err
+    assert not (config.parent / "metrics.jsonl").exists()

@@ -48,9 +48,11 @@ class NcclGroup:
 
     def swap(self, sent: list[tuple[int, Memory]], received: list[tuple[int, Memory]]) -> None:
         """Send and receive parts of buffers in the order of the trainer's stream, without waiting for it."""
-        self._swap(
-            [(rank, self._bytes(part)) for rank, part in sent], [(rank, self._bytes(part)) for rank, part in received]
-        )
+        with torch.cuda.device(self._device):  # the trainer calls from any of its threads
+            self._swap(
+                [(rank, self._bytes(part)) for rank, part in sent],
+                [(rank, self._bytes(part)) for rank, part in received],
+            )
 
     def _bytes(self, part: Memory) -> torch.Tensor:
         return torch.as_tensor(part, device=self._device).view(torch.uint8)
