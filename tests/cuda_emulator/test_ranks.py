@@ -43,15 +43,12 @@ def two_gpus(runs: Runs, tmp_path: Path) -> Runs:
     return replace(runs, emulator=replace(runs.emulator, libraries=folder)).having(gpus=2)
 
 
-def train(
-    runs: Runs, package: Path, name: str, *words: str, ranks: int = 2, rank: tuple[str, ...] | None = None
-) -> Finished:
-    """Trains a run that was written in processes of torchrun."""
+def train(runs: Runs, package: Path, name: str, *words: str) -> Finished:
+    """Trains a run that was written in two processes of torchrun."""
     config = runs.workspace.run_folder(name) / "training.json"
     environment: Mapping[str, str] = {"PYTHONPATH": str(package), "OMP_NUM_THREADS": "1"}
-    program = rank or (str(RANK),)
-    command = (*TORCHRUN, f"--nproc-per-node={ranks}", *program, "--config", config, "--device", "cuda", *words)
-    return runs._with(environment).command(*command)
+    options = ("--config", str(config), "--device", "cuda", *words)
+    return runs._with(environment).command(*TORCHRUN, "--nproc-per-node=2", RANK, *options)
 
 
 def state(runs: Runs, name: str, step: int) -> dict[str, np.ndarray]:

@@ -168,6 +168,7 @@ fn sum_tree(mut parts: Vec<Buffer>) -> Result<Buffer> {
 
 #[cfg(test)]
 mod tests {
+    use kernels::Device;
     use model::ModelShape;
     use run_config::ModelConfig;
 
@@ -175,6 +176,25 @@ mod tests {
 
     fn layout() -> ParameterLayout {
         ParameterLayout::new(&ModelShape::new(&ModelConfig { num_layers: 3, ..ModelConfig::default() }, 1000))
+    }
+
+    #[test]
+    fn ranks_are_summed_as_a_tree_of_neighbours() {
+        let leaf = |rank: usize| 1.0 / (rank as f32 + 3.0);
+        let sum = |ranks: usize| {
+            let part = |rank| {
+                let mut part = Buffer::zeros(&[3], DType::F32, &Device::Cpu).unwrap();
+                part.write(&[leaf(rank); 3]).unwrap();
+                part
+            };
+            sum_tree((0..ranks).map(part).collect()).unwrap().read::<f32>().unwrap()
+        };
+        let four = (leaf(0) + leaf(1)) + (leaf(2) + leaf(3));
+        assert_eq!(sum(1), [leaf(0); 3]);
+        assert_eq!(sum(3), [(leaf(0) + leaf(1)) + leaf(2); 3]);
+        assert_eq!(sum(4), [four; 3]);
+        assert_eq!(sum(5), [four + leaf(4); 3]);
+        assert_eq!(sum(7), [four + ((leaf(4) + leaf(5)) + leaf(6)); 3]);
     }
 
     #[test]
