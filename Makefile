@@ -67,7 +67,8 @@ cuda: $(VENV)/.requirements
 
 # For the tests on an emulated driver and for nothing else: an nvcc that compiles nothing stands in for the real one.
 cuda-emulated:
-	$(STAND_IN) CARGO_BUILD_BUILD_DIR="$(TARGET)" CARGO_TARGET_DIR="$(TARGET)/cuda-emulated" cargo build --locked --features cuda
+	$(STAND_IN) export CARGO_BUILD_BUILD_DIR="$(TARGET)" CARGO_TARGET_DIR="$(TARGET)/cuda-emulated"; \
+		cargo build --locked --features cuda && cargo build --locked --features cuda -p python_bindings
 
 lint: $(VENV)/.dev $(VENV)/.extension-dev
 	cargo fmt --all --check

@@ -20,7 +20,8 @@ def test_several_processes_need_pytorch(workspace: Workspace) -> None:
     config = workspace.run_folder("run") / "training.yaml"
     workspace.orchestrate("train", f"--config={config}", "--nproc=2").refused(2, INSTALL)
     workspace.extra_environment |= {
-        "RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1", "MASTER_ADDR": "localhost", "MASTER_PORT": "1",
+        "RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0",
+        "LOCAL_WORLD_SIZE": "1", "MASTER_ADDR": "localhost", "MASTER_PORT": "1",
     }  # fmt: skip
     rank = workspace.command(workspace.python, "-m", "orchestrator.distributed", f"--config={config}")
     rank.refused(2, INSTALL)

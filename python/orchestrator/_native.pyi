@@ -566,20 +566,26 @@ def environment() -> dict[str, Any]:
 
 @final
 class Memory:
-    """A buffer of the trainer as `numpy.asarray` takes it, which shares its memory; of bf16 the bits, as uint16."""
+    """A buffer of the trainer, which `numpy.asarray` or `torch.as_tensor` shares; of bf16 the bits, as uint16."""
 
     @property
-    def __array_interface__(self) -> dict[str, Any]: ...
+    def __array_interface__(self) -> dict[str, Any]:
+        """Of a buffer in the machine's memory; `AttributeError` on a GPU."""
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        """Of a buffer on a GPU, with the stream that orders its use; `AttributeError` on a CPU."""
 
 class _Exchange(Protocol):
     """What connects the ranks of a run; see `orchestrator.distributed.exchange`."""
 
     rank: int
     world_size: int
+    local_rank: int
     local_world_size: int
 
-    def reduce_gradients(self, gradients: Memory, staging: Memory, shards: list[tuple[int, int]]) -> None: ...
-    def gather_weights(self, weights: Memory, shards: list[tuple[int, int]]) -> None: ...
+    def connect_gpus(self, gpu: int, stream: int) -> str | None: ...
+    def swap(self, sent: list[tuple[int, Memory]], received: list[tuple[int, Memory]]) -> None: ...
     def sum(self, numbers: list[float]) -> list[float]: ...
     def gather(self, text: str) -> list[str]: ...
 

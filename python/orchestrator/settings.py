@@ -96,7 +96,7 @@ Ranks = Annotated[
     int | None,
     _flag(
         RUN,
-        "Train in N processes on this machine's CPU, started by torchrun. Needs PyTorch.",
+        "Train in N processes on this machine, each on a GPU of its own or on the CPU. Needs PyTorch.",
         metavar="N",
         min=1,
     ),

@@ -148,12 +148,6 @@ def test_what_shards_cannot_do_is_refused(
     assert sorted(path.name for path in config.parent.iterdir()) == sorted(path.name for path in template.iterdir())
 
 
-def test_a_gpu_is_refused_until_it_has_the_mode(workspace: Workspace, template: Path) -> None:
-    words = ("--gpu=rtx5090", "--override=model.head_dim=32")
-    plan = workspace.orchestrate("plan", f"--config={template / 'training.yaml'}", *words)
-    plan.refused(2, "runtime.deterministic_reduction works on CPUs only so far", "--device cpu")
-
-
 def test_the_plan_lists_the_partial_sums(workspace: Workspace, template: Path) -> None:
     def plan(shards: str, *words: str) -> dict[str, int]:
         key = f"--override=runtime.deterministic_reduction={shards}"
@@ -163,8 +157,9 @@ def test_the_plan_lists_the_partial_sums(workspace: Workspace, template: Path) -
         sizes = {row["category"]: row["bytes"] for row in planned["bytes_by_category"]}
         return sizes | {"parameter bytes": 4 * planned["parameters"]}
 
-    for ranks, buffers in ((1, 2), (2, 1), (4, 0)):
-        words = () if ranks == 1 else (f"--ranks={ranks}",)
+    gpu = ("--gpu=rtx5090", "--override=model.head_dim=32")
+    for ranks, buffers, device in ((1, 2, ()), (2, 1, ()), (4, 0, ()), (2, 1, gpu)):
+        words = (*device, *(() if ranks == 1 else (f"--ranks={ranks}",)))
         grown, usual = plan("4", *words), plan("null", *words)
         extra = grown["gradients"] - usual["gradients"]
         assert extra == pytest.approx(buffers * usual["parameter bytes"], rel=0.01), ranks

@@ -286,7 +286,8 @@ def test_a_port_in_use_is_named(workspace: Workspace, template: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
         workspace.extra_environment |= {
-            "RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port,
+            "RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0",
+            "LOCAL_WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port,
         }  # fmt: skip
         rank = workspace.command(workspace.python, "-m", "orchestrator.distributed", "--config", template)
     rank.refused(2, f"port {port}", "--master-port")

@@ -7,19 +7,27 @@ from __future__ import annotations
 
 import os
 import sys
+from typing import TYPE_CHECKING
 
 from orchestrator.command_error import CommandError, ExitCode
 from orchestrator.distributed import exit_at_once_on_ctrl_c
 
+if TYPE_CHECKING:
+    from orchestrator.distributed.exchange import ConnectGpus
 
-def main() -> None:
-    """Train as the rank that torchrun says this process is."""
+
+def main(connect_gpus: ConnectGpus | None = None) -> None:
+    """Train as the rank that torchrun says this process is.
+
+    Args:
+        connect_gpus: What connects GPUs; none for NCCL.
+    """
     exit_at_once_on_ctrl_c()
     from orchestrator import terminal
 
     terminal.take_over()
     try:
-        code = run(sys.argv[1:])
+        code = run(sys.argv[1:], connect_gpus)
     except CommandError as failure:
         terminal.complain(f"orchestrate: {failure}")
         code = failure.code
@@ -28,7 +36,7 @@ def main() -> None:
     os._exit(code)  # gloo's threads would end a process that has lost a rank with an error
 
 
-def run(words: list[str]) -> int:
+def run(words: list[str], connect_gpus: ConnectGpus | None = None) -> int:
     """Train, and return the exit code. Of several ranks that fail, one says why."""
     from orchestrator import _native, distributed
     from orchestrator.distributed.place import Place
@@ -37,11 +45,12 @@ def run(words: list[str]) -> int:
     place = Place.from_environment()
     distributed.require_torch()
     os.environ.setdefault("RAYON_NUM_THREADS", str(place.threads()))
+    from orchestrator.distributed import nccl
     from orchestrator.distributed.exchange import TorchExchange
 
     with stopping_the_trainer():
         try:
-            exchange = TorchExchange(place)
+            exchange = TorchExchange(place, connect_gpus or nccl.connect)
         except (KeyboardInterrupt, SystemExit) as stopped:  # torchrun knows why, or the user
             return _explained(stopped)[1]
         if exchange.attempt.resumes and not any(word.startswith("--resume") for word in words):

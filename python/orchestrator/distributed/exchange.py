@@ -1,8 +1,8 @@
 """Moves gradients, weights and messages between ranks with `torch.distributed`, on the trainer's own memory.
 
-Sums are taken here, in an order of our own, so that a number of ranks always gives the same bits: gradients as a binary
-tree of neighbouring ranks, which is a part of the tree of `runtime.deterministic_reduction`, the rest in the order of
-the ranks. Gradients go point to point in buckets: gloo's reduce_scatter sends twice as much, and all_to_all wants them
+gloo connects the processes: messages, votes, and what lies in the machine's memory. GPUs are connected by `nccl.py`.
+Messages are summed here, in the order of the ranks, so that a number of ranks always gives the same bits; the trainer
+sums gradients itself. Parts go point to point: gloo's reduce_scatter sends twice as much, and all_to_all wants them
 side by side in another buffer (docs/decisions/025-ranks.md).
 """
 
@@ -11,16 +11,17 @@ from __future__ import annotations
 import os
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import torch
 import torch.distributed as dist
 
 from orchestrator.command_error import CommandError, ExitCode
+from orchestrator.distributed import nccl
 from orchestrator.distributed.attempt import join, remember_training
 from orchestrator.distributed.failures import Failure, FailureBoard
 from orchestrator.distributed.heartbeat import Heartbeat
@@ -37,7 +38,20 @@ TIMEOUT = timedelta(minutes=30)
 OUT_OF_MEMORY = ("can't allocate memory", "bad_alloc")
 """What PyTorch says when the system gives it no memory."""
 
-Shards = list[tuple[int, int]]
+
+Parcels = list[tuple[int, "Memory"]]
+"""Parts of buffers, and the ranks that they go to or come from."""
+
+
+class GpuGroup(Protocol):
+    """The connected GPUs of the ranks."""
+
+    def swap(self, sent: Parcels, received: Parcels) -> None:
+        """Send and receive parts of buffers in the order of the trainer's stream, without waiting for it."""
+
+
+ConnectGpus = Callable[[int, int, timedelta], GpuGroup | str]
+"""As `nccl.connect`."""
 
 
 class RankLostError(Exception):
@@ -51,21 +65,23 @@ class TorchExchange:
         RankLostError: By every method, once another rank has ended: `lost` says which and why.
     """
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: Place, connect_gpus: ConnectGpus = nccl.connect) -> None:
         """Wait for the processes of all ranks.
 
         Raises:
             CommandError: torchrun's store cannot be reached, or a rank does not come.
         """
-        self.rank, self.world_size, self.local_world_size = place.rank, place.world_size, place.local_world_size
+        self.rank, self.world_size = place.rank, place.world_size
+        self.local_rank, self.local_world_size = place.local_rank, place.local_world_size
         self.lost: Failure | None = None
-        self._others = [rank for rank in range(place.world_size) if rank != place.rank]
         self._store = _connect(place, may_serve=True)
         self.attempt = join(self._store, place)
         ending = threading.Lock()
         self.board = FailureBoard(self._store, self.attempt, ending)
         self._heartbeat = Heartbeat(_connect(place, may_serve=False), self.attempt, ending)
         self._has_trained = False
+        self._connect_gpus = connect_gpus
+        self._gpus: GpuGroup | None = None
 
     def connect(self) -> None:
         """Connect to all ranks.
@@ -78,28 +94,35 @@ class TorchExchange:
         with self._reaching_all():
             dist.init_process_group(BACKEND, store=store, rank=self.rank, world_size=self.world_size, timeout=TIMEOUT)
 
-    def reduce_gradients(self, gradients: Memory, staging: Memory, shards: Shards) -> None:
-        """Add up this rank's shard of the gradients of all ranks."""
-        flat, received = _tensor(gradients), _tensor(staging)
-        width = received.shape[1]
+    def connect_gpus(self, gpu: int, stream: int) -> str | None:
+        """Connect this rank's GPU, whose buffers are used in the order of a CUDA stream, to those of the other ranks.
+
+        Returns:
+            What is missing for that, as a sentence.
+        """
+        if self.world_size == 1:
+            return None
+        with self._reaching_all():
+            connected = self._connect_gpus(gpu, stream, TIMEOUT)
+        if isinstance(connected, str):
+            return connected
+        self._gpus = connected
+        return None
+
+    def swap(self, sent: Parcels, received: Parcels) -> None:
+        """Send parts of buffers to other ranks, and receive others from them."""
         with self._reaching_all():
             if not self._has_trained:
                 remember_training(self._store)
                 self._has_trained = True
-            for offset in range(0, max(end - start for start, end in shards), width):
-                bucket = [flat[min(start + offset, end) : min(start + offset + width, end)] for start, end in shards]
-                own = bucket[self.rank]
-                rows = {other: row[: len(own)] for other, row in zip(self._others, received, strict=True)}
-                self._swap({other: bucket[other] for other in self._others}, rows)
-                _sum([own if rank == self.rank else rows[rank] for rank in range(self.world_size)], own)
-
-    def gather_weights(self, weights: Memory, shards: Shards) -> None:
-        """Give every rank the shards of all."""
-        flat = _tensor(weights).view(torch.uint8)  # gloo sends no 16-bit integers
-        size = flat.nbytes // len(_tensor(weights))
-        parts = [flat[start * size : end * size] for start, end in shards]
-        with self._reaching_all():
-            self._swap(dict.fromkeys(self._others, parts[self.rank]), {other: parts[other] for other in self._others})
+            if self._gpus is not None:
+                self._gpus.swap(sent, received)
+                return
+            under_way = [dist.irecv(_bytes(part), rank) for rank, part in received]
+            under_way += [dist.isend(_bytes(part), rank) for rank, part in sent]
+            for work in under_way:
+                if work is not None:
+                    work.wait()
 
     def sum(self, numbers: list[float]) -> list[float]:
         """Add up numbers over all ranks."""
@@ -123,6 +146,7 @@ class TorchExchange:
     def close(self) -> None:
         """Leave the others. Without it gloo's threads end the process with an error."""
         self._heartbeat.stop()
+        self._gpus = None
         dist.destroy_process_group()
 
     def _all(self, own: torch.Tensor) -> torch.Tensor:
@@ -130,14 +154,6 @@ class TorchExchange:
         gathered = torch.empty(self.world_size * len(own), dtype=own.dtype)
         dist.all_gather_into_tensor(gathered, own)
         return gathered.view(self.world_size, len(own))
-
-    def _swap(self, sent: dict[int, torch.Tensor], received: dict[int, torch.Tensor]) -> None:
-        """Send a tensor to every other rank, and receive one from each; empty ones stay."""
-        under_way = [dist.irecv(tensor, rank) for rank, tensor in received.items() if len(tensor)]
-        under_way += [dist.isend(tensor, rank) for rank, tensor in sent.items() if len(tensor)]
-        for work in under_way:
-            if work is not None:
-                work.wait()
 
     @contextmanager
     def _reaching_all(self) -> Iterator[None]:
@@ -179,14 +195,5 @@ def _connect(place: Place, may_serve: bool) -> dist.Store:
         ) from error
 
 
-def _tensor(memory: Memory) -> torch.Tensor:
-    return torch.from_numpy(np.asarray(memory))
-
-
-def _sum(parts: list[torch.Tensor], into: torch.Tensor) -> None:
-    """Add up the parts as a binary tree of neighbours, which overwrites them, and leave the sum in `into`."""
-    while len(parts) > 1:
-        pairs = [left.add_(right) for left, right in zip(parts[::2], parts[1::2], strict=False)]
-        parts = pairs + parts[2 * len(pairs) :]
-    if parts[0] is not into:
-        into.copy_(parts[0])
+def _bytes(part: Memory) -> torch.Tensor:
+    return torch.from_numpy(np.asarray(part)).view(torch.uint8)  # gloo sends no 16-bit integers

@@ -22,6 +22,7 @@ class Place:
 
     rank: int
     world_size: int
+    local_rank: int
     local_world_size: int
     restarts: int
     """How often torchrun has started the ranks again."""
@@ -42,6 +43,7 @@ class Place:
             return Place(
                 rank=int(said["RANK"]),
                 world_size=int(said["WORLD_SIZE"]),
+                local_rank=int(said["LOCAL_RANK"]),
                 local_world_size=int(said["LOCAL_WORLD_SIZE"]),
                 restarts=int(said.get("TORCHELASTIC_RESTART_COUNT", "0")),
                 address=said["MASTER_ADDR"],

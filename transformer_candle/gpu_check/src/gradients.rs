@@ -10,8 +10,9 @@ use kernels::{Buffer, DType, Device, WriteMode, head_cross_entropy};
 use model::activations::ActivationSettings;
 use model::backbone::{Backbone, BackbonePlan};
 use model::layout::Parameter;
-use model::parameters::{BlockParameters, Weight};
+use model::parameters::BlockParameters;
 use model::pass::Pass;
+use model::weight::Weight;
 use model::{
     ActivationRecompute, Decoder, DecoderSettings, ModelShape, ParameterLayout, Precision, dtype_of, initialization,
 };

@@ -1,14 +1,12 @@
-//! Adds one buffer to another, element by element, on a CPU.
+//! Adds one buffer to another, element by element: each is rounded once, so that every device gives the same bits.
 
 use candle_core::DType;
 
 use crate::access::{Access, Arguments};
+use crate::cuda::{self, KernelArg};
 use crate::{Buffer, Result, cpu};
 
 /// `sum += addend`, both F32 of one shape.
-///
-/// # Errors
-/// [`crate::Error::Unsupported`] on a GPU.
 pub fn forward(sum: &mut Buffer, addend: &Buffer) -> Result<()> {
     let arguments = Arguments::new("accumulate::forward").input("addend", addend, DType::F32, sum.shape()).output(
         "sum",
@@ -16,10 +14,12 @@ pub fn forward(sum: &mut Buffer, addend: &Buffer) -> Result<()> {
         DType::F32,
         sum.shape(),
     );
-    arguments.cpu(|access: &Access<'_>| {
+    let (on_gpu, elements) = ([KernelArg::from(&*sum), addend.into()], sum.elements());
+    let cpu = |access: &Access<'_>| {
         cpu::accumulate::forward(sum.slice_mut(access), addend.slice(access));
         Ok(())
-    })
+    };
+    arguments.run(cpu, |gpu| cuda::run(gpu, &cuda::accumulate::forward(on_gpu, elements)))
 }
 
 #[cfg(test)]

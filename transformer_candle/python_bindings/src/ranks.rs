@@ -3,15 +3,15 @@
 
 use std::ffi::OsString;
 use std::iter::once;
-use std::ops::Range;
 use std::sync::Arc;
 
-use kernels::{Buffer, DType};
+use kernels::{Buffer, DType, Device};
 use pyo3::call::PyCallArgs;
+use pyo3::exceptions::PyAttributeError;
 use pyo3::prelude::*;
-use pyo3::types::PyDict;
+use pyo3::types::{PyDict, PyTuple};
 use training::commands::train;
-use training::ranks::{Exchange, Place, Ranks};
+use training::ranks::{Exchange, Parcel, Place, Ranks};
 use training::stop::StopSignal;
 use training::{Result, TrainerError};
 
@@ -19,8 +19,9 @@ use crate::arguments::CallError;
 use crate::errors::raised;
 use crate::signals::forwarding_signals;
 
-/// A buffer of the trainer in this machine's memory, as `NumPy`'s array interface describes it: `numpy.asarray` makes an
-/// array of it that shares the memory. Of bf16 these are the bits, as uint16.
+/// A buffer of the trainer, as `NumPy`'s array interface describes it if it is in this machine's memory, and as CUDA's
+/// array interface does on a GPU: `numpy.asarray` or `torch.as_tensor` shares the memory. Of bf16 these are the bits, as
+/// uint16.
 #[pyclass(frozen, module = "orchestrator._native")]
 pub struct Memory(Buffer);
 
@@ -28,6 +29,27 @@ pub struct Memory(Buffer);
 impl Memory {
     #[getter]
     fn __array_interface__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        match self.0.device() {
+            Device::Cpu => self.interface(py),
+            Device::Cuda(_) => Err(PyAttributeError::new_err("this buffer is on a GPU: see __cuda_array_interface__")),
+        }
+    }
+
+    #[getter]
+    fn __cuda_array_interface__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let Some(gpu) = self.0.device().as_cuda() else {
+            return Err(PyAttributeError::new_err("this buffer is in the machine's memory: see __array_interface__"));
+        };
+        let interface = self.interface(py)?;
+        interface.set_item("strides", py.None())?;
+        interface.set_item("stream", gpu.stream_handle())?;
+        Ok(interface)
+    }
+}
+
+impl Memory {
+    /// What both interfaces have, which are at version 3.
+    fn interface<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let kind = match self.0.dtype() {
             DType::F32 => "<f4",
             DType::BF16 => "<u2",
@@ -38,7 +60,7 @@ impl Memory {
         let interface = PyDict::new(py);
         interface.set_item("version", 3)?;
         interface.set_item("typestr", kind)?;
-        interface.set_item("shape", pyo3::types::PyTuple::new(py, self.0.shape())?)?;
+        interface.set_item("shape", PyTuple::new(py, self.0.shape())?)?;
         interface.set_item("data", (self.0.address(), false))?;
         Ok(interface)
     }
@@ -55,7 +77,8 @@ impl PythonExchange {
     fn new(object: &Bound<'_, PyAny>) -> PyResult<Self> {
         let number = |name: &str| object.getattr(name)?.extract::<usize>();
         let (rank, world_size) = (number("rank")?, number("world_size")?);
-        let place = Place { rank, world_size, local_world_size: number("local_world_size")? };
+        let (local_rank, local_world_size) = (number("local_rank")?, number("local_world_size")?);
+        let place = Place { rank, world_size, local_rank, local_world_size };
         Ok(Self { object: object.clone().unbind(), place })
     }
 
@@ -71,8 +94,8 @@ impl PythonExchange {
     }
 }
 
-fn bounds(shards: &[Range<usize>]) -> Vec<(usize, usize)> {
-    shards.iter().map(|shard| (shard.start, shard.end)).collect()
+fn memories(parcels: &[Parcel]) -> Vec<(usize, Memory)> {
+    parcels.iter().map(|(rank, part)| (*rank, Memory(part.clone()))).collect()
 }
 
 impl Exchange for PythonExchange {
@@ -80,13 +103,14 @@ impl Exchange for PythonExchange {
         self.place
     }
 
-    fn reduce_gradients(&self, gradients: &Buffer, staging: &Buffer, shards: &[Range<usize>]) -> Result<()> {
-        let arguments = (Memory(gradients.clone()), Memory(staging.clone()), bounds(shards));
-        self.call::<Option<bool>>("reduce_gradients", arguments).map(drop)
+    fn connect(&self, device: &Device) -> Result<()> {
+        let Some(gpu) = device.as_cuda() else { return Ok(()) };
+        let problem: Option<String> = self.call("connect_gpus", (gpu.ordinal(), gpu.stream_handle()))?;
+        problem.map_or(Ok(()), |problem| Err(TrainerError::Request(problem)))
     }
 
-    fn gather_weights(&self, weights: &Buffer, shards: &[Range<usize>]) -> Result<()> {
-        self.call::<Option<bool>>("gather_weights", (Memory(weights.clone()), bounds(shards))).map(drop)
+    fn swap(&self, sent: &[Parcel], received: &[Parcel]) -> Result<()> {
+        self.call::<Option<bool>>("swap", (memories(sent), memories(received))).map(drop)
     }
 
     fn sum(&self, numbers: &mut [f64]) -> Result<()> {

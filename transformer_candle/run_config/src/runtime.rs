@@ -35,8 +35,8 @@ pub struct RuntimeConfig {
     pub deterministic: bool,
     /// Virtual shards of a step, a power of two that divides its number of micro-batches: every number of ranks that
     /// divides it, and one process, gives the same bits. Costs a gradient buffer (4 bytes per parameter) for each
-    /// doubling of the virtual shards of a rank, and needs a fixed `data.batch_size` and a CPU. `null`: numbers of ranks
-    /// differ by rounding.
+    /// doubling of the virtual shards of a rank, and needs a fixed `data.batch_size`; on GPUs, `deterministic` as well or
+    /// the algorithms of a checkpoint. `null`: numbers of ranks differ by rounding.
     #[schemars(range(min = 1, max = 65_536))]
     pub deterministic_reduction: Option<usize>,
     /// Optimizer steps between logged metrics.

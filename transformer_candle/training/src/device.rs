@@ -3,6 +3,7 @@
 //! A CPU run needs no CUDA library: the GPUs are looked for only where a GPU could be meant.
 
 mod gpu_memory;
+mod of_rank;
 
 use std::path::Path;
 
@@ -17,6 +18,7 @@ pub use self::gpu_memory::GpuMemory;
 use crate::{
     engine::model_shape,
     error::{Result, TrainerError},
+    ranks::Place,
     units::bytes,
 };
 
@@ -52,14 +54,16 @@ pub fn open(asked: run_config::Device) -> Result<Device> {
     open_decided(decision.device)
 }
 
-/// Chooses and opens the device that a run is trained on, holds it to `runtime.memory_limit` and
+/// Chooses and opens the device that a rank of a run is trained on, holds it to `runtime.memory_limit` and
 /// `runtime.deterministic`, and writes it into the config.
 ///
 /// # Errors
-/// [`TrainerError::Request`] if a GPU is named that is not there, or that does not take the model.
-pub fn select_for_training(run: &mut ResolvedRun) -> Result<DeviceSelection> {
+/// [`TrainerError::Request`] if a GPU is named that is not there, or that does not take the model, or if there are fewer
+/// than ranks.
+pub fn select_for_training(run: &mut ResolvedRun, place: Place) -> Result<DeviceSelection> {
     let asked = run.config.runtime.device;
-    let decision = AvailableGpus::for_request(asked).decide(asked, refusal(&run.config)?)?;
+    let gpus = AvailableGpus::for_request(asked);
+    let decision = gpus.of_rank(gpus.decide(asked, refusal(&run.config)?)?, place)?;
     let device = open_decided(decision.device)?;
     if let (Device::Cuda(gpu), Some(limit)) = (&device, run.config.runtime.memory_limit) {
         gpu.set_memory_limit(limit.bytes());
@@ -222,7 +226,7 @@ mod tests {
 
     const MISSING: &str = "there is no NVIDIA driver (libcuda.so.1): install it";
 
-    fn machine(names: &[&str]) -> AvailableGpus {
+    pub(super) fn machine(names: &[&str]) -> AvailableGpus {
         let gpu = |(ordinal, name): (usize, &&str)| Gpu {
             ordinal,
             name: (*name).to_owned(),
@@ -234,7 +238,7 @@ mod tests {
         AvailableGpus { gpus: Ok(names.iter().enumerate().map(gpu).collect()), has_driver_files: true }
     }
 
-    fn old() -> AvailableGpus {
+    pub(super) fn old() -> AvailableGpus {
         let mut machine = machine(&["Tesla T4"]);
         machine.gpus.as_mut().unwrap()[0].compute_capability = (7, 5);
         machine

@@ -135,13 +135,29 @@ impl Engine {
         if self.device.as_cuda().is_none() {
             return Ok(());
         }
-        let Self { pool, decoder, micro_batch, later_stages, .. } = self;
+        let Self { pool, decoder, optimizer, micro_batch, later_stages, .. } = self;
         pool.install(|| {
+            optimizer.warm_up()?;
             for StageEngine { decoder, micro_batch } in later_stages.iter_mut() {
                 // The first pass runs eagerly, the second one captures the graph.
                 (0..2).try_for_each(|_| StageEngine::warm_up(decoder, micro_batch))?;
             }
             StageEngine::warm_up(decoder, micro_batch)
+        })
+    }
+
+    /// Exchanges gradients and weights with the other ranks once, so that what connects GPUs has its memory before the
+    /// first step. Weights, which are the same on all ranks, stay as they are.
+    pub fn warm_up_exchange(&mut self) -> Result<()> {
+        if self.device.as_cuda().is_none() {
+            return Ok(());
+        }
+        let Self { pool, decoder, sharding, device, .. } = self;
+        // Moves the exclusive borrow: a captured graph is not to be shared between threads.
+        pool.install(move || {
+            sharding.reduce_gradients(decoder)?;
+            sharding.gather_weights(decoder)?;
+            Ok(device.synchronize()?)
         })
     }
 

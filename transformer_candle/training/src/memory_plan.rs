@@ -232,8 +232,8 @@ impl MemoryPlan {
     fn on_machine(config: &RunConfig, request: &PlanRequest, machine: &impl Machine) -> Result<Self> {
         let target = PlanTarget::choose(config, request.gpu, machine)?;
         let limit = request.memory.map(Limit::of_option).or_else(|| Limit::of_config(config));
-        let budget = budget::planned(config, limit, &target);
         let place = request.place(&model_shape(config)?)?;
+        let budget = budget::planned(config, limit, &target, place);
         Self::for_target(config, request, &target, budget, (machine, place))
     }
 

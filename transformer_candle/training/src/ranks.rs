@@ -9,7 +9,7 @@ mod timed;
 
 use std::{collections::BTreeMap, fmt, ops::Range, sync::Arc, time::Duration};
 
-use kernels::Buffer;
+use kernels::{Buffer, Device};
 use serde_json::Value;
 
 pub use self::meter::{RankFigures, RankMeter};
@@ -26,6 +26,8 @@ pub struct Place {
     pub rank: usize,
     /// The number of ranks.
     pub world_size: usize,
+    /// From 0, among the ranks on this machine.
+    pub local_rank: usize,
     /// Ranks on this machine, which share its memory.
     pub local_world_size: usize,
 }
@@ -33,7 +35,7 @@ pub struct Place {
 impl Default for Place {
     /// The only process.
     fn default() -> Self {
-        Self { rank: 0, world_size: 1, local_world_size: 1 }
+        Self { rank: 0, world_size: 1, local_rank: 0, local_world_size: 1 }
     }
 }
 
@@ -50,6 +52,9 @@ impl Place {
     }
 }
 
+/// A part of a buffer, of one dimension and not empty, and the rank that it goes to or comes from.
+pub type Parcel = (usize, Buffer);
+
 /// Moves data between the ranks. Every rank calls the same methods in the same order; each waits for all ranks.
 ///
 /// # Errors
@@ -58,13 +63,15 @@ pub trait Exchange: fmt::Debug + Send + Sync {
     /// Which rank this process is.
     fn place(&self) -> Place;
 
-    /// Adds up the gradients of all ranks as a binary tree of neighbouring ranks, so that each rank's shard holds the
-    /// sum; the rest is of no use afterwards. `staging`, F32, has a row for each other rank: the sum is made in buckets
-    /// of its width.
-    fn reduce_gradients(&self, gradients: &Buffer, staging: &Buffer, shards: &[Range<usize>]) -> Result<()>;
+    /// Prepares to [`Exchange::swap`] buffers of this device.
+    ///
+    /// # Errors
+    /// [`TrainerError::Request`] says what is missing for that.
+    fn connect(&self, device: &Device) -> Result<()>;
 
-    /// Gives every rank the shards of all of them.
-    fn gather_weights(&self, weights: &Buffer, shards: &[Range<usize>]) -> Result<()>;
+    /// Sends a part to each of some other ranks, and receives one from each of some. Parts do not overlap. On a GPU all
+    /// of it happens in the order of its compute stream, and nothing has happened yet when this returns.
+    fn swap(&self, sent: &[Parcel], received: &[Parcel]) -> Result<()>;
 
     /// Adds up numbers in the order of the ranks: every rank gets the same bits.
     fn sum(&self, numbers: &mut [f64]) -> Result<()>;

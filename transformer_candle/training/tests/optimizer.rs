@@ -9,9 +9,9 @@ use kernels::memory::Plan;
 use kernels::{Buffer, DType, Device, DeviceKind, adamw, cast, muon};
 use model::hugging_face::{hf_tensors, shape_from_config_json};
 use model::{ActivationRecompute, Decoder, DecoderSettings, ModelShape, Precision};
-use run_config::{Algorithm, OptimizerConfig};
+use run_config::{Algorithm, OptimizerConfig, RunConfig, RuntimeConfig};
 use safetensors::SafeTensors;
-use training::engine::{Optimizer, OptimizerPlan, StateTensor};
+use training::engine::{EngineSettings, Optimizer, OptimizerPlan, StateTensor};
 use training::ranks::Place;
 
 const MICRO_BATCHES: usize = 2;
@@ -58,8 +58,11 @@ impl Golden {
         };
         let mut plan = Plan::new();
         let decoder = Decoder::plan(&self.shape, &settings, &mut plan);
-        let optimizer =
-            OptimizerPlan::add_to(&mut plan, decoder.layout(), config, precision, DeviceKind::Cpu, Place::default());
+        let runtime = RuntimeConfig { precision, ..RuntimeConfig::default() };
+        let run = RunConfig { optimizer: config.clone(), runtime, ..RunConfig::default() };
+        let (device, place) = (DeviceKind::Cpu, Place::default());
+        let settings = EngineSettings { micro_batch: batch, activation_recompute: recompute, device, place };
+        let optimizer = OptimizerPlan::add_to(&mut plan, decoder.layout(), &run, settings);
         let arena = plan.allocate(&Device::Cpu).unwrap();
         let mut decoder = decoder.bind(&arena).unwrap();
         let mut optimizer = Optimizer::bind(&optimizer, &arena, &decoder).unwrap();

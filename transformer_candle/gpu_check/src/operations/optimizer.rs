@@ -1,8 +1,8 @@
-//! The optimizer's part of a step: norm of the gradients, clipping, `AdamW`.
+//! The optimizer's part of a step: sums of gradients, their norm, clipping, `AdamW`.
 
 use kernels::adamw::AdamWState;
 use kernels::cast::reference::split;
-use kernels::{DType, adamw, cast, grad_norm};
+use kernels::{DType, accumulate, adamw, cast, grad_norm};
 
 use super::bounds::{EXACT, F32, F32_POINTWISE};
 use super::input_generator::InputGenerator;
@@ -24,6 +24,7 @@ pub(super) fn visit(size: Size, inputs: &mut InputGenerator, visit: &mut dyn FnM
             visit(&step(inputs, elements, applied))?;
         }
         if inputs.dtype == DType::F32 {
+            visit(&sum(inputs, elements))?;
             visit(&norm(inputs, elements))?;
         }
     }
@@ -33,6 +34,15 @@ pub(super) fn visit(size: Size, inputs: &mut InputGenerator, visit: &mut dyn FnM
         }
     }
     Ok(())
+}
+
+fn sum(inputs: &mut InputGenerator, elements: usize) -> Case {
+    let shape = [elements];
+    let (sum, addend) = (inputs.f32(&shape), inputs.f32(&shape));
+    Case::new("accumulate::forward f32", elements.to_string())
+        .input("addend", &shape, addend)
+        .updated("sum", &shape, sum, EXACT)
+        .call(|[addend, sum]| accumulate::forward(sum, addend))
 }
 
 fn norm(inputs: &mut InputGenerator, elements: usize) -> Case {

@@ -99,6 +99,11 @@ impl Cuda {
         match self.0 {}
     }
 
+    /// The driver's handle of the compute stream.
+    pub fn stream_handle(&self) -> usize {
+        match self.0 {}
+    }
+
     /// Whether two handles mean the same opened GPU.
     pub fn is_same(&self, _other: &Self) -> bool {
         match self.0 {}

@@ -126,6 +126,14 @@ fn rope_and_qk_norm_support_every_valid_head_size() {
 }
 
 #[test]
+fn accumulate_launches_compiled_kernels() {
+    let buffers = rows(1, 4001, DType::F32);
+    assert_eq!(checked(&accumulate::forward(buffers, 4001)), ["accumulate_forward.f32"]);
+    assert_eq!(checked(&accumulate::forward(buffers, (1 << 30) + 1)), ["accumulate_forward.f32"; 2]);
+    assert!(accumulate::forward(buffers, 0).is_empty());
+}
+
+#[test]
 fn dropout_launches_compiled_kernels() {
     let (key, dropout) = (value(&[5], DType::U32), crate::dropout::Dropout { probability: 0.1, module: u64::MAX });
     for (dtype, suffix) in DTYPES.into_iter().zip(["f32", "bf16"]) {

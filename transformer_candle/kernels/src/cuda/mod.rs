@@ -6,6 +6,7 @@
 // Unused without the feature `cuda`.
 #![cfg_attr(not(feature = "cuda"), allow(dead_code))]
 
+pub(crate) mod accumulate;
 pub(crate) mod adamw;
 pub(crate) mod add_rms_norm;
 mod argument;

@@ -158,6 +158,12 @@ impl Cuda {
         Arc::ptr_eq(&self.0, &other.0)
     }
 
+    /// The driver's handle of the compute stream (`CUstream`), for libraries that order their work by it. Valid as long
+    /// as `self`.
+    pub fn stream_handle(&self) -> usize {
+        self.0.stream.cu_stream().addr()
+    }
+
     /// Locks the compute stream for this thread until the guard is dropped.
     pub(crate) fn lock_stream(&self) -> stream_lock::StreamGuard<'_> {
         self.0.stream_lock.acquire()

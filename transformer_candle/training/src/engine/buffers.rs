@@ -37,14 +37,7 @@ impl RunBuffers {
     pub fn new(config: &RunConfig, shape: &ModelShape, settings: EngineSettings) -> Self {
         let mut plan = Plan::new();
         let (decoder, micro_batch) = forward_buffers(config, shape, settings, true, &mut plan);
-        let optimizer = OptimizerPlan::add_to(
-            &mut plan,
-            decoder.layout(),
-            &config.optimizer,
-            config.runtime.precision,
-            settings.device,
-            settings.place,
-        );
+        let optimizer = OptimizerPlan::add_to(&mut plan, decoder.layout(), config, settings);
         let sharding = ShardingPlan::add_to(&mut plan, decoder.layout(), settings.place);
         let reduction = config.runtime.deterministic_reduction.map(|virtual_shards| {
             TreeReductionPlan::add_to(&mut plan, decoder.layout(), virtual_shards, settings.place)

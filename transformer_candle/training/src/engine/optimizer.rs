@@ -17,20 +17,17 @@ use kernels::{
     memory::{Arena, BufferId, Category, Plan},
     timing,
 };
-use model::{Decoder, ParameterLayout, Precision};
-use run_config::OptimizerConfig;
+use model::{Decoder, ParameterLayout};
+use run_config::RunConfig;
 
 pub use self::groups::{Algorithm, ParameterGroup, UpdateRule};
 use self::groups::{FIRST_MOMENT, MOMENTUM, SECOND_MOMENT, in_shard, state_layouts};
 pub(crate) use self::orthogonal::flops as muon_flops;
-use self::orthogonal::{FlatBuffers, MuonGroup, MuonPlan};
+use self::orthogonal::{Batching, FlatBuffers, MuonGroup, MuonPlan};
 use self::state::MASTER_LOW_BITS;
 pub use self::state::{StateLayout, StateTensor};
-use super::{sharding::shards, tree_reduction::TreeReduction};
-use crate::{
-    error::Result,
-    ranks::{Place, RankMeter},
-};
+use super::{settings::EngineSettings, sharding::shards, tree_reduction::TreeReduction};
+use crate::{error::Result, ranks::RankMeter};
 
 /// The optimizer's settings and its buffers in a memory plan.
 #[derive(Clone, Debug)]
@@ -58,14 +55,15 @@ const APPLIED: usize = 2;
 
 impl OptimizerPlan {
     /// Adds the optimizer's buffers for weights of this layout.
-    pub fn add_to(
-        plan: &mut Plan,
-        layout: &ParameterLayout,
-        config: &OptimizerConfig,
-        precision: Precision,
-        device: DeviceKind,
-        place: Place,
-    ) -> Self {
+    pub fn add_to(plan: &mut Plan, layout: &ParameterLayout, config: &RunConfig, settings: EngineSettings) -> Self {
+        let EngineSettings { device, place, .. } = settings;
+        let RunConfig { runtime, optimizer: config, .. } = config;
+        let precision = runtime.precision;
+        // GEMMs of several matrices may round differently, and which are together depends on the number of ranks.
+        let batching = match (device, runtime.deterministic_reduction) {
+            (DeviceKind::Cuda, None) => Batching::UpToLargest,
+            _ => Batching::Single,
+        };
         let shard = shards(layout, place.world_size).swap_remove(place.rank);
         let algorithm = Algorithm::from_config(config);
         let of_all_ranks = algorithm.groups(layout);
@@ -82,7 +80,7 @@ impl OptimizerPlan {
             max_grad_norm: config.max_grad_norm.map(|norm| norm as f32),
             groups,
             state: layouts.into_iter().map(|layout| (layout.clone(), layout.add_to(plan))).collect(),
-            muon: muon_settings.map(|settings| MuonPlan::add_to(plan, layout, settings, precision, (device, &shard))),
+            muon: muon_settings.map(|muon| MuonPlan::add_to(plan, layout, muon, precision, device, (batching, &shard))),
             scalars: plan.add("optimizer.scalars", Category::Scratch, DType::F32, &scalars),
             scalars_staging: (device == DeviceKind::Cuda)
                 .then(|| plan.add("optimizer.scalars.staging", Category::Scratch, DType::F32, &scalars)),
@@ -230,6 +228,14 @@ impl Optimizer {
         meter.sum(&mut sums)?;
         self.norm.write(&[sums[0].sqrt() as f32])?;
         Ok(loss.write(&[sums[1] as f32])?)
+    }
+
+    /// Runs the GEMMs of an update on scratch memory. Weights and state stay as they are.
+    pub fn warm_up(&mut self) -> Result<()> {
+        Ok(self.groups.iter_mut().try_for_each(|group| match &mut group.rule {
+            BoundRule::AdamW { .. } => Ok(()),
+            BoundRule::Muon(muon) => muon.warm_up(),
+        })?)
     }
 
     /// What the step did: on a GPU the one wait of a step, for three numbers that are copied as one.

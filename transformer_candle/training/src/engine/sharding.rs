@@ -4,18 +4,20 @@
 use std::ops::Range;
 
 use kernels::{
-    Buffer, DType,
+    Buffer, DType, accumulate,
     memory::{Arena, BufferId, Category, Plan},
 };
 use model::{Decoder, Parameter, ParameterLayout, hugging_face::HfTensor};
 
 use crate::{
     error::Result,
-    ranks::{Place, RankMeter, Ranks},
+    ranks::{Exchange, Parcel, Place, RankMeter, Ranks},
 };
 
 /// Elements of a bucket of gradients from each other rank: 4 MiB, large beside what a message costs by itself.
 const BUCKET: usize = 1 << 20;
+/// Rows of the staging buffer begin at multiples of this, as a GPU's kernels ask for: 64 bytes.
+const ROW_MULTIPLE: usize = 16;
 
 /// Divides the flat buffers of what trains between the ranks, in ranges of whole tensors of about equal size: Muon
 /// needs whole matrices, and any number of ranks can read what another number has saved. Ranks beyond the number of
@@ -59,6 +61,7 @@ impl ShardingPlan {
         let shards = shards(layout, place.world_size);
         // The same on all ranks, which send what the others expect.
         let width = shards.iter().map(ExactSizeIterator::len).max().unwrap_or(0).min(BUCKET);
+        let width = width.next_multiple_of(ROW_MULTIPLE);
         let staging = (place.world_size > 1)
             .then(|| plan.add("gradients.staging", Category::Scratch, DType::F32, &[place.world_size - 1, width]));
         Self { shards, rank: place.rank, staging }
@@ -105,22 +108,77 @@ impl Sharding {
         &mut self.meter
     }
 
-    /// Sums the gradients of this rank's shard over all ranks.
+    /// Sums the gradients of this rank's shard over all ranks, as a binary tree of neighbouring ranks; the rest of the
+    /// gradients is of no use afterwards. The sum is made in buckets, for which the staging buffer has a row per other
+    /// rank.
     pub(super) fn reduce_gradients(&self, decoder: &Decoder) -> Result<()> {
-        match (self.ranks().exchange(), &self.staging) {
-            (Some(exchange), Some(staging)) => exchange.reduce_gradients(decoder.gradients(), staging, &self.shards),
-            _ => Ok(()),
+        let (Some(exchange), Some(staging)) = (self.ranks().exchange(), &self.staging) else { return Ok(()) };
+        let width = staging.shape()[1];
+        let longest = self.shards.iter().map(ExactSizeIterator::len).max().unwrap_or(0);
+        for offset in (0..longest).step_by(width) {
+            let bucket = |shard: &Range<usize>| {
+                let end = |elements: usize| (shard.start + elements).min(shard.end);
+                let elements = end(offset + width) - end(offset);
+                decoder.gradients().view(end(offset), &[elements])
+            };
+            let parts = self.shards.iter().map(bucket).collect::<kernels::Result<Vec<_>>>()?;
+            sum_bucket(exchange, parts, staging)?;
         }
+        Ok(())
     }
 
     /// Gives every rank the weights that each has updated.
     pub(super) fn gather_weights(&self, decoder: &Decoder) -> Result<()> {
-        self.ranks().exchange().map_or(Ok(()), |exchange| exchange.gather_weights(decoder.weights(), &self.shards))
+        let Some(exchange) = self.ranks().exchange() else { return Ok(()) };
+        let weights = |shard: &Range<usize>| decoder.weights().view(shard.start, &[shard.len()]);
+        let parts = self.shards.iter().map(weights).collect::<kernels::Result<Vec<_>>>()?;
+        let own = exchange.place().rank;
+        let sent = parts.iter().enumerate().map(|(rank, _)| (rank, parts[own].clone()));
+        swap(exchange, sent.collect(), parts.iter().cloned().enumerate().collect())
     }
+}
+
+/// Sends each rank its bucket of this rank's gradients, `parts`, and adds up what all ranks have for this one's.
+fn sum_bucket(exchange: &dyn Exchange, mut parts: Vec<Buffer>, staging: &Buffer) -> Result<()> {
+    let Place { rank, world_size, .. } = exchange.place();
+    let mut own = parts[rank].clone();
+    let (width, elements) = (staging.shape()[1], own.elements());
+    let sent = parts.iter().cloned().enumerate().collect();
+    for (row, other) in (0..world_size).filter(|other| *other != rank).enumerate() {
+        parts[other] = staging.view(row * width, &[elements])?;
+    }
+    swap(exchange, sent, parts.iter().cloned().enumerate().collect())?;
+    let first = sum_tree(parts)?;
+    if first.address() != own.address() {
+        own.copy_from(&first)?;
+    }
+    Ok(())
+}
+
+/// Exchanges what goes to and comes from other ranks, and is not empty.
+fn swap(exchange: &dyn Exchange, mut sent: Vec<Parcel>, mut received: Vec<Parcel>) -> Result<()> {
+    let own = exchange.place().rank;
+    for parcels in [&mut sent, &mut received] {
+        parcels.retain(|(rank, part)| *rank != own && part.elements() > 0);
+    }
+    exchange.swap(&sent, &received)
+}
+
+/// Adds up buffers as a binary tree of neighbours, which overwrites them; returns the first one, which has the sum.
+fn sum_tree(mut parts: Vec<Buffer>) -> Result<Buffer> {
+    while parts.len() > 1 {
+        for pair in parts.chunks_exact_mut(2) {
+            let (left, right) = pair.split_at_mut(1);
+            accumulate::forward(&mut left[0], &right[0])?;
+        }
+        parts = parts.into_iter().step_by(2).collect();
+    }
+    Ok(parts.swap_remove(0))
 }
 
 #[cfg(test)]
 mod tests {
+    use kernels::Device;
     use model::ModelShape;
     use run_config::ModelConfig;
 
@@ -128,6 +186,25 @@ mod tests {
 
     fn layout() -> ParameterLayout {
         ParameterLayout::new(&ModelShape::new(&ModelConfig { num_layers: 3, ..ModelConfig::default() }, 1000))
+    }
+
+    #[test]
+    fn ranks_are_summed_as_a_tree_of_neighbours() {
+        let leaf = |rank: usize| 1.0 / (rank as f32 + 3.0);
+        let sum = |ranks: usize| {
+            let part = |rank| {
+                let mut part = Buffer::zeros(&[3], DType::F32, &Device::Cpu).unwrap();
+                part.write(&[leaf(rank); 3]).unwrap();
+                part
+            };
+            sum_tree((0..ranks).map(part).collect()).unwrap().read::<f32>().unwrap()
+        };
+        let four = (leaf(0) + leaf(1)) + (leaf(2) + leaf(3));
+        assert_eq!(sum(1), [leaf(0); 3]);
+        assert_eq!(sum(3), [(leaf(0) + leaf(1)) + leaf(2); 3]);
+        assert_eq!(sum(4), [four; 3]);
+        assert_eq!(sum(5), [four + leaf(4); 3]);
+        assert_eq!(sum(7), [four + ((leaf(4) + leaf(5)) + leaf(6)); 3]);
     }
 
     #[test]

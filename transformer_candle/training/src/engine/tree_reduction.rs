@@ -146,7 +146,7 @@ mod tests {
         };
         let mut plan = Plan::new();
         let decoder = Decoder::plan(&shape, &settings, &mut plan);
-        let place = Place { rank: 0, world_size, local_world_size: world_size };
+        let place = Place { rank: 0, world_size, local_rank: 0, local_world_size: world_size };
         let reduction = TreeReductionPlan::add_to(&mut plan, decoder.layout(), virtual_shards, place);
         let arena = plan.allocate(&Device::Cpu).unwrap();
         let decoder = decoder.bind(&arena).unwrap();

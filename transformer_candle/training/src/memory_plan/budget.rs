@@ -2,7 +2,7 @@
 
 use std::thread;
 
-use kernels::Device;
+use kernels::{Device, DeviceKind};
 use run_config::{ByteSize, RunConfig};
 
 use super::{
@@ -12,6 +12,7 @@ use super::{
 use crate::{
     device::GpuMemory,
     error::{Budget, Result, TrainerError},
+    ranks::Place,
     units::bytes,
 };
 
@@ -22,6 +23,11 @@ const CUDA_CONTEXT_BYTES: u64 = 600_000_000;
 /// Left free of what an open GPU has free: CUDA graphs, kernels loaded later, and a little for whatever else draws on
 /// it.
 const GPU_MARGIN_BYTES: u64 = 256 << 20;
+/// What NCCL's buffers and PyTorch take of each GPU that exchanges with others, for plans; where ranks train, NCCL is
+/// connected before what is free is measured. An estimate, not measured by us: 1.6 GB is what users report for one
+/// communicator (NVIDIA/nccl issue 864). It grows with the number of channels, so that PCIe takes less than `NVLink`
+/// (issue 986).
+const NCCL_BYTES: u64 = 1_600_000_000;
 /// What the program takes on a CPU besides its planned buffers: code, tokenizer, threads.
 const HOST_BASE_BYTES: u64 = 256 << 20;
 
@@ -69,8 +75,15 @@ impl Limit {
 }
 
 /// What a plan may take of a device: the limit where there is one, and never more than a GPU that is there has; on a CPU
-/// without a limit what this machine has free. None where the system does not tell.
-pub(super) fn planned(config: &RunConfig, limit: Option<Limit>, target: &PlanTarget) -> Option<Budget> {
+/// without a limit what this machine has free. Of several ranks each GPU has NCCL's buffers as well. None where the
+/// system does not tell.
+pub(super) fn planned(config: &RunConfig, limit: Option<Limit>, target: &PlanTarget, place: Place) -> Option<Budget> {
+    let budget = of_one_process(config, limit, target)?;
+    let is_connected = target.kind() == DeviceKind::Cuda && place.world_size > 1;
+    Some(if is_connected { budget.less_nccl() } else { budget })
+}
+
+fn of_one_process(config: &RunConfig, limit: Option<Limit>, target: &PlanTarget) -> Option<Budget> {
     match (limit, target) {
         (Some(limit), PlanTarget::Cpu(_)) => Some(Budget::from_limit(limit)),
         (Some(limit), PlanTarget::Named(_) | PlanTarget::Assumed(_)) => Some(Budget::from_gpu_limit(limit)),
@@ -113,6 +126,11 @@ impl Budget {
         }
         let bytes = self.bytes / processes as u64;
         Self { bytes, origin: format!("{}, shared by {processes} ranks", self.origin), ..self }
+    }
+
+    fn less_nccl(self) -> Self {
+        let bytes = self.bytes.saturating_sub(NCCL_BYTES);
+        Self { bytes, origin: format!("{}, less an estimate of NCCL's buffers", self.origin), ..self }
     }
 
     /// What a GPU has, and what it has free.

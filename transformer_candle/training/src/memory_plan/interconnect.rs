@@ -131,7 +131,7 @@ mod tests {
     #[test]
     fn ranks_send_and_receive_all_but_their_own_part() {
         let of = |world_size, weight| {
-            bytes_per_rank(1000, weight, Place { rank: 0, world_size, local_world_size: world_size })
+            bytes_per_rank(1000, weight, Place { rank: 0, world_size, local_rank: 0, local_world_size: world_size })
         };
         near(of(2, 2), 3000.0);
         near(of(4, 2), 4500.0);

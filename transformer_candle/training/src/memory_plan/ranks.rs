@@ -1,6 +1,5 @@
 //! What a number of ranks asks of a config.
 
-use kernels::DeviceKind;
 use model::hugging_face;
 
 use crate::{
@@ -37,18 +36,10 @@ pub(super) fn check_ranks(step: &StepOf<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Refuses virtual shards that the ranks cannot share, and those on a GPU.
+/// Refuses virtual shards that the ranks cannot share.
 fn check_reduction(step: &StepOf<'_>) -> Result<()> {
     let Some(shards) = step.config.runtime.deterministic_reduction else { return Ok(()) };
-    let EngineSettings { device, place, .. } = step.settings;
-    if device == DeviceKind::Cuda {
-        return Err(TrainerError::Request(
-            "runtime.deterministic_reduction works on CPUs only so far: add --device cpu (runtime.device: cpu), or leave \
-             the key out"
-                .to_owned(),
-        ));
-    }
-    let ranks = place.world_size;
+    let ranks = step.settings.place.world_size;
     if !shards.is_multiple_of(ranks) {
         return Err(TrainerError::Request(format!(
             "{ranks} ranks cannot share the {shards} virtual shards of runtime.deterministic_reduction equally: take a \

@@ -54,6 +54,7 @@ impl PlanRequest {
             ));
         }
         let rank = largest_shard(&ParameterLayout::new(shape), world_size);
-        Ok(Place { rank, world_size, local_world_size: world_size / nodes })
+        let local_world_size = world_size / nodes;
+        Ok(Place { rank, world_size, local_rank: rank % local_world_size, local_world_size })
     }
 }

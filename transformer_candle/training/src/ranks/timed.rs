@@ -1,7 +1,6 @@
 //! An exchange that counts the time spent in it: the transfer itself and the wait for other ranks.
 
 use std::{
-    ops::Range,
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering},
@@ -9,9 +8,9 @@ use std::{
     time::{Duration, Instant},
 };
 
-use kernels::Buffer;
+use kernels::Device;
 
-use super::{Exchange, Place};
+use super::{Exchange, Parcel, Place};
 use crate::error::Result;
 
 /// An exchange and the time spent in its methods.
@@ -44,12 +43,12 @@ impl Exchange for TimedExchange {
         self.exchange.place()
     }
 
-    fn reduce_gradients(&self, gradients: &Buffer, staging: &Buffer, shards: &[Range<usize>]) -> Result<()> {
-        self.timed(|exchange| exchange.reduce_gradients(gradients, staging, shards))
+    fn connect(&self, device: &Device) -> Result<()> {
+        self.exchange.connect(device)
     }
 
-    fn gather_weights(&self, weights: &Buffer, shards: &[Range<usize>]) -> Result<()> {
-        self.timed(|exchange| exchange.gather_weights(weights, shards))
+    fn swap(&self, sent: &[Parcel], received: &[Parcel]) -> Result<()> {
+        self.timed(|exchange| exchange.swap(sent, received))
     }
 
     fn sum(&self, numbers: &mut [f64]) -> Result<()> {

@@ -1,8 +1,10 @@
-//! Saves a GPU's GEMM algorithms in checkpoints and restores them on resume.
+//! Saves a GPU's GEMM algorithms in checkpoints, restores them on resume, and gives them to other ranks.
+
+use std::collections::BTreeMap;
 
 use kernels::{Device, cuda::Cuda};
 
-use crate::{checkpoint::MatmulAlgorithms, error::Result};
+use crate::{checkpoint::MatmulAlgorithms, error::Result, ranks::Ranks};
 
 /// The algorithms that a device has chosen so far; `None` on a CPU, which has only one.
 pub(super) fn capture(device: &Device) -> Option<MatmulAlgorithms> {
@@ -29,6 +31,19 @@ pub(super) fn restore(device: &Device, saved: Option<&MatmulAlgorithms>) -> Resu
             refused.len()
         )
     }))
+}
+
+/// Gives all ranks the same algorithms: for each operation and shape that of the first rank which has one. A rank whose
+/// GPU does not support it keeps its own.
+pub(super) fn share(ranks: &Ranks, device: &Device) -> Result<()> {
+    let (Some(exchange), Some(gpu)) = (ranks.exchange(), device.as_cuda()) else { return Ok(()) };
+    let own = serde_json::to_string(&gpu.choices()).expect("choices are texts by name");
+    let mut shared = BTreeMap::new();
+    for of_rank in exchange.gather(&own)?.iter().rev() {
+        shared.extend(serde_json::from_str::<BTreeMap<String, String>>(of_rank).unwrap_or_default());
+    }
+    gpu.recall_choices(&shared)?;
+    Ok(())
 }
 
 /// The note for a run that resumes on another device than its checkpoint's; none where the device is the same. `None`

@@ -5,11 +5,13 @@ use std::collections::BTreeMap;
 
 use dataset::{Batch, DataError};
 use kernels::Device;
-use run_config::ResolvedRun;
+use run_config::{BatchSize, ResolvedRun, RunConfig};
 use serde_json::{Value, json};
 
+use super::matmul_algorithms;
 use crate::{
     config_fingerprint::ConfigFingerprint,
+    engine::Engine,
     environment::VERSION,
     error::{Result, TrainerError},
     ranks::{RankFigures, Ranks, Vote},
@@ -78,6 +80,7 @@ pub(super) fn require_same_request(ranks: &Ranks, run: &ResolvedRun, options: &R
     flatten(String::new(), config, &mut facts);
     // Machines may differ in these.
     facts.remove("runtime.threads");
+    facts.remove("runtime.device");
     facts.remove("data.num_workers");
     ranks.require_equal(&facts)
 }
@@ -128,16 +131,58 @@ pub(super) fn times(figures: &[RankFigures], is_even: bool) -> Option<RankTimes>
     Some(RankTimes { compute_seconds, exchange_seconds, is_even })
 }
 
-/// Ranks exchange what lies in the machine's memory.
-pub(super) fn require_cpu(ranks: &Ranks, device: &Device) -> Result<()> {
-    if ranks.exchange().is_some() && device.as_cuda().is_some() {
-        return Err(TrainerError::Request(
-            "several ranks train on CPUs only so far: add --device cpu (runtime.device: cpu), or train on one GPU without \
-             torchrun"
-                .to_owned(),
-        ));
+/// Connects the memory of the ranks' devices, which are all CPUs or all GPUs. For equal bits on any number of ranks the
+/// GPUs are equal.
+pub(super) fn connect(ranks: &Ranks, device: &Device, config: &RunConfig) -> Result<()> {
+    let Some(exchange) = ranks.exchange() else { return Ok(()) };
+    let mut facts = BTreeMap::from([("the kind of device".to_owned(), json!(format!("{:?}", device.kind())))]);
+    if let Some(gpu) = device.as_cuda().filter(|_| config.runtime.deterministic_reduction.is_some()) {
+        facts.insert("the GPU (runtime.deterministic_reduction)".to_owned(), json!(gpu.fingerprint()));
     }
-    Ok(())
+    ranks.require_equal(&facts)?;
+    exchange.connect(device)
+}
+
+/// Warms up the engines of all ranks, with the GEMM algorithms that the first one finds; for shapes that it does not
+/// have, those of the first rank which does. What connects GPUs is tried out as well.
+pub(super) fn warm_up(ranks: &Ranks, engine: &mut Engine) -> Result<()> {
+    let device = engine.device().clone();
+    if !ranks.place().is_first() {
+        matmul_algorithms::share(ranks, &device)?;
+    }
+    engine.warm_up()?;
+    if ranks.place().is_first() {
+        matmul_algorithms::share(ranks, &device)?;
+    }
+    matmul_algorithms::share(ranks, &device)?;
+    engine.warm_up_exchange()
+}
+
+/// Writes the smallest micro-batch of any rank into the config: `auto` depends on the memory that each has left. Returns
+/// whether it changed.
+pub(super) fn agree_on_micro_batch(ranks: &Ranks, run: &mut ResolvedRun) -> Result<bool> {
+    let Some(exchange) = ranks.exchange() else { return Ok(false) };
+    let own: Vec<usize> = micro_batches(run).into_iter().map(|size| *size).collect();
+    let all = exchange.gather(&json!(own).to_string())?;
+    let all: Vec<Vec<usize>> = all.iter().map(|text| serde_json::from_str(text).unwrap_or_default()).collect();
+    for (stage, size) in micro_batches(run).into_iter().enumerate() {
+        *size = all.iter().filter_map(|sizes| sizes.get(stage).copied()).min().unwrap_or(*size);
+    }
+    Ok(micro_batches(run).into_iter().map(|size| *size).ne(own))
+}
+
+/// The micro-batch of the run, or of each stage.
+fn micro_batches<'a>(run: &'a mut ResolvedRun) -> Vec<&'a mut usize> {
+    let RunConfig { stages, data, .. } = &mut run.config;
+    let sizes: Vec<&'a mut BatchSize> = match stages {
+        Some(stages) => stages.iter_mut().filter_map(|stage| stage.batch_size.as_mut()).collect(),
+        None => vec![&mut data.batch_size],
+    };
+    let fixed = |size: &'a mut BatchSize| match size {
+        BatchSize::Fixed(size) => Some(size),
+        BatchSize::Auto => None,
+    };
+    sizes.into_iter().filter_map(fixed).collect()
 }
 
 /// Keys of a nested object as dotted paths.

@@ -32,7 +32,7 @@ use crate::{
     metrics::MetricsWriter,
     pool,
     profile::Profile,
-    ranks::Place,
+    ranks::{Place, Ranks},
     run_folder::RunFolder,
     run_options::{ResumeFrom, RunOptions},
     schedule::LearningRate,
@@ -91,8 +91,8 @@ impl Trainer {
         let cancel = stop.cancel_token();
         let place = options.ranks.place();
         pool::check(run.config.runtime.threads, dataset::max_workers(&run.config.data))?;
-        let device::DeviceSelection { device, notes: device_notes } = device::select_for_training(&mut run)?;
-        ranks::require_cpu(&options.ranks, &device)?;
+        let device::DeviceSelection { device, notes: device_notes } = device::select_for_training(&mut run, place)?;
+        ranks::connect(&options.ranks, &device, &run.config)?;
         let shape = model_shape(&run.config)?;
         if from.is_none() {
             options.profiled_steps(&run.config, 0)?;
@@ -106,7 +106,7 @@ impl Trainer {
         let mut notes = [run.notes.clone(), device_notes].concat();
         let resumed = find_resume_point(&run, from, &mut notes, &cancel)?;
         let asked = run.config.data.batch_size;
-        let plan = plan(&mut run, (&device, place), resumed.as_ref(), rebatch, &mut notes)?;
+        let plan = plan(&mut run, (&device, &options.ranks), resumed.as_ref(), rebatch, &mut notes)?;
         let state = resumed.as_ref().map(|resumed| &resumed.state);
         let profiled_steps = options.profiled_steps(&run.config, state.map_or(0, |state| state.step))?;
         if let Some(state) = state {
@@ -144,7 +144,7 @@ impl Trainer {
         if let Some(state) = state {
             notes.extend(matmul_algorithms::restore(&device, state.matmul_algorithms.as_ref())?);
         }
-        engine.warm_up()?;
+        ranks::warm_up(&options.ranks, &mut engine)?;
         let prompts = prompts(&run, &data.tokenizer, &mut engine)?;
         let cursor = data.stream.cursor();
         ranks::require_same_start(&options.ranks, state.map_or(0, |state| state.step), &fingerprint)?;
@@ -196,11 +196,12 @@ impl Trainer {
 /// Plans the run with its checkpoint's execution or the config's, and writes the micro-batch into the config.
 fn plan(
     run: &mut ResolvedRun,
-    (device, place): (&Device, Place),
+    (device, ranks): (&Device, &Ranks),
     resumed: Option<&ResumePoint>,
     rebatch: bool,
     notes: &mut Vec<String>,
 ) -> Result<MemoryPlan> {
+    let place = ranks.place();
     if let Some(resumed) = resumed.filter(|_| !rebatch) {
         notes.extend(execution::keep(run, resumed.directory(), resumed.state.execution.as_ref())?);
     }
@@ -219,6 +220,11 @@ fn plan(
     if rebatch {
         notes.extend(execution::changed(&plan, resumed.and_then(|resumed| resumed.state.execution.as_ref())));
     }
+    execution::write(&plan, run);
+    if !ranks::agree_on_micro_batch(ranks, run)? {
+        return Ok(plan);
+    }
+    let plan = MemoryPlan::of_rank(run, device, place)?;
     execution::write(&plan, run);
     Ok(plan)
 }

@@ -1,15 +1,15 @@
 //! Several ranks as threads of one process, which exchange through shared memory.
 
 use std::{
-    ops::Range,
+    collections::BTreeMap,
     sync::{Arc, Barrier, Mutex},
     thread,
 };
 
-use kernels::{Buffer, DType, bf16};
+use kernels::{Buffer, DType, Device, bf16};
 use training::{
     Result,
-    ranks::{Exchange, Place, Ranks},
+    ranks::{Exchange, Parcel, Place, Ranks},
 };
 
 use super::*;
@@ -19,6 +19,8 @@ use super::*;
 struct Meeting {
     barrier: Barrier,
     said: Mutex<Vec<Vec<u8>>>,
+    /// By sender and receiver.
+    parcels: Mutex<BTreeMap<(usize, usize), Vec<u8>>>,
 }
 
 /// One rank of threads.
@@ -30,9 +32,9 @@ struct ThreadRank {
 
 impl ThreadRank {
     fn all(world_size: usize) -> Vec<Ranks> {
-        let meeting = Meeting { barrier: Barrier::new(world_size), said: Mutex::new(vec![Vec::new(); world_size]) };
-        let meeting = Arc::new(meeting);
-        let place = |rank| Place { rank, world_size, local_world_size: world_size };
+        let said = Mutex::new(vec![Vec::new(); world_size]);
+        let meeting = Arc::new(Meeting { barrier: Barrier::new(world_size), said, parcels: Mutex::default() });
+        let place = |rank| Place { rank, world_size, local_rank: rank, local_world_size: world_size };
         let rank = |rank| Ranks::new(Arc::new(Self { place: place(rank), meeting: Arc::clone(&meeting) }));
         (0..world_size).map(rank).collect()
     }
@@ -62,29 +64,28 @@ impl Exchange for ThreadRank {
         self.place
     }
 
-    fn reduce_gradients(&self, gradients: &Buffer, _staging: &Buffer, shards: &[Range<usize>]) -> Result<()> {
-        let own = &shards[self.place.rank];
-        let mut sums = vec![0.0; own.len()];
-        for of_rank in self.tell(bytes(gradients)) {
-            sums.iter_mut().zip(words(&of_rank[4 * own.start..])).for_each(|(sum, gradient)| *sum += gradient);
-        }
-        // What a rank reads of the rest must not matter.
-        gradients.view(0, &[gradients.elements()])?.write(&vec![f32::NAN; gradients.elements()])?;
-        Ok(gradients.view(own.start, &[own.len()])?.write(&sums)?)
+    fn connect(&self, device: &Device) -> Result<()> {
+        assert!(device.as_cuda().is_none());
+        Ok(())
     }
 
-    fn gather_weights(&self, weights: &Buffer, shards: &[Range<usize>]) -> Result<()> {
-        let size = weights.dtype().size_in_bytes();
-        for (of_rank, shard) in self.tell(bytes(weights)).iter().zip(shards) {
-            let (mut target, part) = (weights.view(shard.start, &[shard.len()])?, &of_rank[size * shard.start..]);
-            match weights.dtype() {
+    fn swap(&self, sent: &[Parcel], received: &[Parcel]) -> Result<()> {
+        let (own, Meeting { barrier, parcels, .. }) = (self.place.rank, &*self.meeting);
+        parcels.lock().unwrap().extend(sent.iter().map(|(to, part)| ((own, *to), bytes(part))));
+        barrier.wait();
+        for (from, part) in received {
+            let (mut target, bytes) = (part.clone(), parcels.lock().unwrap().remove(&(*from, own)).unwrap());
+            match part.dtype() {
                 DType::BF16 => {
-                    let bits = part.as_chunks().0.iter().map(|bits| bf16::from_le_bytes(*bits));
-                    target.write(&bits.take(shard.len()).collect::<Vec<_>>())?;
+                    let bits = bytes.as_chunks().0.iter().map(|bits| bf16::from_le_bytes(*bits));
+                    target.write(&bits.collect::<Vec<_>>())?;
                 }
-                _ => target.write(&words(part).take(shard.len()).collect::<Vec<_>>())?,
+                _ => target.write(&words(&bytes).collect::<Vec<_>>())?,
             }
         }
+        barrier.wait();
+        assert!(parcels.lock().unwrap().is_empty(), "everything that is sent is received");
+        barrier.wait();
         Ok(())
     }
 

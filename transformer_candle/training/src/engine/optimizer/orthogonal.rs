@@ -40,10 +40,18 @@ fn footprint([m, n]: [usize; 2]) -> usize {
     m * n + m.min(n).pow(2)
 }
 
-/// The projections of the decoder blocks in a rank's shard, shape by shape. A CPU computes one matrix after the other.
-/// On a GPU a batch takes no more memory than the largest matrix: its GEMMs fill the GPU alone, those of smaller ones
-/// together.
-fn batches(layout: &ParameterLayout, device: DeviceKind, shard: &Range<usize>) -> Vec<MatrixBatch> {
+/// Which matrices are computed together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Batching {
+    /// One after the other, as on a CPU: how a matrix is computed does not depend on the others of a rank.
+    Single,
+    /// As many of a shape as take no more memory than the largest matrix: its GEMMs fill a GPU alone, those of smaller
+    /// ones together.
+    UpToLargest,
+}
+
+/// The projections of the decoder blocks in a rank's shard, shape by shape.
+fn batches(layout: &ParameterLayout, batching: Batching, shard: &Range<usize>) -> Vec<MatrixBatch> {
     let projections = layout.by_offset().filter(|parameter| parameter.spec.kind == ParameterKind::Projection);
     let mut by_shape: Vec<MatrixBatch> = Vec::new();
     for tensor in projections.flat_map(Parameter::hf_tensors).filter(|tensor| shard.contains(&tensor.offset)) {
@@ -55,9 +63,9 @@ fn batches(layout: &ParameterLayout, device: DeviceKind, shard: &Range<usize>) -
     }
     let largest = by_shape.iter().map(|batch| footprint(batch.shape)).max().unwrap_or(0);
     let divide = |MatrixBatch { shape, offsets }: MatrixBatch| {
-        let matrices = match device {
-            DeviceKind::Cpu => 1,
-            DeviceKind::Cuda => largest / footprint(shape),
+        let matrices = match batching {
+            Batching::Single => 1,
+            Batching::UpToLargest => largest / footprint(shape),
         };
         let batch = |offsets: &[usize]| MatrixBatch { shape, offsets: offsets.to_vec() };
         offsets.chunks(matrices).map(batch).collect::<Vec<_>>()
@@ -73,7 +81,7 @@ pub(crate) fn flops(layout: &ParameterLayout) -> f64 {
         let iteration = 2.0 * short * short * (2.0 * long + short);
         batch.offsets.len() as f64 * muon::ITERATIONS as f64 * iteration
     };
-    batches(layout, DeviceKind::Cpu, &(0..layout.elements())).iter().map(of_batch).sum()
+    batches(layout, Batching::Single, &(0..layout.elements())).iter().map(of_batch).sum()
 }
 
 /// The buffers of a group in a memory plan.
@@ -94,9 +102,10 @@ impl MuonPlan {
         layout: &ParameterLayout,
         settings: Muon,
         precision: Precision,
-        (device, shard): (DeviceKind, &Range<usize>),
+        device: DeviceKind,
+        (batching, shard): (Batching, &Range<usize>),
     ) -> Self {
-        let batches = batches(layout, device, shard);
+        let batches = batches(layout, batching, shard);
         let largest = |index: usize| batches.iter().map(|batch| batch.elements()[index]).max().unwrap_or(0);
         let workspace = batches.iter().map(|batch| muon::workspace_elements(batch.sizes(), device)).max().unwrap_or(0);
         let dtype = match precision {
@@ -172,6 +181,15 @@ impl MuonGroup {
         let Self { settings, batches, workspace } = self;
         batches.iter_mut().try_for_each(|batch| batch.update(scalars, settings, weight_decay, workspace))
     }
+
+    /// Orthogonalises copies of the weights, so that a GPU chooses its algorithms on numbers like those of a step.
+    pub(super) fn warm_up(&mut self) -> kernels::Result<()> {
+        let Self { settings, batches, workspace } = self;
+        batches.iter_mut().try_for_each(|batch| {
+            batch.matrices.iter_mut().try_for_each(|matrix| matrix.update.copy_from(&matrix.weight))?;
+            batch.orthogonalize(settings, workspace)
+        })
+    }
 }
 
 impl BoundBatch {
@@ -205,18 +223,22 @@ impl BoundBatch {
         weight_decay: f32,
         workspace: &mut Buffer,
     ) -> kernels::Result<()> {
-        let Self { matrices, update, other, gram, polynomial } = self;
-        for matrix in &mut *matrices {
+        for matrix in &mut self.matrices {
             let BoundMatrix { momentum, gradient, update, .. } = matrix;
             muon::accumulate_momentum(momentum, gradient, update, scalars, settings)?;
         }
-        let scratch = muon::Scratch { other_BMN: other, gram_BSS: gram, polynomial_BSS: polynomial, workspace };
-        muon::orthogonalize(update, scratch, settings.polynomials)?;
-        for matrix in matrices {
+        self.orthogonalize(settings, workspace)?;
+        for matrix in &mut self.matrices {
             let BoundMatrix { weight, low_bits, update, .. } = matrix;
             muon::step(weight, low_bits.as_mut(), update, scalars, weight_decay)?;
         }
         Ok(())
+    }
+
+    fn orthogonalize(&mut self, settings: &Muon, workspace: &mut Buffer) -> kernels::Result<()> {
+        let Self { update, other, gram, polynomial, .. } = self;
+        let scratch = muon::Scratch { other_BMN: other, gram_BSS: gram, polynomial_BSS: polynomial, workspace };
+        muon::orthogonalize(update, scratch, settings.polynomials)
     }
 }
 
@@ -242,8 +264,8 @@ mod tests {
     #[test]
     fn every_projection_is_in_one_batch_of_its_shape() {
         let layout = layout();
-        for device in [DeviceKind::Cpu, DeviceKind::Cuda] {
-            let batches = batches(&layout, device, &(0..layout.elements()));
+        for batching in [Batching::Single, Batching::UpToLargest] {
+            let batches = batches(&layout, batching, &(0..layout.elements()));
             let mut elements: Vec<(usize, usize)> = Vec::new();
             for MatrixBatch { shape: [m, n], offsets } in &batches {
                 elements.extend(offsets.iter().map(|&offset| (offset, m * n)));
@@ -259,13 +281,13 @@ mod tests {
     }
 
     #[test]
-    fn only_a_gpu_batches_small_matrices() {
+    fn small_matrices_are_batched_on_request() {
         let layout = layout();
         assert!(
-            batches(&layout, DeviceKind::Cpu, &(0..layout.elements())).iter().all(|batch| batch.offsets.len() == 1)
+            batches(&layout, Batching::Single, &(0..layout.elements())).iter().all(|batch| batch.offsets.len() == 1)
         );
         let sizes: Vec<[usize; 3]> =
-            batches(&layout, DeviceKind::Cuda, &(0..layout.elements())).iter().map(MatrixBatch::sizes).collect();
+            batches(&layout, Batching::UpToLargest, &(0..layout.elements())).iter().map(MatrixBatch::sizes).collect();
         let [attention, key_value] = [vec![[2, 64, 64]; 3], vec![[5, 32, 64], [1, 32, 64]]];
         let expected = [attention, key_value, vec![[1, 192, 64]; 6], vec![[1, 64, 192]; 3]].concat();
         assert_eq!(sizes, expected);

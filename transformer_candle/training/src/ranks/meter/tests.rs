@@ -1,13 +1,12 @@
 use std::{
-    ops::Range,
     sync::{Arc, Barrier, Mutex, mpsc},
     thread,
 };
 
-use kernels::Buffer;
+use kernels::Device;
 
 use super::*;
-use crate::ranks::{Exchange, Place};
+use crate::ranks::{Exchange, Parcel, Place};
 
 /// One of two ranks of threads. It tells when it begins to wait for the other.
 #[derive(Debug)]
@@ -20,15 +19,15 @@ struct Pair {
 
 impl Exchange for Pair {
     fn place(&self) -> Place {
-        Place { rank: self.rank, world_size: 2, local_world_size: 2 }
+        Place { rank: self.rank, world_size: 2, local_rank: self.rank, local_world_size: 2 }
     }
 
-    fn reduce_gradients(&self, _: &Buffer, _: &Buffer, _: &[Range<usize>]) -> Result<()> {
-        unreachable!("there are no gradients")
+    fn connect(&self, _: &Device) -> Result<()> {
+        unreachable!("there is no device")
     }
 
-    fn gather_weights(&self, _: &Buffer, _: &[Range<usize>]) -> Result<()> {
-        unreachable!("there are no weights")
+    fn swap(&self, _: &[Parcel], _: &[Parcel]) -> Result<()> {
+        unreachable!("there are no buffers")
     }
 
     fn sum(&self, numbers: &mut [f64]) -> Result<()> {

@@ -1,0 +1,76 @@
+"""Connects the GPUs of the ranks with NCCL, on the trainer's own memory and in the order of its stream.
+
+NCCL waits for the kernels that the trainer has launched before, those launched afterwards wait for NCCL, and the host
+waits for neither. NCCL only moves bytes: the trainer adds up what it has received, in an order of its own, because
+NCCL's own sums follow the algorithm that it takes for a topology, a size and a version.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+
+if TYPE_CHECKING:
+    from orchestrator._native import Memory
+
+
+def connect(gpu: int, stream: int, timeout: timedelta) -> NcclGroup | str:
+    """Connect this rank's GPU to those of the other ranks, or return what is missing, as a sentence.
+
+    Args:
+        gpu: Its number.
+        stream: The address of the trainer's CUDA stream.
+        timeout: How long the others may take.
+    """
+    this = f"this PyTorch ({torch.__version__})"
+    if not dist.is_nccl_available():
+        return f"{this} has no NCCL, which connects GPUs: install its wheel for CUDA from PyPI, or add --device cpu"
+    if torch.cuda.device_count() <= gpu:
+        return (
+            f"{this} sees {torch.cuda.device_count()} GPUs, and this rank trains on cuda:{gpu}: install its wheel for "
+            "this machine's driver (python -c 'import torch; torch.cuda.init()' says what is missing)"
+        )
+    return NcclGroup(gpu, stream, timeout)
+
+
+class NcclGroup:
+    """The connected GPUs."""
+
+    def __init__(self, gpu: int, stream: int, timeout: timedelta) -> None:
+        self._device = torch.device("cuda", gpu)
+        torch.cuda.set_device(self._device)
+        self._stream = torch.cuda.ExternalStream(stream, device=self._device)
+        self._group = dist.new_group(backend="nccl", timeout=timeout, device_id=self._device)
+        self._connect_peers()
+
+    def swap(self, sent: list[tuple[int, Memory]], received: list[tuple[int, Memory]]) -> None:
+        """Send and receive parts of buffers in the order of the trainer's stream, without waiting for it."""
+        with torch.cuda.device(self._device):  # the trainer calls from any of its threads
+            self._swap(
+                [(rank, self._bytes(part)) for rank, part in sent],
+                [(rank, self._bytes(part)) for rank, part in received],
+            )
+
+    def _bytes(self, part: Memory) -> torch.Tensor:
+        return torch.as_tensor(part, device=self._device).view(torch.uint8)
+
+    def _swap(self, sent: list[tuple[int, torch.Tensor]], received: list[tuple[int, torch.Tensor]]) -> None:
+        # As one group: sends and receives that come one by one would wait for each other.
+        parts = [dist.P2POp(dist.irecv, part, rank, self._group) for rank, part in received]
+        parts += [dist.P2POp(dist.isend, part, rank, self._group) for rank, part in sent]
+        with torch.cuda.stream(self._stream):
+            for work in dist.batch_isend_irecv(parts) if parts else []:
+                work.wait()  # makes the stream wait, not the host
+
+    def _connect_peers(self) -> None:
+        """Exchange a byte with every rank: NCCL takes its buffers now, and what is left for the trainer is known."""
+        rank, world_size = dist.get_rank(), dist.get_world_size()
+        rows = torch.empty(world_size, 2, dtype=torch.uint8, device=self._device)
+        others = [other for other in range(world_size) if other != rank]
+        self._swap([(other, rows[other, :1]) for other in others], [(other, rows[other, 1:]) for other in others])
+        torch.cuda.synchronize(self._device)
+        del rows
+        torch.cuda.empty_cache()
