@@ -17,7 +17,7 @@ HEADS = ("name", "step", "rank", "evaluation loss", "base", "")
 
 def run(source: Source) -> None:
     """Print a line per directory of adapters, oldest first."""
-    folder = source.checkpoint or Roots.from_environment().place(source.experiment or "", None).folder
+    folder = source.checkpoint or Roots.from_environment().location(source.experiment or "", None).folder
     if not folder.is_dir():
         raise CommandError(f"there is no folder {shown(folder)}")
     found = _directories(folder)

@@ -15,7 +15,7 @@ EXPERIMENT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
 @dataclass(frozen=True)
-class Place:
+class RunLocation:
     """What a run is called and where it lives."""
 
     experiment: str
@@ -55,7 +55,7 @@ class Roots:
             target=Path(target) if target else None,
         )
 
-    def place(self, experiment: str, run_dir: Path | None, flag: str = "--experiment") -> Place:
+    def location(self, experiment: str, run_dir: Path | None, flag: str = "--experiment") -> RunLocation:
         """Return where an experiment lives, or raise a `CommandError` if that cannot be a folder's name.
 
         Args:
@@ -68,13 +68,15 @@ class Roots:
                 f"{flag} {experiment!r} is not a name: use up to 64 letters, digits, dots, dashes and "
                 "underscores, the first one a letter or a digit"
             )
-        place = Place(experiment, run_dir or self.runs / experiment, self.tokenizers / experiment, run_dir is None)
-        for folder in (place.folder.absolute(), place.tokenizer.absolute()):
+        location = RunLocation(
+            experiment, run_dir or self.runs / experiment, self.tokenizers / experiment, run_dir is None
+        )
+        for folder in (location.folder.absolute(), location.tokenizer.absolute()):
             if not is_utf8(str(folder)):
                 raise CommandError(
                     f"the name of {folder} is not UTF-8, so no file of a run can hold it: work elsewhere"
                 )
-        return place
+        return location
 
 
 def is_utf8(text: str) -> bool:

@@ -25,7 +25,7 @@ from orchestrator import (
 )
 from orchestrator.base_config import BaseConfig
 from orchestrator.command_error import CommandError, ExitCode
-from orchestrator.paths import Place, Roots, shown
+from orchestrator.paths import Roots, RunLocation, shown
 from orchestrator.progress import reading
 from orchestrator.screen import amount, note, step, warn
 from orchestrator.settings import (
@@ -65,9 +65,9 @@ def run(settings: Settings) -> int:
         settings.keys["init_from"] = str(pretrained.locate(named))
         if repository := training_record.repository_of(Path(settings.keys["init_from"])):
             step("model", f"{repository[0]} at {repository[1][:12]}")
-    place = _place(settings, roots)
+    location = _location(settings, roots)
     if settings.resume is not None:
-        return _resume(settings, place, roots)
+        return _resume(settings, location, roots)
     base = base_config.choose(settings)
     if base.pretrained is not None:
         if named is not None:
@@ -76,18 +76,18 @@ def run(settings: Settings) -> int:
     _native.check_threads(base.values["runtime"]["threads"], base.values["data"]["num_workers"])
     if settings.profile is not None:
         _native.check_profile(settings.profile, base.values["scheduler"]["total_steps"])
-    with _native.RunLock(place.folder.absolute()) as lock, signals.on_forced_exit(lock.release):
-        _refuse_an_earlier_run(place, base, settings)
+    with _native.RunLock(location.folder.absolute()) as lock, signals.on_forced_exit(lock.release):
+        _refuse_an_earlier_run(location, base, settings)
         source = _open_source(settings, base)
-        ready = _prepare_tokenizer(settings, place, base, source)
-        config = _write_files(settings, place, base, source, ready)
+        ready = _prepare_tokenizer(settings, location, base, source)
+        config = _write_files(settings, location, base, source, ready)
         if settings.max_samples:
             _warn_of_epochs(settings.max_samples, base, ready)
         if settings.launch is Launch.NONE:
             summary.show_prepared(config)
             return ExitCode.DONE
         job = launch.Job(config, profile=settings.profile, lock=lock, ranks=settings.nproc)
-        return _train(job, settings.launch, roots, place)
+        return _train(job, settings.launch, roots, location)
 
 
 def _streamed(settings: Settings) -> list[str]:
@@ -129,20 +129,20 @@ def _check_conflicts(settings: Settings) -> None:
         raise CommandError(f"{flag} trains and --launch none does not: give one of them")
 
 
-def _place(settings: Settings, roots: Roots) -> Place:
+def _location(settings: Settings, roots: Roots) -> RunLocation:
     name = settings.experiment
     if name is None:
         data = Path(settings.input[0]).stem if settings.input else settings.dataset or DEFAULT_DATASET
         name = re.sub(r"[^A-Za-z0-9._-]+", "-", data.rsplit("/", 1)[-1]).strip("-._").lower() or "run"
-    return roots.place(name, settings.run_dir)
+    return roots.location(name, settings.run_dir)
 
 
-def _refuse_an_earlier_run(place: Place, base: BaseConfig, settings: Settings) -> None:
+def _refuse_an_earlier_run(location: RunLocation, base: BaseConfig, settings: Settings) -> None:
     """Refuse a run directory with checkpoints: the trainer does too, but only after its files were rewritten.
 
     Checked while holding the run's lock, so that no other command can write the first checkpoint meanwhile.
     """
-    checkpoints = base.checkpoints or place.folder / "checkpoints"
+    checkpoints = base.checkpoints or location.folder / "checkpoints"
     if settings.launch is not Launch.NONE and settings.resume is None and (checkpoints / "latest").exists():
         raise CommandError(
             f"{shown(checkpoints)} holds the checkpoints of an earlier run: add --resume to continue it, "
@@ -208,11 +208,11 @@ def _describe(data: _native.DataSource) -> str:
     return f"{data.name}{revision}: {files}, {amount(data.bytes)}"
 
 
-def _prepare_tokenizer(settings: Settings, place: Place, base: BaseConfig, source: Source) -> tokenizer.Ready:
+def _prepare_tokenizer(settings: Settings, location: RunLocation, base: BaseConfig, source: Source) -> tokenizer.Ready:
     """Return the tokenizer that was named, the experiment's if it fits, or one trained on the source."""
     named = settings.tokenizer_json or base.tokenizer_json
     if settings.skip_tokenizer and named is None:
-        named = place.tokenizer / "tokenizer.json"
+        named = location.tokenizer / "tokenizer.json"
     if named is not None and not settings.force_retrain_tokenizer:
         ready = tokenizer.read(named)
         step("tokenizer", f"{ready.vocab_size:,} tokens: {shown(named)}")
@@ -220,7 +220,7 @@ def _prepare_tokenizer(settings: Settings, place: Place, base: BaseConfig, sourc
     data = source.data
     request = tokenizer.Request(
         vocab_size=base.vocab_size or DEFAULT_VOCAB_SIZE,
-        special_tokens=_special_tokens(place, base),
+        special_tokens=_special_tokens(location, base),
         source={
             "name": data.name, "revision": data.revision, "files": data.files, "bytes": data.bytes,
             "config": settings.data_config, "split": settings.split or DEFAULT_SPLIT, "text_column": base.text_column,
@@ -230,14 +230,14 @@ def _prepare_tokenizer(settings: Settings, place: Place, base: BaseConfig, sourc
         seed=settings.tokenizer_seed,
     )  # fmt: skip
     request.check()
-    found = None if settings.force_retrain_tokenizer else tokenizer.reuse(place.tokenizer, request)
+    found = None if settings.force_retrain_tokenizer else tokenizer.reuse(location.tokenizer, request)
     if found is not None:
         step("tokenizer", f"{found.vocab_size:,} tokens, trained before: {shown(found.path)}")
         return found
     step("tokenizer", f"training {request.vocab_size:,} tokens on up to {request.max_documents:,} documents ...")
     started = time.monotonic()
     with reading() as watch:
-        ready = tokenizer.train(place.tokenizer, request, data.documents(settings.max_samples, watch.note), watch)
+        ready = tokenizer.train(location.tokenizer, request, data.documents(settings.max_samples, watch.note), watch)
     if ready.facts is not None:
         read = f"{ready.facts.documents:,} documents, {amount(ready.facts.bytes)}"
         step("", f"{ready.vocab_size:,} tokens from {read} in {time.monotonic() - started:.1f} s: {shown(ready.path)}")
@@ -254,20 +254,22 @@ def _print_compression(facts: tokenizer.Facts) -> None:
     step("", f"{facts.bytes_per_token:.2f} bytes per token{words} {text}{gpt2}")
 
 
-def _special_tokens(place: Place, base: BaseConfig) -> list[str]:
+def _special_tokens(location: RunLocation, base: BaseConfig) -> list[str]:
     """Return the tokens that must stay whole: every tokenizer's, and what the config or special_tokens.txt adds."""
     said = base.values["tokenizer"]["special_tokens"]
     if not isinstance(said, list):
-        said = run_files.read_special_tokens(Path(said) if said else place.folder / run_files.SPECIAL_TOKENS)
+        said = run_files.read_special_tokens(Path(said) if said else location.folder / run_files.SPECIAL_TOKENS)
     return list(dict.fromkeys([*tokenizer.SPECIAL_TOKENS, *said]))
 
 
-def _write_files(settings: Settings, place: Place, base: BaseConfig, source: Source, ready: tokenizer.Ready) -> Path:
+def _write_files(
+    settings: Settings, location: RunLocation, base: BaseConfig, source: Source, ready: tokenizer.Ready
+) -> Path:
     """Write what describes the run into its folder and return the config's path."""
     values = base_config.complete(base, settings, ready, source.shards, source.mixture)
-    run_files.copy_tokenizer(place.folder, ready)
+    run_files.copy_tokenizer(location.folder, ready)
     if (template := values["data"]["chat_template"]) not in (None, CHATML):
-        run_files.keep_chat_template(place.folder, template)
+        run_files.keep_chat_template(location.folder, template)
         values["data"]["chat_template"] = None
     text = _native.config_to_yaml(values)
     if base.depth is not None:
@@ -279,18 +281,18 @@ def _write_files(settings: Settings, place: Place, base: BaseConfig, source: Sou
             split=settings.split or DEFAULT_SPLIT,
             max_samples=settings.max_samples,
             stream_batch_size=settings.stream_batch_size or DEFAULT_STREAM_BATCH_SIZE,
-            experiment=place.experiment,
+            experiment=location.experiment,
             config=settings.data_config,
             revision=source.data.revision,
             text_column=base.text_column,
             tokenizer=str(run_files.TOKENIZER),
         )
-    written = run_files.write_streaming_config(place.folder, streaming)
+    written = run_files.write_streaming_config(location.folder, streaming)
     if written is not None:
         step("wrote", shown(written))
-    if ready.facts is not None and not (place.folder / run_files.SPECIAL_TOKENS).exists():
-        step("wrote", shown(run_files.write_special_tokens(place.folder, _special_tokens(place, base))))
-    config, former = run_files.write_training_config(place.folder, text)
+    if ready.facts is not None and not (location.folder / run_files.SPECIAL_TOKENS).exists():
+        step("wrote", shown(run_files.write_special_tokens(location.folder, _special_tokens(location, base))))
+    config, former = run_files.write_training_config(location.folder, text)
     step("wrote", f"{shown(config)} (from {base.described})")
     if former is not None:
         note(f"The previous training.yaml differed and is kept as {former.name}.")
@@ -309,26 +311,26 @@ def _warn_of_epochs(samples: int, base: BaseConfig, ready: tokenizer.Ready) -> N
         )
 
 
-def _resume(settings: Settings, place: Place, roots: Roots) -> int:
+def _resume(settings: Settings, location: RunLocation, roots: Roots) -> int:
     """Resume the run as its own files describe it, with the flags as overrides."""
-    config = place.folder / run_files.TRAINING_CONFIG
+    config = location.folder / run_files.TRAINING_CONFIG
     if not config.is_file():
-        raise CommandError(_no_such_run(place, roots))
-    resume.check(settings, place.folder)
+        raise CommandError(_no_such_run(location, roots))
+    resume.check(settings, location.folder)
     overrides = settings.config_overrides()
     job = launch.Job(config, overrides, settings.resume, settings.rebatch, settings.profile, ranks=settings.nproc)
-    return _train(job, settings.launch, roots, place)
+    return _train(job, settings.launch, roots, location)
 
 
-def _no_such_run(place: Place, roots: Roots) -> str:
-    named = f"there is no run to resume in {shown(place.folder)}: it has no {run_files.TRAINING_CONFIG}"
+def _no_such_run(location: RunLocation, roots: Roots) -> str:
+    named = f"there is no run to resume in {shown(location.folder)}: it has no {run_files.TRAINING_CONFIG}"
     prepared = sorted(path.parent.name for path in roots.runs.glob(f"*/{run_files.TRAINING_CONFIG}"))
-    if not place.is_usual or not prepared:
+    if not location.is_usual or not prepared:
         return f"{named}; start it without --resume"
     return f"{named}; the experiments there are: {', '.join(prepared)}"
 
 
-def _train(job: launch.Job, mode: Launch, roots: Roots, place: Place) -> int:
+def _train(job: launch.Job, mode: Launch, roots: Roots, location: RunLocation) -> int:
     step("training", launch.describe(job, mode, roots.target))
     try:
         if job.ranks is None:
@@ -340,9 +342,9 @@ def _train(job: launch.Job, mode: Launch, roots: Roots, place: Place) -> int:
         raise
     _suggest_settings(job, code)
     if code == ExitCode.DONE:
-        summary.show_finished(job, place, tokenizer.facts(place.folder / run_files.TOKENIZER.parent))
+        summary.show_finished(job, location, tokenizer.facts(location.folder / run_files.TOKENIZER.parent))
     elif code in (ExitCode.INTERRUPTED, ExitCode.TERMINATED):
-        summary.show_stopped(job, place)
+        summary.show_stopped(job, location)
     return code
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from orchestrator import _native
 from orchestrator.command_error import ExitCode
 from orchestrator.launch import Job
-from orchestrator.paths import Place, shown, this_command
+from orchestrator.paths import RunLocation, shown, this_command
 from orchestrator.run_files import read_streaming_config
 from orchestrator.screen import heading, plain, warn
 from orchestrator.settings import DEMO_DATASET
@@ -28,13 +28,13 @@ def show_prepared(config: Path) -> None:
     plain(f"cargo run train --config {config}    # the same, in a checkout")
 
 
-def show_stopped(job: Job, place: Place) -> None:
+def show_stopped(job: Job, location: RunLocation) -> None:
     """Print how to resume a run that was stopped, if it has a checkpoint."""
     checkpoints = _native.RunConfig.load(job.config, job.overrides).checkpoint_directory
     if checkpoints is None or not (checkpoints / "latest").exists():
         return
     heading("Stopped and saved. What to type to resume")
-    plain(f"{this_command()} {place.flags} --resume")
+    plain(f"{this_command()} {location.flags} --resume")
 
 
 def show_refused(job: Job, code: int) -> None:
@@ -51,7 +51,7 @@ def show_refused(job: Job, code: int) -> None:
     plain(f"{this_command()} train --config {target}{' --resume' if has_checkpoint else ''}")
 
 
-def show_finished(job: Job, place: Place, text: Facts | None) -> None:
+def show_finished(job: Job, location: RunLocation, text: Facts | None) -> None:
     """Print the result of a run that reached its last step."""
     run = _native.RunConfig.load(job.config, job.overrides)
     config = run.to_dict()
@@ -72,25 +72,25 @@ def show_finished(job: Job, place: Place, text: Facts | None) -> None:
         plain(f"TensorBoard  {logging['tensorboard_directory']}")
     heading("What to type next")
     if is_chat:
-        _suggest_for_chat(place, has_adapters)
+        _suggest_for_chat(location, has_adapters)
         return
     steps = metrics.get("train", {}).get("step", 0)
-    plain(f"{this_command()} generate {place.model_flags} --prompt '{prompt or 'The '}'")
+    plain(f"{this_command()} generate {location.model_flags} --prompt '{prompt or 'The '}'")
     further = f"--steps {2 * steps}"
     if str(metrics.get("end", {}).get("reason", "")).startswith(OUT_OF_PATIENCE):
         further = "--override runtime.evaluation.patience=null   # although it has stopped improving"
-    plain(f"{this_command()} {place.flags} --resume {further}")
+    plain(f"{this_command()} {location.flags} --resume {further}")
 
 
-def _suggest_for_chat(place: Place, has_adapters: bool) -> None:
+def _suggest_for_chat(location: RunLocation, has_adapters: bool) -> None:
     """Print what one does with a model that was fine-tuned on conversations."""
-    plain(f"{this_command()} chat {place.experiment if place.is_usual else place.model_flags}")
-    plain(f"{this_command()} evaluate {place.model_flags}")
+    plain(f"{this_command()} chat {location.experiment if location.is_usual else location.model_flags}")
+    plain(f"{this_command()} evaluate {location.model_flags}")
     if has_adapters:
-        plain(f"{this_command()} export {place.model_flags} --format adapter   # a directory for peft")
+        plain(f"{this_command()} export {location.model_flags} --format adapter   # a directory for peft")
     merge = " --merge" if has_adapters else ""
-    plain(f"{this_command()} export {place.model_flags} --format hf{merge}   # for transformers and vLLM")
-    plain(f"{this_command()} export {place.model_flags} --format gguf{merge}   # for llama.cpp and Ollama")
+    plain(f"{this_command()} export {location.model_flags} --format hf{merge}   # for transformers and vLLM")
+    plain(f"{this_command()} export {location.model_flags} --format gguf{merge}   # for llama.cpp and Ollama")
 
 
 def _last_metrics(path: Path) -> dict[str, dict[str, Any]]:

@@ -39,18 +39,18 @@ def main(connect_gpus: ConnectGpus | None = None) -> None:
 def run(words: list[str], connect_gpus: ConnectGpus | None = None) -> int:
     """Train, and return the exit code. Of several ranks that fail, one says why."""
     from orchestrator import _native, distributed
-    from orchestrator.distributed.place import Place
+    from orchestrator.distributed.rank_info import RankInfo
     from orchestrator.launch import stopping_the_trainer
 
-    place = Place.from_environment()
+    rank_info = RankInfo.from_environment()
     distributed.require_torch()
-    os.environ.setdefault("RAYON_NUM_THREADS", str(place.threads()))
+    os.environ.setdefault("RAYON_NUM_THREADS", str(rank_info.threads()))
     from orchestrator.distributed import nccl
     from orchestrator.distributed.exchange import TorchExchange
 
     with stopping_the_trainer():
         try:
-            exchange = TorchExchange(place, connect_gpus or nccl.connect)
+            exchange = TorchExchange(rank_info, connect_gpus or nccl.connect)
         except (KeyboardInterrupt, SystemExit) as stopped:  # torchrun knows why, or the user
             return _explained(stopped)[1]
         if exchange.attempt.resumes and not any(word.startswith("--resume") for word in words):

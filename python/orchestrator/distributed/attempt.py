@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from orchestrator.command_error import CommandError, ExitCode
-from orchestrator.distributed.place import Place
+from orchestrator.distributed.rank_info import RankInfo
 
 if TYPE_CHECKING:
     from torch.distributed import Store
@@ -43,12 +43,12 @@ class Process:
     """Drawn by lot: no process of an earlier attempt has it."""
 
     @staticmethod
-    def this(place: Place) -> Process:
+    def this(rank_info: RankInfo) -> Process:
         """Describe this process."""
         number = os.getpid()
         return Process(
-            place.rank, place.host, _machine(place.host), number, _started(number) or "", place.restarts,
-            uuid.uuid4().hex,
+            rank_info.rank, rank_info.host, _machine(rank_info.host), number, _started(number) or "",
+            rank_info.restarts, uuid.uuid4().hex,
         )  # fmt: skip
 
     def is_running(self) -> bool:
@@ -61,7 +61,7 @@ class Attempt:
     """The processes that train together until one of them ends."""
 
     name: str
-    place: Place
+    rank_info: RankInfo
     processes: list[Process]
     """By rank."""
     resumes: bool
@@ -70,7 +70,7 @@ class Attempt:
     @property
     def own(self) -> Process:
         """This rank's process."""
-        return self.processes[self.place.rank]
+        return self.processes[self.rank_info.rank]
 
     def of_this_machine(self) -> list[Process]:
         """Return the other processes that this one can see, if only as numbers."""
@@ -81,22 +81,22 @@ class Attempt:
         return _prefixed(store, self.name)
 
 
-def join(store: Store, place: Place) -> Attempt:
+def join(store: Store, rank_info: RankInfo) -> Attempt:
     """Wait for all ranks. Signals end the wait.
 
     Raises:
         CommandError: A rank has not come within `START_TIMEOUT`.
     """
-    own = Process.this(place)
-    name = uuid.uuid4().hex if place.rank == 0 else ""
-    if place.rank == 0:
+    own = Process.this(rank_info)
+    name = uuid.uuid4().hex if rank_info.rank == 0 else ""
+    if rank_info.rank == 0:
         _register(store, name, own)
         store.set(f"{_FOLDER}/attempt", name)
     # If a rank is missing, rank 0 says so; the others wait a little longer for it.
-    give_up = time.monotonic() + START_TIMEOUT + (60 if place.rank else 0)
+    give_up = time.monotonic() + START_TIMEOUT + (60 if rank_info.rank else 0)
     while time.monotonic() < give_up:
-        if place.rank == 0:
-            _list_processes(store, name, place.world_size)
+        if rank_info.rank == 0:
+            _list_processes(store, name, rank_info.world_size)
         elif store.check([f"{_FOLDER}/attempt"]):
             current = store.get(f"{_FOLDER}/attempt").decode()
             if current != name:
@@ -105,12 +105,16 @@ def join(store: Store, place: Place) -> Attempt:
         processes = _listed(store, name)
         if own in processes:
             # A store that rank 0 serves begins with every attempt, so that only the count of restarts is known.
-            was_restarted = not place.store_is_served and any(process.restarts for process in processes)
-            return Attempt(name, place, processes, was_restarted or store.check([_TRAINING]))
+            was_restarted = not rank_info.store_is_served and any(process.restarts for process in processes)
+            return Attempt(name, rank_info, processes, was_restarted or store.check([_TRAINING]))
         time.sleep(POLL_INTERVAL)
-    missing = [0] if place.rank else [r for r in range(place.world_size) if not _prefixed(store, name).check([_key(r)])]
+    missing = (
+        [0]
+        if rank_info.rank
+        else [r for r in range(rank_info.world_size) if not _prefixed(store, name).check([_key(r)])]
+    )
     raise CommandError(
-        f"ranks {', '.join(map(str, missing))} of {place.world_size} have not started within "
+        f"ranks {', '.join(map(str, missing))} of {rank_info.world_size} have not started within "
         f"{START_TIMEOUT / 60:.0f} minutes",
         ExitCode.UNEXPECTED,
     )

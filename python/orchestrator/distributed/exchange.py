@@ -25,7 +25,7 @@ from orchestrator.distributed import nccl
 from orchestrator.distributed.attempt import join, remember_training
 from orchestrator.distributed.failures import Failure, FailureBoard
 from orchestrator.distributed.heartbeat import Heartbeat
-from orchestrator.distributed.place import Place
+from orchestrator.distributed.rank_info import RankInfo
 
 if TYPE_CHECKING:
     from orchestrator._native import Memory
@@ -65,20 +65,20 @@ class TorchExchange:
         RankLostError: By every method, once another rank has ended: `lost` says which and why.
     """
 
-    def __init__(self, place: Place, connect_gpus: ConnectGpus = nccl.connect) -> None:
+    def __init__(self, rank_info: RankInfo, connect_gpus: ConnectGpus = nccl.connect) -> None:
         """Wait for the processes of all ranks.
 
         Raises:
             CommandError: torchrun's store cannot be reached, or a rank does not come.
         """
-        self.rank, self.world_size = place.rank, place.world_size
-        self.local_rank, self.local_world_size = place.local_rank, place.local_world_size
+        self.rank, self.world_size = rank_info.rank, rank_info.world_size
+        self.local_rank, self.local_world_size = rank_info.local_rank, rank_info.local_world_size
         self.lost: Failure | None = None
-        self._store = _connect(place, may_serve=True)
-        self.attempt = join(self._store, place)
+        self._store = _connect(rank_info, may_serve=True)
+        self.attempt = join(self._store, rank_info)
         ending = threading.Lock()
         self.board = FailureBoard(self._store, self.attempt, ending)
-        self._heartbeat = Heartbeat(_connect(place, may_serve=False), self.attempt, ending)
+        self._heartbeat = Heartbeat(_connect(rank_info, may_serve=False), self.attempt, ending)
         self._has_trained = False
         self._connect_gpus = connect_gpus
         self._gpus: GpuGroup | None = None
@@ -182,16 +182,16 @@ def _require_gloo() -> None:
             )
 
 
-def _connect(place: Place, may_serve: bool) -> dist.Store:
+def _connect(rank_info: RankInfo, may_serve: bool) -> dist.Store:
     """Connect to torchrun's store, or serve one where torchrun does not."""
-    is_server = may_serve and place.rank == 0 and not place.store_is_served
+    is_server = may_serve and rank_info.rank == 0 and not rank_info.store_is_served
     try:
-        return dist.TCPStore(place.address, place.port, is_master=is_server, timeout=timedelta(minutes=5))
+        return dist.TCPStore(rank_info.address, rank_info.port, is_master=is_server, timeout=timedelta(minutes=5))
     except RuntimeError as error:
         cause = str(error).partition("\n")[0]
         raise CommandError(
-            f"cannot {'open' if is_server else 'reach'} port {place.port} of {place.address}, where the ranks meet: "
-            f"{cause}. Give torchrun another --master-port, or --standalone on one machine"
+            f"cannot {'open' if is_server else 'reach'} port {rank_info.port} of {rank_info.address}, where the ranks "
+            f"meet: {cause}. Give torchrun another --master-port, or --standalone on one machine"
         ) from error
 
 

@@ -44,7 +44,7 @@ class Heartbeat:
         self._board = FailureBoard(store, attempt, ending)
         self._attempt = attempt
         self._ending = ending
-        self._timeout = attempt.place.timeout
+        self._timeout = attempt.rank_info.timeout
         self._keys = [f"beat/{process.rank}" for process in attempt.processes]
         self._beats = [0] * len(self._keys)
         self._heard = [0.0] * len(self._keys)
@@ -71,7 +71,7 @@ class Heartbeat:
             thread.join(self._timeout)
 
     def _others(self) -> list[int]:
-        own = self._attempt.place.rank
+        own = self._attempt.rank_info.rank
         return [rank for rank, beat in enumerate(self._beats) if rank != own and beat != DONE]
 
     def _beat(self) -> None:
@@ -90,7 +90,7 @@ class Heartbeat:
             os._exit(ExitCode.OUT_OF_MEMORY)
 
     def _exchange(self, beat: int) -> None:
-        self._store.set(self._keys[self._attempt.place.rank], str(beat))
+        self._store.set(self._keys[self._attempt.rank_info.rank], str(beat))
         for rank, found in enumerate(map(int, self._store.multi_get(self._keys))):
             if found != self._beats[rank]:
                 self._beats[rank], self._heard[rank] = found, self._now
@@ -127,7 +127,7 @@ class Heartbeat:
     def _finish(self) -> None:
         beat = DONE
         self._exchange(beat)
-        if self._attempt.place.rank == 0 and not self._attempt.place.store_is_served:
+        if self._attempt.rank_info.rank == 0 and not self._attempt.rank_info.store_is_served:
             give_up = time.monotonic() + self._timeout
             while self._others() and time.monotonic() < give_up:
                 time.sleep(INTERVAL)
@@ -149,11 +149,11 @@ class Heartbeat:
 
     def _end_without_store(self, how: str) -> None:
         """End this process, and say why if it is the first rank of this machine: it cannot ask the others."""
-        own, place = self._attempt.own, self._attempt.place
+        own, rank_info = self._attempt.own, self._attempt.rank_info
         self._ending.acquire(timeout=PATIENCE)  # who holds it may wait for the store to take its words
         if all(own.rank < other.rank for other in self._attempt.of_this_machine()):
-            server = "torchrun" if place.store_is_served else f"rank 0 on {self._attempt.processes[0].host}"
-            reason = f"the store of {server} at {place.address}:{place.port} {how}"
+            server = "torchrun" if rank_info.store_is_served else f"rank 0 on {self._attempt.processes[0].host}"
+            reason = f"the store of {server} at {rank_info.address}:{rank_info.port} {how}"
             terminal.complain(f"orchestrate: {Failure.of(own, reason)}")
         os._exit(ExitCode.UNEXPECTED)
 

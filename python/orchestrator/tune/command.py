@@ -83,7 +83,7 @@ def _plan(request: Request, roots: Roots) -> Plan:
         raise CommandError("--jobs is for CPUs: trials on a GPU run one at a time; add --device cpu or leave it out")
     check_bounds(base, searched)
     name = request.study or f"{config.absolute().parent.name}-tune"
-    folder = roots.place(name, None, "--study").folder.absolute()
+    folder = roots.location(name, None, "--study").folder.absolute()
     return Plan(
         folder, base, searched, request.trials, request.jobs, request.evaluations, request.sampler, request.pruner,
         request.seed, final_tokens or base.full_tokens,
@@ -103,7 +103,7 @@ def _config(request: Request, roots: Roots) -> Path:
     if request.config is not None and request.experiment is None:
         return request.config
     if request.experiment is not None and request.config is None:
-        return roots.place(request.experiment, None).folder / TRAINING_CONFIG
+        return roots.location(request.experiment, None).folder / TRAINING_CONFIG
     raise CommandError("say which run to vary: --experiment NAME or --config FILE")
 
 

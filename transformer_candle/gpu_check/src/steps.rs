@@ -15,7 +15,7 @@ use super::report::{CheckRow, Findings};
 use training::checkpoint::{self, Checkpoint, CheckpointContents, FORMAT_VERSION, TokenizerFiles, TrainerState};
 use training::engine::{Engine, EngineSettings, model_shape};
 use training::memory_plan;
-use training::ranks::{Place, Ranks};
+use training::ranks::{RankInfo, Ranks};
 use training::stop::StopSignal;
 use training::{Result, TrainerError};
 
@@ -146,7 +146,7 @@ impl TrainingCase {
             micro_batch: settings.micro_batch,
             activation_recompute: ActivationRecompute::Selective,
             device: device.kind(),
-            place: Place::default(),
+            rank_info: RankInfo::default(),
         };
         let mut engine = memory_plan::allocate(&config, &self.shape, engine_settings, device)?;
         if !settings.graphs {

@@ -11,7 +11,7 @@ use pyo3::exceptions::PyAttributeError;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple};
 use training::commands::train;
-use training::ranks::{Exchange, Parcel, Place, Ranks};
+use training::ranks::{Exchange, Parcel, RankInfo, Ranks};
 use training::stop::StopSignal;
 use training::{Result, TrainerError};
 
@@ -70,7 +70,7 @@ impl Memory {
 #[derive(Debug)]
 struct PythonExchange {
     object: Py<PyAny>,
-    place: Place,
+    rank_info: RankInfo,
 }
 
 impl PythonExchange {
@@ -78,8 +78,8 @@ impl PythonExchange {
         let number = |name: &str| object.getattr(name)?.extract::<usize>();
         let (rank, world_size) = (number("rank")?, number("world_size")?);
         let (local_rank, local_world_size) = (number("local_rank")?, number("local_world_size")?);
-        let place = Place { rank, world_size, local_rank, local_world_size };
-        Ok(Self { object: object.clone().unbind(), place })
+        let rank_info = RankInfo { rank, world_size, local_rank, local_world_size };
+        Ok(Self { object: object.clone().unbind(), rank_info })
     }
 
     /// Calls a method; what it raises says which rank is lost.
@@ -99,8 +99,8 @@ fn memories(parcels: &[Parcel]) -> Vec<(usize, Memory)> {
 }
 
 impl Exchange for PythonExchange {
-    fn place(&self) -> Place {
-        self.place
+    fn rank_info(&self) -> RankInfo {
+        self.rank_info
     }
 
     fn connect(&self, device: &Device) -> Result<()> {

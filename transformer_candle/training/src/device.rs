@@ -18,7 +18,7 @@ pub use self::gpu_memory::GpuMemory;
 use crate::{
     engine::model_shape,
     error::{Result, TrainerError},
-    ranks::Place,
+    ranks::RankInfo,
     units::bytes,
 };
 
@@ -60,10 +60,10 @@ pub fn open(asked: run_config::Device) -> Result<Device> {
 /// # Errors
 /// [`TrainerError::Request`] if a GPU is named that is not there, or that does not take the model, or if there are fewer
 /// than ranks.
-pub fn select_for_training(run: &mut ResolvedRun, place: Place) -> Result<DeviceSelection> {
+pub fn select_for_training(run: &mut ResolvedRun, rank_info: RankInfo) -> Result<DeviceSelection> {
     let asked = run.config.runtime.device;
     let gpus = AvailableGpus::for_request(asked);
-    let decision = gpus.of_rank(gpus.decide(asked, refusal(&run.config)?)?, place)?;
+    let decision = gpus.of_rank(gpus.decide(asked, refusal(&run.config)?)?, rank_info)?;
     let device = open_decided(decision.device)?;
     if let (Device::Cuda(gpu), Some(limit)) = (&device, run.config.runtime.memory_limit) {
         gpu.set_memory_limit(limit.bytes());

@@ -186,9 +186,9 @@ impl Engine {
             optimizer.prepare(step, learning_rate)?;
             // The mean is over the targets of the whole batch, however it is cut.
             let scale = 1.0 / batch.target_count as f32;
-            let place = sharding.ranks().place();
-            let virtual_shards = reduction.as_ref().map_or(place.world_size, TreeReduction::virtual_shards);
-            let own = place.share(virtual_shards);
+            let rank_info = sharding.ranks().rank_info();
+            let virtual_shards = reduction.as_ref().map_or(rank_info.world_size, TreeReduction::virtual_shards);
+            let own = rank_info.share(virtual_shards);
             let mut ahead = micro_batch.cut(batch, &own, virtual_shards);
             if let Some(first) = ahead.next() {
                 micro_batch.send(batch, first)?;

@@ -58,7 +58,7 @@ impl Totals {
         let mut totals = Self { weight: text.weight(), nats: 0.0, tokens: 0, bytes: Some(0) };
         let max_sequences = (max_sequences as f64 * totals.weight).ceil() as usize;
         let interrupted = || stop.requested().is_some();
-        let place = ranks.place();
+        let rank_info = ranks.rank_info();
         let mut nats = Vec::new();
         for (index, batch) in text.batches(micro_batch.sequences(), max_sequences).unless(&interrupted).enumerate() {
             let batch = match batch {
@@ -69,7 +69,7 @@ impl Totals {
                 break;
             }
             nats.push(0.0);
-            if index % place.world_size != place.rank {
+            if index % rank_info.world_size != rank_info.rank {
                 continue;
             }
             micro_batch.upload(&batch, 0..batch.sequences())?;

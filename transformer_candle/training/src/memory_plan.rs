@@ -68,7 +68,7 @@ use crate::{
     checkpoint,
     engine::{EngineSettings, StagedBuffers, StepOf, model_shape},
     error::{Result, TrainerError},
-    ranks::Place,
+    ranks::RankInfo,
     schedule::sequences_at,
 };
 
@@ -124,7 +124,7 @@ pub struct MemoryPlan {
     pub ranks: Option<u64>,
     /// Which of them it is for.
     #[serde(skip)]
-    pub place: Place,
+    pub rank_info: RankInfo,
     /// Virtual shards of an optimizer step (`runtime.deterministic_reduction`).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub deterministic_reduction: Option<u64>,
@@ -216,25 +216,25 @@ impl MemoryPlan {
     /// # Errors
     /// As [`MemoryPlan::new`], and when a GPU does not tell its memory.
     pub fn here(run: &ResolvedRun, device: &Device) -> Result<Self> {
-        Self::of_rank(run, device, Place::default())
+        Self::of_rank(run, device, RankInfo::default())
     }
 
     /// The same for one of several ranks.
     ///
     /// # Errors
     /// As [`MemoryPlan::here`], and if the ranks cannot share the run.
-    pub fn of_rank(run: &ResolvedRun, device: &Device, place: Place) -> Result<Self> {
+    pub fn of_rank(run: &ResolvedRun, device: &Device, rank_info: RankInfo) -> Result<Self> {
         let target = PlanTarget::open(device)?;
         let budget = budget::here(&run.config, Limit::of_config(&run.config), &target);
-        Self::for_target(&run.config, &PlanRequest::default(), &target, budget, (&ThisMachine, place))
+        Self::for_target(&run.config, &PlanRequest::default(), &target, budget, (&ThisMachine, rank_info))
     }
 
     fn on_machine(config: &RunConfig, request: &PlanRequest, machine: &impl Machine) -> Result<Self> {
         let target = PlanTarget::choose(config, request.gpu, machine)?;
         let limit = request.memory.map(Limit::of_option).or_else(|| Limit::of_config(config));
-        let place = request.place(&model_shape(config)?)?;
-        let budget = budget::planned(config, limit, &target, place);
-        Self::for_target(config, request, &target, budget, (machine, place))
+        let rank_info = request.rank_info(&model_shape(config)?)?;
+        let budget = budget::planned(config, limit, &target, rank_info);
+        Self::for_target(config, request, &target, budget, (machine, rank_info))
     }
 
     fn for_target(
@@ -242,17 +242,18 @@ impl MemoryPlan {
         request: &PlanRequest,
         target: &PlanTarget,
         budget: Option<Budget>,
-        (machine, place): (&impl Machine, Place),
+        (machine, rank_info): (&impl Machine, RankInfo),
     ) -> Result<Self> {
         let shape = model_shape(config)?;
         let budget = match target.kind() {
-            DeviceKind::Cpu => budget.map(|budget| budget.shared_by(place.local_world_size)),
+            DeviceKind::Cpu => budget.map(|budget| budget.shared_by(rank_info.local_world_size)),
             DeviceKind::Cuda => budget,
         };
         let configs = config.stage_configs();
         let activation_recompute = config.runtime.activation_recompute;
-        let settings = |micro_batch| EngineSettings { micro_batch, activation_recompute, device: target.kind(), place };
-        let micro_batches = fit::micro_batches(&configs, &shape, budget.as_ref(), (target.kind(), place));
+        let settings =
+            |micro_batch| EngineSettings { micro_batch, activation_recompute, device: target.kind(), rank_info };
+        let micro_batches = fit::micro_batches(&configs, &shape, budget.as_ref(), (target.kind(), rank_info));
         let steps = configs.iter().zip(micro_batches);
         let steps = steps.map(|(config, sequences)| StepOf { config, shape: &shape, settings: settings(sequences) });
         let steps: Vec<_> = steps.collect();
@@ -268,9 +269,9 @@ impl MemoryPlan {
         // There is no room to time operations in, and nothing to compare.
         let is_timed = request.times_operations && lacking.is_none();
         // A rank that trains has no use for a prediction.
-        let is_predicted = place.world_size == 1 || request.ranks.is_some();
+        let is_predicted = rank_info.world_size == 1 || request.ranks.is_some();
         let model = if is_predicted { target.speed_model(step, machine, is_timed)? } else { None };
-        let model = model.map(|model| target.connect(model, place, request.interconnect));
+        let model = model.map(|model| target.connect(model, rank_info, request.interconnect));
         let speed = model.as_ref().map(|model| model.speed(step));
         let paid = speed::processors(step.settings);
         let has_stages = config.stages.is_some();
@@ -295,8 +296,8 @@ impl MemoryPlan {
             sequence_length: data.sequence_length as u64,
             micro_batch: micro_batch as u64,
             gradient_accumulation_steps: (data.sequences_per_step / micro_batch) as u64,
-            ranks: (place.world_size > 1).then_some(place.world_size as u64),
-            place,
+            ranks: (rank_info.world_size > 1).then_some(rank_info.world_size as u64),
+            rank_info,
             deterministic_reduction: config.runtime.deterministic_reduction.map(|shards| shards as u64),
             sequences_per_step: data.sequences_per_step as u64,
             tokens_per_step: data.tokens_per_step() as u64,
@@ -385,14 +386,14 @@ impl MemoryPlan {
         let shape = model_shape(&run.config)?;
         let step = StepOf { config: &run.config, shape: &shape, settings: self.engine_settings(target.kind()) };
         let model = if target.kind() == DeviceKind::Cpu { None } else { target.speed_model(step, machine, false)? };
-        let model = model.map(|model| target.connect(model, self.place, request.interconnect));
+        let model = model.map(|model| target.connect(model, self.rank_info, request.interconnect));
         let changes = options::fitting_changes(step, &shortage.budget, model.as_ref());
         changes.ok_or_else(|| TrainerError::OutOfMemory(Box::new(shortage.clone())))
     }
 
     /// What the plan's buffers are made for, those of the largest stage.
     pub fn engine_settings(&self, device: DeviceKind) -> EngineSettings {
-        let &Self { micro_batch, activation_recompute, place, .. } = self;
-        EngineSettings { micro_batch: micro_batch as usize, activation_recompute, device, place }
+        let &Self { micro_batch, activation_recompute, rank_info, .. } = self;
+        EngineSettings { micro_batch: micro_batch as usize, activation_recompute, device, rank_info }
     }
 }

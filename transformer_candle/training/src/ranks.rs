@@ -21,7 +21,7 @@ use crate::{
 
 /// Which of the processes that train a model this one is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Place {
+pub struct RankInfo {
     /// From 0.
     pub rank: usize,
     /// The number of ranks.
@@ -32,14 +32,14 @@ pub struct Place {
     pub local_world_size: usize,
 }
 
-impl Default for Place {
+impl Default for RankInfo {
     /// The only process.
     fn default() -> Self {
         Self { rank: 0, world_size: 1, local_rank: 0, local_world_size: 1 }
     }
 }
 
-impl Place {
+impl RankInfo {
     /// This rank's share of `count` things, in the order of the ranks: all of them between the ranks, each once.
     pub fn share(&self, count: usize) -> Range<usize> {
         let start_of = |rank: usize| count * rank / self.world_size;
@@ -61,7 +61,7 @@ pub type Parcel = (usize, Buffer);
 /// Every method fails with [`TrainerError::RankLost`] once another rank has ended.
 pub trait Exchange: fmt::Debug + Send + Sync {
     /// Which rank this process is.
-    fn place(&self) -> Place;
+    fn rank_info(&self) -> RankInfo;
 
     /// Prepares to [`Exchange::swap`] buffers of this device.
     ///
@@ -115,8 +115,8 @@ impl Ranks {
     }
 
     /// Which rank this process is.
-    pub fn place(&self) -> Place {
-        self.0.as_ref().map_or_else(Place::default, |exchange| exchange.place())
+    pub fn rank_info(&self) -> RankInfo {
+        self.0.as_ref().map_or_else(RankInfo::default, |exchange| exchange.rank_info())
     }
 
     /// What connects them; none where there is only one.

@@ -101,7 +101,7 @@ pub fn run_training(mut run: ResolvedRun, options: &RunOptions, stop: &StopSigna
 
 /// Creates the trainer and reports its waits for data.
 fn start(run: ResolvedRun, options: &RunOptions, stop: &StopSignal) -> Result<Trainer> {
-    let is_silent = options.progress == ProgressMode::Silent || !options.ranks.place().is_first();
+    let is_silent = options.progress == ProgressMode::Silent || !options.ranks.rank_info().is_first();
     let mode = if is_silent { ProgressMode::Silent } else { ProgressMode::Plain };
     let hub = HubSettings::from_environment();
     let make = || Trainer::start(run, options, &hub, stop);
@@ -123,7 +123,7 @@ impl Session {
     fn new(trainer: Trainer, options: &RunOptions) -> Self {
         let config = &trainer.run().config;
         let last_step = options.last_step(config);
-        let mode = if options.ranks.place().is_first() { options.progress } else { ProgressMode::Silent };
+        let mode = if options.ranks.rank_info().is_first() { options.progress } else { ProgressMode::Silent };
         let done = trainer.steps_done();
         let progress = Progress::new(mode, done, last_step, config.runtime.log_every_n_steps);
         Self {

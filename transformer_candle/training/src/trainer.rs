@@ -203,7 +203,7 @@ impl Trainer {
         self.engine.sharding.meter_mut().end_step();
         let step_seconds = started.elapsed().as_secs_f64();
         let tokens_per_second = batch.target_count as f64 / step_seconds;
-        let world_size = self.ranks().place().world_size;
+        let world_size = self.ranks().rank_info().world_size;
         let peak = self.engine.device().as_cuda().and_then(Cuda::nominal_bf16_flops);
         let flops_per_token = self.plan.flops_per_token_of(self.position.stage);
         let micro_batches = batch.sequences().div_ceil(self.engine.micro_batch.sequences());

@@ -12,7 +12,7 @@ use model::{ActivationRecompute, Decoder, DecoderSettings, ModelShape, Precision
 use run_config::{Algorithm, OptimizerConfig, RunConfig, RuntimeConfig};
 use safetensors::SafeTensors;
 use training::engine::{EngineSettings, Optimizer, OptimizerPlan, StateTensor};
-use training::ranks::Place;
+use training::ranks::RankInfo;
 
 const MICRO_BATCHES: usize = 2;
 
@@ -60,8 +60,8 @@ impl Golden {
         let decoder = Decoder::plan(&self.shape, &settings, &mut plan);
         let runtime = RuntimeConfig { precision, ..RuntimeConfig::default() };
         let run = RunConfig { optimizer: config.clone(), runtime, ..RunConfig::default() };
-        let (device, place) = (DeviceKind::Cpu, Place::default());
-        let settings = EngineSettings { micro_batch: batch, activation_recompute: recompute, device, place };
+        let (device, rank_info) = (DeviceKind::Cpu, RankInfo::default());
+        let settings = EngineSettings { micro_batch: batch, activation_recompute: recompute, device, rank_info };
         let optimizer = OptimizerPlan::add_to(&mut plan, decoder.layout(), &run, settings);
         let arena = plan.allocate(&Device::Cpu).unwrap();
         let mut decoder = decoder.bind(&arena).unwrap();

@@ -10,7 +10,7 @@ use model::{ModelShape, hugging_face};
 
 use super::files::OPTIMIZER;
 use crate::engine::{StateLayout, StateTensor};
-use crate::ranks::Place;
+use crate::ranks::RankInfo;
 
 /// Every tensor of the file, such as `model.norm.weight.first_moment`.
 fn ranges<'a>(shape: &ModelShape, state: &'a [StateTensor]) -> Vec<NamedRange<'a>> {
@@ -27,10 +27,10 @@ fn ranges<'a>(shape: &ModelShape, state: &'a [StateTensor]) -> Vec<NamedRange<'a
 }
 
 /// The name of a rank's file.
-pub(super) fn name(place: Place) -> String {
-    match place.world_size {
+pub(super) fn name(rank_info: RankInfo) -> String {
+    match rank_info.world_size {
         1 => OPTIMIZER.to_owned(),
-        world_size => format!("optimizer-{:05}-of-{world_size:05}.safetensors", place.rank + 1),
+        world_size => format!("optimizer-{:05}-of-{world_size:05}.safetensors", rank_info.rank + 1),
     }
 }
 

@@ -53,7 +53,7 @@ pub fn save(directory: &Path, contents: &CheckpointContents) -> Result<PathBuf> 
 }
 
 pub(super) fn save_through(directory: &Path, contents: &CheckpointContents, create: Create) -> Result<PathBuf> {
-    if !contents.ranks.place().is_first() {
+    if !contents.ranks.rank_info().is_first() {
         let write = |folder: &Path, staging: &mut StagingDirectory<'_>| write_optimizer(folder, contents, staging);
         shared::add_part(contents.ranks, create, write)?;
         return Ok(directory.join(step_name(contents.state.step)));
@@ -131,7 +131,7 @@ fn write(directory: &Path, contents: &CheckpointContents, create: Create, ranks:
 
 /// Writes the optimizer's state that this rank keeps; the name of its file.
 fn write_optimizer(directory: &Path, contents: &CheckpointContents, staging: &mut StagingDirectory) -> Result<String> {
-    let name = optimizer_file::name(contents.ranks.place());
+    let name = optimizer_file::name(contents.ranks.rank_info());
     let path = directory.join(step_name(contents.state.step)).join(&name);
     staging.file(&name, |writer: &mut dyn Write| {
         optimizer_file::write(writer, &path, contents.shape, contents.optimizer)

@@ -15,7 +15,7 @@ use super::Output;
 use crate::device::{self, DeviceSelection};
 use crate::engine::{Engine, StepOf, model_shape, synthetic_batch};
 use crate::memory_plan::{self, Calibration, Calibrator, MemoryPlan, Speed, StepPart, median};
-use crate::ranks::Place;
+use crate::ranks::RankInfo;
 use crate::stop::StopSignal;
 use crate::{Result, TrainerError};
 
@@ -152,7 +152,7 @@ pub fn run(options: &BenchOptions) -> Result<BenchReport> {
         return Err(TrainerError::Request(message.to_owned()));
     }
     run.config.runtime.device = options.device.unwrap_or(run.config.runtime.device);
-    let DeviceSelection { device, notes } = device::select_for_training(&mut run, Place::default())?;
+    let DeviceSelection { device, notes } = device::select_for_training(&mut run, RankInfo::default())?;
     for note in notes {
         tracing::warn!("{note}");
     }

@@ -3,7 +3,7 @@
 use super::{AvailableGpus, Decision};
 use crate::{
     error::{Result, TrainerError},
-    ranks::Place,
+    ranks::RankInfo,
 };
 
 /// Chooses the GPUs that a program sees, and numbers them.
@@ -14,12 +14,12 @@ impl AvailableGpus {
     ///
     /// # Errors
     /// [`TrainerError::Request`] if each cannot have a GPU of its own.
-    pub(super) fn of_rank(&self, decision: Decision, place: Place) -> Result<Decision> {
-        self.of_rank_seeing(decision, place, std::env::var(VISIBLE).ok().as_deref())
+    pub(super) fn of_rank(&self, decision: Decision, rank_info: RankInfo) -> Result<Decision> {
+        self.of_rank_seeing(decision, rank_info, std::env::var(VISIBLE).ok().as_deref())
     }
 
-    fn of_rank_seeing(&self, decision: Decision, place: Place, visible: Option<&str>) -> Result<Decision> {
-        let Place { local_rank, local_world_size: ranks, .. } = place;
+    fn of_rank_seeing(&self, decision: Decision, rank_info: RankInfo, visible: Option<&str>) -> Result<Decision> {
+        let RankInfo { local_rank, local_world_size: ranks, .. } = rank_info;
         let run_config::Device::Cuda(ordinal) = decision.device else { return Ok(decision) };
         if ranks == 1 {
             return Ok(decision);
@@ -43,7 +43,7 @@ impl AvailableGpus {
         };
         match gpu.refusal() {
             Some(refusal) => {
-                Err(TrainerError::Request(format!("rank {} trains on cuda:{local_rank}: {refusal}", place.rank)))
+                Err(TrainerError::Request(format!("rank {} trains on cuda:{local_rank}: {refusal}", rank_info.rank)))
             }
             None => Ok(Decision { device: run_config::Device::Cuda(local_rank), ..decision }),
         }
@@ -56,17 +56,17 @@ mod tests {
     use crate::device::tests::{machine, old};
     use run_config::Device::{Cpu, Cuda};
 
-    fn place(local_rank: usize, local_world_size: usize) -> Place {
-        Place { rank: 4 + local_rank, world_size: 8, local_rank, local_world_size }
+    fn rank_info(local_rank: usize, local_world_size: usize) -> RankInfo {
+        RankInfo { rank: 4 + local_rank, world_size: 8, local_rank, local_world_size }
     }
 
-    fn device(gpus: &AvailableGpus, asked: run_config::Device, place: Place) -> Result<run_config::Device> {
+    fn device(gpus: &AvailableGpus, asked: run_config::Device, rank_info: RankInfo) -> Result<run_config::Device> {
         let decision = Decision { device: asked, note: None };
-        gpus.of_rank_seeing(decision, place, Some("3,5")).map(|decision| decision.device)
+        gpus.of_rank_seeing(decision, rank_info, Some("3,5")).map(|decision| decision.device)
     }
 
-    fn refused(gpus: &AvailableGpus, asked: run_config::Device, place: Place) -> String {
-        let error = device(gpus, asked, place).unwrap_err();
+    fn refused(gpus: &AvailableGpus, asked: run_config::Device, rank_info: RankInfo) -> String {
+        let error = device(gpus, asked, rank_info).unwrap_err();
         assert_eq!(error.exit_code(), 2);
         error.to_string()
     }
@@ -75,28 +75,29 @@ mod tests {
     fn every_rank_of_a_machine_gets_a_gpu() {
         let two = machine(&["RTX 5090", "RTX 5090"]);
         for rank in [0, 1] {
-            assert_eq!(device(&two, Cuda(0), place(rank, 2)).unwrap(), Cuda(rank));
-            assert_eq!(device(&two, Cpu, place(rank, 2)).unwrap(), Cpu);
+            assert_eq!(device(&two, Cuda(0), rank_info(rank, 2)).unwrap(), Cuda(rank));
+            assert_eq!(device(&two, Cpu, rank_info(rank, 2)).unwrap(), Cpu);
         }
-        assert_eq!(device(&two, Cuda(1), place(0, 1)).unwrap(), Cuda(1), "the only rank of its machine");
+        assert_eq!(device(&two, Cuda(1), rank_info(0, 1)).unwrap(), Cuda(1), "the only rank of its machine");
     }
 
     #[test]
     fn ranks_without_a_gpu_are_refused() {
         let one = machine(&["RTX 5090"]);
         for rank in [0, 1] {
-            let message = refused(&one, Cuda(0), place(rank, 2));
+            let message = refused(&one, Cuda(0), rank_info(rank, 2));
             assert!(message.starts_with("2 ranks on this machine need a GPU each"), "{message}");
             assert!(message.contains("sees cuda:0 (RTX 5090) with CUDA_VISIBLE_DEVICES=3,5, which"), "{message}");
         }
         let two = machine(&["RTX 5090", "RTX 5090"]);
         assert!(
-            refused(&two, Cuda(1), place(0, 2)).starts_with("the device asked for is cuda:1, one GPU for the 2 ranks")
+            refused(&two, Cuda(1), rank_info(0, 2))
+                .starts_with("the device asked for is cuda:1, one GPU for the 2 ranks")
         );
         let mut mixed = machine(&["RTX 5090", "Tesla T4"]);
         mixed.gpus.as_mut().unwrap()[1].compute_capability = old().gpus.unwrap()[0].compute_capability;
         assert!(
-            refused(&mixed, Cuda(0), place(1, 2))
+            refused(&mixed, Cuda(0), rank_info(1, 2))
                 .starts_with("rank 5 trains on cuda:1: Tesla T4 has compute capability")
         );
     }

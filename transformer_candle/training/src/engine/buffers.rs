@@ -11,7 +11,7 @@ use super::{
     sharding::ShardingPlan,
     tree_reduction::TreeReductionPlan,
 };
-use crate::ranks::Place;
+use crate::ranks::RankInfo;
 
 /// Every buffer of a training run.
 #[derive(Debug)]
@@ -38,9 +38,9 @@ impl RunBuffers {
         let mut plan = Plan::new();
         let (decoder, micro_batch) = forward_buffers(config, shape, settings, true, &mut plan);
         let optimizer = OptimizerPlan::add_to(&mut plan, decoder.layout(), config, settings);
-        let sharding = ShardingPlan::add_to(&mut plan, decoder.layout(), settings.place);
+        let sharding = ShardingPlan::add_to(&mut plan, decoder.layout(), settings.rank_info);
         let reduction = config.runtime.deterministic_reduction.map(|virtual_shards| {
-            TreeReductionPlan::add_to(&mut plan, decoder.layout(), virtual_shards, settings.place)
+            TreeReductionPlan::add_to(&mut plan, decoder.layout(), virtual_shards, settings.rank_info)
         });
         let generator = generation_buffers(config, shape, settings, &mut plan);
         Self { plan, decoder, optimizer, micro_batch, sharding, reduction, generator }
@@ -97,8 +97,8 @@ impl EvaluationBuffers {
     /// Plans the buffers of an evaluation, `micro_batch` sequences at a time.
     pub fn new(config: &RunConfig, shape: &ModelShape, micro_batch: usize, device: DeviceKind) -> Self {
         let mut plan = Plan::new();
-        let (activation_recompute, place) = (ActivationRecompute::None, Place::default());
-        let settings = EngineSettings { micro_batch, activation_recompute, device, place };
+        let (activation_recompute, rank_info) = (ActivationRecompute::None, RankInfo::default());
+        let settings = EngineSettings { micro_batch, activation_recompute, device, rank_info };
         let (decoder, micro_batch) = forward_buffers(config, shape, settings, false, &mut plan);
         Self { plan, decoder, micro_batch }
     }

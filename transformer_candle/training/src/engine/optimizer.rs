@@ -56,7 +56,7 @@ const APPLIED: usize = 2;
 impl OptimizerPlan {
     /// Adds the optimizer's buffers for weights of this layout.
     pub fn add_to(plan: &mut Plan, layout: &ParameterLayout, config: &RunConfig, settings: EngineSettings) -> Self {
-        let EngineSettings { device, place, .. } = settings;
+        let EngineSettings { device, rank_info, .. } = settings;
         let RunConfig { runtime, optimizer: config, .. } = config;
         let precision = runtime.precision;
         // GEMMs of several matrices may round differently, and which are together depends on the number of ranks.
@@ -64,7 +64,7 @@ impl OptimizerPlan {
             (DeviceKind::Cuda, None) => Batching::UpToLargest,
             _ => Batching::Single,
         };
-        let shard = shards(layout, place.world_size).swap_remove(place.rank);
+        let shard = shards(layout, rank_info.world_size).swap_remove(rank_info.rank);
         let algorithm = Algorithm::from_config(config);
         let of_all_ranks = algorithm.groups(layout);
         let groups = in_shard(&of_all_ranks, &shard);

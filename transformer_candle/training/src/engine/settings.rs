@@ -6,7 +6,7 @@ use run_config::{ActivationRecompute, RunConfig};
 
 use crate::{
     error::{Result, TrainerError},
-    ranks::Place,
+    ranks::RankInfo,
 };
 
 /// What the buffers of a run of one config still depend on.
@@ -19,7 +19,7 @@ pub struct EngineSettings {
     /// Where it computes.
     pub device: DeviceKind,
     /// Which rank of the run it belongs to.
-    pub place: Place,
+    pub rank_info: RankInfo,
 }
 
 /// A step of a run or of one of its stages: what its buffers and its time follow from.

@@ -11,7 +11,7 @@ use model::{Decoder, Parameter, ParameterLayout, hugging_face::HfTensor};
 
 use crate::{
     error::Result,
-    ranks::{Exchange, Parcel, Place, RankMeter, Ranks},
+    ranks::{Exchange, Parcel, RankInfo, RankMeter, Ranks},
 };
 
 /// Elements of a bucket of gradients from each other rank: 4 MiB, large beside what a message costs by itself.
@@ -57,14 +57,14 @@ pub struct ShardingPlan {
 
 impl ShardingPlan {
     /// Adds what the ranks exchange gradients through; one rank needs nothing.
-    pub fn add_to(plan: &mut Plan, layout: &ParameterLayout, place: Place) -> Self {
-        let shards = shards(layout, place.world_size);
+    pub fn add_to(plan: &mut Plan, layout: &ParameterLayout, rank_info: RankInfo) -> Self {
+        let shards = shards(layout, rank_info.world_size);
         // The same on all ranks, which send what the others expect.
         let width = shards.iter().map(ExactSizeIterator::len).max().unwrap_or(0).min(BUCKET);
         let width = width.next_multiple_of(ROW_MULTIPLE);
-        let staging = (place.world_size > 1)
-            .then(|| plan.add("gradients.staging", Category::Scratch, DType::F32, &[place.world_size - 1, width]));
-        Self { shards, rank: place.rank, staging }
+        let staging = (rank_info.world_size > 1)
+            .then(|| plan.add("gradients.staging", Category::Scratch, DType::F32, &[rank_info.world_size - 1, width]));
+        Self { shards, rank: rank_info.rank, staging }
     }
 
     /// The parameters that this rank updates.
@@ -132,7 +132,7 @@ impl Sharding {
         let Some(exchange) = self.ranks().exchange() else { return Ok(()) };
         let weights = |shard: &Range<usize>| decoder.weights().view(shard.start, &[shard.len()]);
         let parts = self.shards.iter().map(weights).collect::<kernels::Result<Vec<_>>>()?;
-        let own = exchange.place().rank;
+        let own = exchange.rank_info().rank;
         let sent = parts.iter().enumerate().map(|(rank, _)| (rank, parts[own].clone()));
         swap(exchange, sent.collect(), parts.iter().cloned().enumerate().collect())
     }
@@ -140,7 +140,7 @@ impl Sharding {
 
 /// Sends each rank its bucket of this rank's gradients, `parts`, and adds up what all ranks have for this one's.
 fn sum_bucket(exchange: &dyn Exchange, mut parts: Vec<Buffer>, staging: &Buffer) -> Result<()> {
-    let Place { rank, world_size, .. } = exchange.place();
+    let RankInfo { rank, world_size, .. } = exchange.rank_info();
     let mut own = parts[rank].clone();
     let (width, elements) = (staging.shape()[1], own.elements());
     let sent = parts.iter().cloned().enumerate().collect();
@@ -157,7 +157,7 @@ fn sum_bucket(exchange: &dyn Exchange, mut parts: Vec<Buffer>, staging: &Buffer)
 
 /// Exchanges what goes to and comes from other ranks, and is not empty.
 fn swap(exchange: &dyn Exchange, mut sent: Vec<Parcel>, mut received: Vec<Parcel>) -> Result<()> {
-    let own = exchange.place().rank;
+    let own = exchange.rank_info().rank;
     for parcels in [&mut sent, &mut received] {
         parcels.retain(|(rank, part)| *rank != own && part.elements() > 0);
     }

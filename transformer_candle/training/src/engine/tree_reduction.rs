@@ -15,7 +15,7 @@ use model::{Decoder, Parameter, ParameterLayout};
 
 use crate::{
     error::Result,
-    ranks::{Place, RankMeter},
+    ranks::{RankInfo, RankMeter},
 };
 
 /// The virtual shards of a step and the buffers of their sums in a memory plan.
@@ -28,8 +28,8 @@ pub struct TreeReductionPlan {
 
 impl TreeReductionPlan {
     /// Adds the buffers of a rank that computes its share of this many virtual shards.
-    pub fn add_to(plan: &mut Plan, layout: &ParameterLayout, virtual_shards: usize, place: Place) -> Self {
-        let levels = (virtual_shards / place.world_size).max(1).ilog2();
+    pub fn add_to(plan: &mut Plan, layout: &ParameterLayout, virtual_shards: usize, rank_info: RankInfo) -> Self {
+        let levels = (virtual_shards / rank_info.world_size).max(1).ilog2();
         let elements = [layout.trainable_elements()];
         let mut add =
             |level| plan.add(format!("gradients.partial.{level}"), Category::Gradients, DType::F32, &elements);
@@ -146,8 +146,8 @@ mod tests {
         };
         let mut plan = Plan::new();
         let decoder = Decoder::plan(&shape, &settings, &mut plan);
-        let place = Place { rank: 0, world_size, local_rank: 0, local_world_size: world_size };
-        let reduction = TreeReductionPlan::add_to(&mut plan, decoder.layout(), virtual_shards, place);
+        let rank_info = RankInfo { rank: 0, world_size, local_rank: 0, local_world_size: world_size };
+        let reduction = TreeReductionPlan::add_to(&mut plan, decoder.layout(), virtual_shards, rank_info);
         let arena = plan.allocate(&Device::Cpu).unwrap();
         let decoder = decoder.bind(&arena).unwrap();
         let all = 0..decoder.layout().trainable_elements();

@@ -12,7 +12,7 @@ use super::{
 use crate::{
     device::GpuMemory,
     error::{Budget, Result, TrainerError},
-    ranks::Place,
+    ranks::RankInfo,
     units::bytes,
 };
 
@@ -77,9 +77,14 @@ impl Limit {
 /// What a plan may take of a device: the limit where there is one, and never more than a GPU that is there has; on a CPU
 /// without a limit what this machine has free. Of several ranks each GPU has NCCL's buffers as well. None where the
 /// system does not tell.
-pub(super) fn planned(config: &RunConfig, limit: Option<Limit>, target: &PlanTarget, place: Place) -> Option<Budget> {
+pub(super) fn planned(
+    config: &RunConfig,
+    limit: Option<Limit>,
+    target: &PlanTarget,
+    rank_info: RankInfo,
+) -> Option<Budget> {
     let budget = of_one_process(config, limit, target)?;
-    let is_connected = target.kind() == DeviceKind::Cuda && place.world_size > 1;
+    let is_connected = target.kind() == DeviceKind::Cuda && rank_info.world_size > 1;
     Some(if is_connected { budget.less_nccl() } else { budget })
 }
 

@@ -19,7 +19,7 @@ use super::{StepPart, allocate, cpu_speed::CpuSpeed};
 use crate::{
     engine::{Algorithm, Engine, EngineSettings, StepOf, UpdateRule, synthetic_batch},
     error::{Result, TrainerError},
-    ranks::Place,
+    ranks::RankInfo,
     stop::StopSignal,
 };
 
@@ -87,8 +87,8 @@ impl<'a> Calibrator<'a> {
         }
         let (config, shape) = sample.reduced(step);
         // One process: ranks on this CPU divide its cores between them.
-        let place = Place::default();
-        let settings = EngineSettings { micro_batch: sample.micro_batch, place, ..step.settings };
+        let rank_info = RankInfo::default();
+        let settings = EngineSettings { micro_batch: sample.micro_batch, rank_info, ..step.settings };
         let mut engine = match allocate(&config, &shape, settings, &Device::Cpu) {
             Ok(engine) => engine,
             Err(TrainerError::OutOfMemory(_)) => return Ok(None),

@@ -8,7 +8,7 @@ use super::{FittingMicroBatch, speed::SpeedModel};
 use crate::{
     engine::{EngineSettings, RunBuffers, StagedBuffers, StepOf},
     error::{Budget, MemoryRequirement, Shortage},
-    ranks::Place,
+    ranks::RankInfo,
 };
 
 /// Most tokens per micro-batch of `auto` on a CPU: matmuls reach full speed well below, and the choice does not depend
@@ -24,7 +24,7 @@ pub(super) fn micro_batches(
     stages: &[RunConfig],
     shape: &ModelShape,
     budget: Option<&Budget>,
-    (device, place): (DeviceKind, Place),
+    (device, rank_info): (DeviceKind, RankInfo),
 ) -> Vec<usize> {
     let given = |config: &RunConfig| match config.data.batch_size {
         BatchSize::Fixed(sequences) => Some(sequences),
@@ -34,7 +34,7 @@ pub(super) fn micro_batches(
     let available = budget.map_or(u64::MAX, |budget| budget.bytes);
     for (stage, config) in stages.iter().enumerate().filter(|(_, config)| given(config).is_none()) {
         let activation_recompute = config.runtime.activation_recompute;
-        let settings = |micro_batch| EngineSettings { micro_batch, activation_recompute, device, place };
+        let settings = |micro_batch| EngineSettings { micro_batch, activation_recompute, device, rank_info };
         let steps: Vec<_> = stages
             .iter()
             .zip(&chosen)
@@ -82,7 +82,7 @@ pub(super) fn largest(
     available: u64,
 ) -> Option<MemoryRequirement> {
     let config = steps[stage].config;
-    let shards = config.runtime.deterministic_reduction.unwrap_or(most.place.world_size);
+    let shards = config.runtime.deterministic_reduction.unwrap_or(most.rank_info.world_size);
     let sequences = config.data.sequences_per_step / shards;
     (1..=most.micro_batch.min(sequences))
         .rev()

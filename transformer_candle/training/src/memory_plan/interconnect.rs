@@ -4,7 +4,7 @@ use std::str::FromStr;
 
 use serde::Serialize;
 
-use crate::ranks::Place;
+use crate::ranks::RankInfo;
 
 /// A link of each rank to the others, and the bytes per second that collectives sustain over it in each direction,
 /// pessimistic and optimistic.
@@ -88,8 +88,8 @@ impl Network {
 
 /// Bytes that each rank sends and receives in a step: the f32 gradients are summed on the rank of each shard
 /// (reduce-scatter), and its weights, of `weight` bytes, return to all (all-gather).
-pub(super) fn bytes_per_rank(elements: usize, weight: usize, place: Place) -> f64 {
-    let ranks = place.world_size as f64;
+pub(super) fn bytes_per_rank(elements: usize, weight: usize, rank_info: RankInfo) -> f64 {
+    let ranks = rank_info.world_size as f64;
     (ranks - 1.0) / ranks * (4 + weight) as f64 * elements as f64
 }
 
@@ -131,7 +131,7 @@ mod tests {
     #[test]
     fn ranks_send_and_receive_all_but_their_own_part() {
         let of = |world_size, weight| {
-            bytes_per_rank(1000, weight, Place { rank: 0, world_size, local_rank: 0, local_world_size: world_size })
+            bytes_per_rank(1000, weight, RankInfo { rank: 0, world_size, local_rank: 0, local_world_size: world_size })
         };
         near(of(2, 2), 3000.0);
         near(of(4, 2), 4500.0);

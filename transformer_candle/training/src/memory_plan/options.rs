@@ -228,7 +228,7 @@ fn has_free_sizes(config: &RunConfig) -> bool {
 pub(super) fn list(step: StepOf<'_>, budget: &Budget, model: Option<&SpeedModel>) -> Vec<FitOption> {
     let asked = Variant::from_step(step);
     let (bytes, seconds) = (asked.bytes(), model.map(|model| model.speed(asked.step()).tokens_per_second[1]));
-    let sequences = step.config.data.sequences_per_step / step.settings.place.world_size;
+    let sequences = step.config.data.sequences_per_step / step.settings.rank_info.world_size;
     let free_sizes = has_free_sizes(step.config);
     let divisors = (1..step.settings.micro_batch).rev().filter(|micro_batch| sequences.is_multiple_of(*micro_batch));
     let more_frugal = RECOMPUTES.into_iter().skip_while(|mode| *mode != step.settings.activation_recompute).skip(1);

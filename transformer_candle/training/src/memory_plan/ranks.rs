@@ -9,9 +9,9 @@ use crate::{
 
 /// Refuses a number of ranks that cannot share the micro-batches of a step, or the model's tensors.
 pub(super) fn check_ranks(step: &StepOf<'_>) -> Result<()> {
-    let EngineSettings { micro_batch, place, .. } = step.settings;
+    let EngineSettings { micro_batch, rank_info, .. } = step.settings;
     check_reduction(step)?;
-    let (ranks, sequences) = (place.world_size, step.config.data.sequences_per_step);
+    let (ranks, sequences) = (rank_info.world_size, step.config.data.sequences_per_step);
     if !sequences.is_multiple_of(ranks) {
         return Err(TrainerError::Request(format!(
             "a step of {sequences} sequences cannot be shared equally by {ranks} ranks: take a number of ranks that divides \
@@ -39,7 +39,7 @@ pub(super) fn check_ranks(step: &StepOf<'_>) -> Result<()> {
 /// Refuses virtual shards that the ranks cannot share.
 fn check_reduction(step: &StepOf<'_>) -> Result<()> {
     let Some(shards) = step.config.runtime.deterministic_reduction else { return Ok(()) };
-    let ranks = step.settings.place.world_size;
+    let ranks = step.settings.rank_info.world_size;
     if !shards.is_multiple_of(ranks) {
         return Err(TrainerError::Request(format!(
             "{ranks} ranks cannot share the {shards} virtual shards of runtime.deterministic_reduction equally: take a \

@@ -7,7 +7,7 @@ use super::{Interconnect, PlanGpu};
 use crate::{
     engine::largest_shard,
     error::{Result, TrainerError},
-    ranks::Place,
+    ranks::RankInfo,
 };
 
 /// What to plan for, beside the run's config.
@@ -39,7 +39,7 @@ impl PlanRequest {
     ///
     /// # Errors
     /// [`TrainerError::Request`] if ranks, machines and network do not go together.
-    pub(super) fn place(&self, shape: &ModelShape) -> Result<Place> {
+    pub(super) fn rank_info(&self, shape: &ModelShape) -> Result<RankInfo> {
         let (world_size, nodes) = (self.ranks.unwrap_or(1), self.nodes.unwrap_or(1));
         let refuse = |message: String| Err(TrainerError::Request(message));
         if self.ranks.is_none() && (self.nodes.is_some() || self.interconnect.is_some()) {
@@ -55,6 +55,6 @@ impl PlanRequest {
         }
         let rank = largest_shard(&ParameterLayout::new(shape), world_size);
         let local_world_size = world_size / nodes;
-        Ok(Place { rank, world_size, local_rank: rank % local_world_size, local_world_size })
+        Ok(RankInfo { rank, world_size, local_rank: rank % local_world_size, local_world_size })
     }
 }

@@ -45,7 +45,7 @@ struct Operation {
 }
 
 /// The part that launches belong to, and their label.
-type Place = (StepPart, &'static str);
+type RankInfo = (StepPart, &'static str);
 
 /// The rates that a step is timed with.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -97,10 +97,10 @@ impl Rates {
 }
 
 /// Over how many devices the ranks divide a step: each has a GPU, or its share of the CPU of its machine.
-pub(super) fn processors(EngineSettings { device, place, .. }: EngineSettings) -> usize {
+pub(super) fn processors(EngineSettings { device, rank_info, .. }: EngineSettings) -> usize {
     match device {
-        DeviceKind::Cuda => place.world_size,
-        DeviceKind::Cpu => place.world_size / place.local_world_size,
+        DeviceKind::Cuda => rank_info.world_size,
+        DeviceKind::Cpu => rank_info.world_size / rank_info.local_world_size,
     }
 }
 
@@ -191,13 +191,13 @@ impl<'a> Step<'a> {
     }
 
     /// `[m, k] x [k, n]`; the result has elements of `out` bytes, read as well where it is accumulated.
-    fn gemm(&self, (part, label): Place, count: f64, [m, n, k]: [f64; 3], out: f64, accumulates: bool) -> Operation {
+    fn gemm(&self, (part, label): RankInfo, count: f64, [m, n, k]: [f64; 3], out: f64, accumulates: bool) -> Operation {
         let result = m * n * out * if accumulates { 2.0 } else { 1.0 };
         let bytes = self.element * (m * k + k * n) + result;
         Operation { part, label, rate: Rate::Gemm, count, flops: 2.0 * m * n * k, bytes }
     }
 
-    fn pass((part, label): Place, count: f64, bytes: f64) -> Operation {
+    fn pass((part, label): RankInfo, count: f64, bytes: f64) -> Operation {
         Operation { part, label, rate: Rate::Gemm, count, flops: 0.0, bytes }
     }
 

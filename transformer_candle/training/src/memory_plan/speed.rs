@@ -19,7 +19,7 @@ use super::{
 use crate::{
     device::GpuMemory,
     engine::{EngineSettings, StepOf},
-    ranks::Place,
+    ranks::RankInfo,
 };
 
 /// Where a speed comes from.
@@ -82,13 +82,13 @@ const UNTIMED_STEP: [f64; 2] = [1.0 / 0.6, 1.0 / 0.9];
 
 /// The same step taken by one process.
 fn alone(step: StepOf<'_>) -> StepOf<'_> {
-    StepOf { settings: EngineSettings { place: Place::default(), ..step.settings }, ..step }
+    StepOf { settings: EngineSettings { rank_info: RankInfo::default(), ..step.settings }, ..step }
 }
 
 /// Bytes that each rank sends and receives in a step.
 fn exchanged(StepOf { config, shape, settings }: StepOf<'_>) -> f64 {
     let weight = dtype_of(config.runtime.precision).size_in_bytes();
-    bytes_per_rank(ParameterLayout::new(shape).trainable_elements(), weight, settings.place)
+    bytes_per_rank(ParameterLayout::new(shape).trainable_elements(), weight, settings.rank_info)
 }
 
 impl SpeedModel {
@@ -198,7 +198,7 @@ impl SpeedModel {
         let step_seconds = self.step_seconds(step);
         let tokens_per_second = step_seconds.map(|seconds| step.config.data.tokens_per_step() as f64 / seconds);
         let flops = step.shape.flops_per_token(step.config.data.sequence_length);
-        let peak = self.peak.map(|peak| peak * step.settings.place.world_size as f64);
+        let peak = self.peak.map(|peak| peak * step.settings.rank_info.world_size as f64);
         let mfu = peak.map(|peak| tokens_per_second.map(|tokens| tokens * flops / peak));
         let exchange = self.network.as_ref().map(|network| self.exchange(step, network));
         let (source, origin) = (self.source, self.origin.clone());
@@ -213,7 +213,7 @@ impl SpeedModel {
         let tokens = config.data.tokens_per_step() as f64;
         let efficiency = |end: usize| alone[end] / processors(settings) as f64 / (computing[end] + seconds[end]);
         let hidden = |end: usize| {
-            let micro_batch = computing[end] * settings.place.world_size as f64 / micro_batches;
+            let micro_batch = computing[end] * settings.rank_info.world_size as f64 / micro_batches;
             tokens / (computing[end] + (seconds[end] - micro_batch).max(0.0))
         };
         ExchangeSpeed {

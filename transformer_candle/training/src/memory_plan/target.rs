@@ -16,7 +16,7 @@ use crate::{
     device::{self, GpuMemory, refusal},
     engine::StepOf,
     error::{Result, TrainerError},
-    ranks::Place,
+    ranks::RankInfo,
 };
 
 /// The device that a plan is made for.
@@ -125,15 +125,20 @@ impl PlanTarget {
 
     /// The same speeds for several ranks, each on a GPU like this or all on this CPU. The link of a GPU that is not in the
     /// table is taken for PCIe 4.0.
-    pub(super) fn connect(&self, model: SpeedModel, place: Place, interconnect: Option<Interconnect>) -> SpeedModel {
-        if place.world_size == 1 {
+    pub(super) fn connect(
+        &self,
+        model: SpeedModel,
+        rank_info: RankInfo,
+        interconnect: Option<Interconnect>,
+    ) -> SpeedModel {
+        if rank_info.world_size == 1 {
             return model;
         }
         let link = match self.kind() {
             DeviceKind::Cpu => LOOPBACK,
             DeviceKind::Cuda => self.spec().map_or(PCIE_4, |gpu| gpu.link),
         };
-        let nodes = place.world_size / place.local_world_size;
+        let nodes = rank_info.world_size / rank_info.local_world_size;
         model.connected_by(Network::new(link, nodes, interconnect))
     }
 

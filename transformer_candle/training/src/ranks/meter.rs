@@ -85,7 +85,7 @@ impl RankMeter {
     /// As [`super::Exchange::sum`].
     pub fn sum(&mut self, numbers: &mut [f64]) -> Result<()> {
         let Some(exchange) = self.ranks.exchange() else { return Ok(()) };
-        let place = exchange.place();
+        let rank_info = exchange.rank_info();
         self.measure();
         let own = RankFigures {
             compute_seconds: self.compute.saturating_sub(self.data_wait).as_secs_f64(),
@@ -95,8 +95,8 @@ impl RankMeter {
         };
         (self.compute, self.exchange) = (Duration::ZERO, Duration::ZERO);
         // Zeros stand for the figures of the others: adding them changes no bit.
-        let mut figures = vec![[0.0; RankFigures::NUMBERS]; place.world_size];
-        figures[place.rank] = own.to_numbers();
+        let mut figures = vec![[0.0; RankFigures::NUMBERS]; rank_info.world_size];
+        figures[rank_info.rank] = own.to_numbers();
         let mut all = [&*numbers, figures.as_flattened()].concat();
         self.ranks.sum(&mut all)?;
         let (sums, figures) = all.split_at(numbers.len());

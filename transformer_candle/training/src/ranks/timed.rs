@@ -10,7 +10,7 @@ use std::{
 
 use kernels::Device;
 
-use super::{Exchange, Parcel, Place};
+use super::{Exchange, Parcel, RankInfo};
 use crate::error::Result;
 
 /// An exchange and the time spent in its methods.
@@ -39,8 +39,8 @@ impl TimedExchange {
 }
 
 impl Exchange for TimedExchange {
-    fn place(&self) -> Place {
-        self.exchange.place()
+    fn rank_info(&self) -> RankInfo {
+        self.exchange.rank_info()
     }
 
     fn connect(&self, device: &Device) -> Result<()> {

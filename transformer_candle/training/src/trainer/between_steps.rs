@@ -104,7 +104,7 @@ impl Trainer {
                 ranks: self.ranks(),
             },
         )?;
-        if self.ranks().place().is_first() {
+        if self.ranks().rank_info().is_first() {
             self.mark_best_and_prune(&path)?;
         }
         self.saved = Some(path.clone());

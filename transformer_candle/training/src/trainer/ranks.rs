@@ -147,11 +147,11 @@ pub(super) fn connect(ranks: &Ranks, device: &Device, config: &RunConfig) -> Res
 /// have, those of the first rank which does. What connects GPUs is tried out as well.
 pub(super) fn warm_up(ranks: &Ranks, engine: &mut Engine) -> Result<()> {
     let device = engine.device().clone();
-    if !ranks.place().is_first() {
+    if !ranks.rank_info().is_first() {
         matmul_algorithms::share(ranks, &device)?;
     }
     engine.warm_up()?;
-    if ranks.place().is_first() {
+    if ranks.rank_info().is_first() {
         matmul_algorithms::share(ranks, &device)?;
     }
     matmul_algorithms::share(ranks, &device)?;

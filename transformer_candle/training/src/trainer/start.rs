@@ -32,7 +32,7 @@ use crate::{
     metrics::MetricsWriter,
     pool,
     profile::Profile,
-    ranks::{Place, Ranks},
+    ranks::{RankInfo, Ranks},
     run_folder::RunFolder,
     run_options::{ResumeFrom, RunOptions},
     schedule::LearningRate,
@@ -89,18 +89,18 @@ impl Trainer {
     pub fn start(mut run: ResolvedRun, options: &RunOptions, hub: &HubSettings, stop: &StopSignal) -> Result<Self> {
         let (from, rebatch) = (options.resume.as_ref(), options.rebatch);
         let cancel = stop.cancel_token();
-        let place = options.ranks.place();
+        let rank_info = options.ranks.rank_info();
         pool::check(run.config.runtime.threads, dataset::max_workers(&run.config.data))?;
-        let device::DeviceSelection { device, notes: device_notes } = device::select_for_training(&mut run, place)?;
+        let device::DeviceSelection { device, notes: device_notes } = device::select_for_training(&mut run, rank_info)?;
         ranks::connect(&options.ranks, &device, &run.config)?;
         let shape = model_shape(&run.config)?;
         if from.is_none() {
             options.profiled_steps(&run.config, 0)?;
             // A new run that does not fit leaves no trace, not even a lock.
-            MemoryPlan::of_rank(&run, &device, place)?.check()?;
+            MemoryPlan::of_rank(&run, &device, rank_info)?.check()?;
         }
         let (lock, folder) = occupy(&run, options)?;
-        if !place.is_first() {
+        if !rank_info.is_first() {
             run.config.runtime.evaluation.prompts.clear();
         }
         let mut notes = [run.notes.clone(), device_notes].concat();
@@ -134,7 +134,8 @@ impl Trainer {
         let start = StartingPoint::new(checkpoint, pretrained.as_ref(), run.config.runtime.seed);
         let base = start.base_record()?;
         // What would fit is asked before memory is taken.
-        let advice = speed_advice(&run, asked, &plan, |run| MemoryPlan::of_rank(run, &device, place), Some(speeds))?;
+        let advice =
+            speed_advice(&run, asked, &plan, |run| MemoryPlan::of_rank(run, &device, rank_info), Some(speeds))?;
         let mut engine = allocate(&run.config, &shape, &plan, &device)?;
         engine.sharding.connect(options.ranks.clone());
         engine.enter_stage(stage);
@@ -151,14 +152,14 @@ impl Trainer {
         let environment = Environment::capture(engine.pool().current_num_threads()).on(engine.device());
         let introduced = ranks::introduce(&options.ranks, &environment.host, plan.bytes)?;
         let environment = Environment { hosts: introduced.hosts.clone(), ..environment };
-        let (ledger, metrics) = open_records((&run, &environment, place), state, &cursor, &mut notes, &cancel)?;
+        let (ledger, metrics) = open_records((&run, &environment, rank_info), state, &cursor, &mut notes, &cancel)?;
         let mut trainer = Self {
             saved: saved(&run, resumed.as_ref()),
             position: position(state, cursor, &run.config.runtime.evaluation),
             ledger,
             metrics,
-            profile: Profile::new(profiled_steps.filter(|_| place.is_first()), &run.run_directory, &engine),
-            observation: Observation::start(&run.config, &device, data.workers, (place.rank, introduced.hosts)),
+            profile: Profile::new(profiled_steps.filter(|_| rank_info.is_first()), &run.run_directory, &engine),
+            observation: Observation::start(&run.config, &device, data.workers, (rank_info.rank, introduced.hosts)),
             stages: Stages::new(&run.config, stage, resumed.is_none()),
             schedule: LearningRate::new(&stage_run.config),
             guard: DivergenceGuard::new(&run.config.runtime.divergence_guard),
@@ -183,13 +184,17 @@ impl Trainer {
         if resumed.is_none() {
             trainer.observation.advise(0, advice, &mut trainer.metrics);
         }
-        if place.is_first()
-            && let Some(latest) = checkpoint::latest(trainer.checkpoint_directory())
-            && trainer.saved.as_ref() == Some(&latest)
-        {
-            trainer.mark_best_and_prune(&latest)?;
-        }
+        trainer.complete_last_save()?;
         Ok(trainer)
+    }
+
+    /// Marks and prunes the checkpoints of a run whose last save was stopped before that.
+    fn complete_last_save(&mut self) -> Result<()> {
+        let latest = checkpoint::latest(self.checkpoint_directory());
+        match latest.filter(|latest| self.saved.as_ref() == Some(latest)) {
+            Some(latest) if self.ranks().rank_info().is_first() => self.mark_best_and_prune(&latest),
+            _ => Ok(()),
+        }
     }
 }
 
@@ -201,11 +206,11 @@ fn plan(
     rebatch: bool,
     notes: &mut Vec<String>,
 ) -> Result<MemoryPlan> {
-    let place = ranks.place();
+    let rank_info = ranks.rank_info();
     if let Some(resumed) = resumed.filter(|_| !rebatch) {
         notes.extend(execution::keep(run, resumed.directory(), resumed.state.execution.as_ref())?);
     }
-    let plan = MemoryPlan::of_rank(run, device, place)?;
+    let plan = MemoryPlan::of_rank(run, device, rank_info)?;
     match (&plan.shortage, resumed) {
         (Some(shortage), Some(resumed))
             if !rebatch
@@ -224,7 +229,7 @@ fn plan(
     if !ranks::agree_on_micro_batch(ranks, run)? {
         return Ok(plan);
     }
-    let plan = MemoryPlan::of_rank(run, device, place)?;
+    let plan = MemoryPlan::of_rank(run, device, rank_info)?;
     execution::write(&plan, run);
     Ok(plan)
 }
@@ -320,7 +325,7 @@ fn tokenizer_files(run: &ResolvedRun, tokenizer: &Tokenizer) -> Result<Tokenizer
 
 /// Takes the run directory for this run's ranks: the first one locks it.
 fn occupy(run: &ResolvedRun, options: &RunOptions) -> Result<(Option<Arc<RunLock>>, RunFolder)> {
-    let is_first = options.ranks.place().is_first();
+    let is_first = options.ranks.rank_info().is_first();
     let lock = match &options.lock {
         _ if !is_first => None,
         Some(held) if held.belongs_to(&run.run_directory) => Some(Arc::clone(held)),
@@ -335,13 +340,13 @@ fn occupy(run: &ResolvedRun, options: &RunOptions) -> Result<(Option<Arc<RunLock
 /// Opens what the first rank writes while training, the ledger and the metrics, rewound to the checkpoint; and writes
 /// what it trains.
 fn open_records(
-    (run, environment, place): (&ResolvedRun, &Environment, Place),
+    (run, environment, rank_info): (&ResolvedRun, &Environment, RankInfo),
     state: Option<&TrainerState>,
     cursor: &Cursor,
     notes: &mut Vec<String>,
     cancel: &CancelToken,
 ) -> Result<(RunLedger, MetricsWriter)> {
-    if !place.is_first() {
+    if !rank_info.is_first() {
         return Ok((RunLedger::off(), MetricsWriter::off()));
     }
     let ledger = RunLedger::open(&run.run_directory, state, cursor, notes, cancel)?;

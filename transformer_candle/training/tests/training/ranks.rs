@@ -9,7 +9,7 @@ use std::{
 use kernels::{Buffer, DType, Device, bf16};
 use training::{
     Result,
-    ranks::{Exchange, Parcel, Place, Ranks},
+    ranks::{Exchange, Parcel, RankInfo, Ranks},
 };
 
 use super::*;
@@ -26,7 +26,7 @@ struct Meeting {
 /// One rank of threads.
 #[derive(Debug)]
 struct ThreadRank {
-    place: Place,
+    rank_info: RankInfo,
     meeting: Arc<Meeting>,
 }
 
@@ -34,13 +34,13 @@ impl ThreadRank {
     fn all(world_size: usize) -> Vec<Ranks> {
         let said = Mutex::new(vec![Vec::new(); world_size]);
         let meeting = Arc::new(Meeting { barrier: Barrier::new(world_size), said, parcels: Mutex::default() });
-        let place = |rank| Place { rank, world_size, local_rank: rank, local_world_size: world_size };
-        let rank = |rank| Ranks::new(Arc::new(Self { place: place(rank), meeting: Arc::clone(&meeting) }));
+        let rank_info = |rank| RankInfo { rank, world_size, local_rank: rank, local_world_size: world_size };
+        let rank = |rank| Ranks::new(Arc::new(Self { rank_info: rank_info(rank), meeting: Arc::clone(&meeting) }));
         (0..world_size).map(rank).collect()
     }
 
     fn tell(&self, own: Vec<u8>) -> Vec<Vec<u8>> {
-        self.meeting.said.lock().unwrap()[self.place.rank] = own;
+        self.meeting.said.lock().unwrap()[self.rank_info.rank] = own;
         self.meeting.barrier.wait();
         let all = self.meeting.said.lock().unwrap().clone();
         self.meeting.barrier.wait();
@@ -60,8 +60,8 @@ fn bytes(buffer: &Buffer) -> Vec<u8> {
 }
 
 impl Exchange for ThreadRank {
-    fn place(&self) -> Place {
-        self.place
+    fn rank_info(&self) -> RankInfo {
+        self.rank_info
     }
 
     fn connect(&self, device: &Device) -> Result<()> {
@@ -70,7 +70,7 @@ impl Exchange for ThreadRank {
     }
 
     fn swap(&self, sent: &[Parcel], received: &[Parcel]) -> Result<()> {
-        let (own, Meeting { barrier, parcels, .. }) = (self.place.rank, &*self.meeting);
+        let (own, Meeting { barrier, parcels, .. }) = (self.rank_info.rank, &*self.meeting);
         parcels.lock().unwrap().extend(sent.iter().map(|(to, part)| ((own, *to), bytes(part))));
         barrier.wait();
         for (from, part) in received {

@@ -6,7 +6,7 @@ use std::{
 use kernels::Device;
 
 use super::*;
-use crate::ranks::{Exchange, Parcel, Place};
+use crate::ranks::{Exchange, Parcel, RankInfo};
 
 /// One of two ranks of threads. It tells when it begins to wait for the other.
 #[derive(Debug)]
@@ -18,8 +18,8 @@ struct Pair {
 }
 
 impl Exchange for Pair {
-    fn place(&self) -> Place {
-        Place { rank: self.rank, world_size: 2, local_rank: self.rank, local_world_size: 2 }
+    fn rank_info(&self) -> RankInfo {
+        RankInfo { rank: self.rank, world_size: 2, local_rank: self.rank, local_world_size: 2 }
     }
 
     fn connect(&self, _: &Device) -> Result<()> {

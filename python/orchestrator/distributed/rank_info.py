@@ -17,7 +17,7 @@ SHORTEST_TIMEOUT = 5.0
 
 
 @dataclass(frozen=True)
-class Place:
+class RankInfo:
     """What torchrun tells a process about itself."""
 
     rank: int
@@ -35,12 +35,12 @@ class Place:
     """Seconds after which a rank that shows no sign of life counts as hung."""
 
     @staticmethod
-    def from_environment() -> Place:
+    def from_environment() -> RankInfo:
         """Read what torchrun says, or raise a `CommandError` if it does not."""
         said = os.environ
         timeout = _timeout(said.get(TIMEOUT_VARIABLE, str(DEFAULT_TIMEOUT)))
         try:
-            return Place(
+            return RankInfo(
                 rank=int(said["RANK"]),
                 world_size=int(said["WORLD_SIZE"]),
                 local_rank=int(said["LOCAL_RANK"]),
