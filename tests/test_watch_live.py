@@ -69,13 +69,13 @@ def test_the_panel_follows_a_run_to_its_removal(workspace: Workspace) -> None:
             terminal.wait_for(f"watched: running, process {trainer.pid}")
             elsewhere = workspace.root / "elsewhere"
             run.rename(elsewhere)
-            terminal.wait_for("elsewhere: ", "runs/watched is now")
+            terminal.wait_for("elsewhere: ")
             settle(trainer)
             assert trainer.returncode == 1
             # The headline has no room for all of the reason.
             terminal.wait_for("elsewhere: failed", "`--resume`")
             shutil.rmtree(elsewhere)
-            terminal.wait_for("elsewhere: removed")
+            terminal.wait_for("elsewhere: removed", "runs/watched is now")
             assert terminal.process.poll() is None
             leave(terminal, "q")
         finally:
