@@ -127,11 +127,11 @@ bench-quality: $(ORACLE)/.extension build
 	mkdir -p "$(QUALITY)"
 	$(ORACLE)/bin/python benches/quality/run.py --root "$(QUALITY)"
 
-# cargo-deny is compiled from source for some minutes, which is why CI does not run it.
 # The examples for Slurm and SkyPilot, the latter by SkyPilot itself as well (460 MB).
 check-examples: $(ORACLE)/.extension .venv-skypilot/.requirements binaries
 	$(ORACLE)/bin/python -m pytest $(PARALLEL) tests/oracles/test_examples.py
 
+# cargo-deny is compiled from source for some minutes, which is why CI does not run it.
 audit: $(VENV)/.dev
 	cargo install --locked --quiet --root .cargo-tools cargo-deny@0.20.2
 	.cargo-tools/bin/cargo-deny check
