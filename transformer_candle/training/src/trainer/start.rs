@@ -1,65 +1,38 @@
 //! Builds a trainer from a resolved run: everything is checked before anything is written.
 
-use std::{
-    collections::HashSet,
-    path::{Path, PathBuf},
-    sync::Arc,
+mod opened_data;
+mod planned_run;
+
+use std::{collections::HashSet, path::PathBuf};
+
+use dataset::{CancelToken, Cursor, Tokenizer, hub::HubSettings};
+use run_config::{EvaluationConfig, RESOLVED_CONFIG, ResolvedRun};
+
+use self::{
+    opened_data::OpenedData,
+    planned_run::{PlannedRun, ResumePoint},
 };
-
-use dataset::{CancelToken, ChatSettings, ConversationEncoder, Cursor, Tokenizer, hub::HubSettings};
-use kernels::Device;
-use model::ModelShape;
-use run_config::{EvaluationConfig, RESOLVED_CONFIG, ResolvedRun, RunConfig};
-
 use super::{
-    Observation, Position, Prompts, RunLedger, Stages, Trainer,
-    data::DataPlan,
-    data::cursor_of,
-    execution, matmul_algorithms, ranks,
+    Observation, Position, Prompts, RunLedger, Stages, Trainer, matmul_algorithms, ranks,
     starting_point::{StartingPoint, fill, pretrained_weights},
 };
 use crate::{
     atomic_file,
-    checkpoint::{self, Checkpoint, Improvement, TokenizerFiles, TrainerState},
-    config_fingerprint::{self, ConfigFingerprint},
-    device,
+    checkpoint::{self, BaseModel, Improvement, TrainerState},
     divergence_guard::DivergenceGuard,
-    engine::{Engine, StepOf, model_shape},
+    engine::{Engine, StepOf},
     environment::Environment,
     error::{Result, TrainerError},
-    lock::RunLock,
     memory_plan::{self, MemoryPlan},
     metrics::MetricsWriter,
-    pool,
     profile::Profile,
     ranks::{RankInfo, Ranks},
-    run_folder::RunFolder,
     run_options::{ResumeFrom, RunOptions},
     schedule::LearningRate,
     speed_advice::speed_advice,
     stop::StopSignal,
     workers::TokenSpeeds,
 };
-
-/// The checkpoint that a run is resumed from.
-struct ResumePoint {
-    checkpoint: Checkpoint,
-    state: TrainerState,
-}
-
-impl ResumePoint {
-    fn directory(&self) -> &Path {
-        self.checkpoint.directory()
-    }
-
-    /// Refuses a run that differs from the checkpoint's in what must not change.
-    fn require_same(&self, fingerprint: &ConfigFingerprint) -> Result<()> {
-        match config_fingerprint::changes(&self.state.fingerprint, fingerprint) {
-            changes if changes.is_empty() => Ok(()),
-            changes => Err(TrainerError::ChangedOnResume { checkpoint: self.directory().to_owned(), changes }),
-        }
-    }
-}
 
 impl Trainer {
     /// A trainer at step 0 of a new run.
@@ -86,66 +59,16 @@ impl Trainer {
 
     /// [`Trainer::new`] or [`Trainer::resume`], as the options say, unless the signal is raised meanwhile. What it waits for can
     /// be seen in `hub.retries`.
-    pub fn start(mut run: ResolvedRun, options: &RunOptions, hub: &HubSettings, stop: &StopSignal) -> Result<Self> {
-        let (from, rebatch) = (options.resume.as_ref(), options.rebatch);
-        let cancel = stop.cancel_token();
-        let rank_info = options.ranks.rank_info();
-        pool::check(run.config.runtime.threads, dataset::max_workers(&run.config.data))?;
-        let device::DeviceSelection { device, notes: device_notes } = device::select_for_training(&mut run, rank_info)?;
-        ranks::connect(&options.ranks, &device, &run.config)?;
-        let shape = model_shape(&run.config)?;
-        if from.is_none() {
-            options.profiled_steps(&run.config, 0)?;
-            // A new run that does not fit leaves no trace, not even a lock.
-            MemoryPlan::of_rank(&run, &device, rank_info)?.check()?;
-        }
-        let (lock, folder) = occupy(&run, options)?;
-        if !rank_info.is_first() {
-            run.config.runtime.evaluation.prompts.clear();
-        }
-        let mut notes = [run.notes.clone(), device_notes].concat();
-        let resumed = find_resume_point(&run, from, &mut notes, &cancel)?;
-        let asked = run.config.data.batch_size;
-        let plan = plan(&mut run, (&device, &options.ranks), resumed.as_ref(), rebatch, &mut notes)?;
+    pub fn start(run: ResolvedRun, options: &RunOptions, hub: &HubSettings, stop: &StopSignal) -> Result<Self> {
+        let (cancel, rank_info) = (stop.cancel_token(), options.ranks.rank_info());
+        let mut planned = PlannedRun::new(run, options, &cancel)?;
+        let opened = OpenedData::new(&mut planned, hub, &cancel)?;
+        let LoadedEngine { mut engine, base, advice } =
+            LoadedEngine::new(&mut planned, opened.speeds, &options.ranks, stop)?;
+        let OpenedData { data, stage_run, tokenizer_files, fingerprint, .. } = opened;
+        let stage = planned.stage();
+        let PlannedRun { run, device, shape, plan, resumed, profiled_steps, folder, lock, mut notes, .. } = planned;
         let state = resumed.as_ref().map(|resumed| &resumed.state);
-        let profiled_steps = options.profiled_steps(&run.config, state.map_or(0, |state| state.step))?;
-        if let Some(state) = state {
-            config_fingerprint::restore_revisions(&state.fingerprint, &mut run);
-        }
-        let stage = state.map_or(0, |state| state.stage as usize);
-        let mut data = DataPlan::new(&run.at_stage(stage), shape.vocab_size, hub, &cancel)?;
-        let (encoder, threads) = (data.tokenizer.measure_speed()?, pool::threads(&run.config)?);
-        let speeds = TokenSpeeds::new(encoder, plan.flops_per_token, &device, threads);
-        data.settings.workers = speeds.workers(&run.config, data.settings.workers);
-        run.config.data.bos = data.tokenizer.document_tokens().starts_with_bos.into();
-        let tokenizer_files = tokenizer_files(&run, &data.tokenizer)?;
-        let sources = data.mixture.describe();
-        config_fingerprint::pin_revisions(&mut run, &sources);
-        let fingerprint = config_fingerprint::compute(&run, data.tokenizer.content_hash(), &sources);
-        if let Some(resumed) = &resumed {
-            resumed.require_same(&fingerprint)?;
-        }
-        let mut stage_run = run.at_stage(stage);
-        let data = data.open(&mut stage_run, state.map(cursor_of).transpose()?, &mut notes)?;
-        run.config.runtime.evaluation.every_n_steps = stage_run.config.runtime.evaluation.every_n_steps;
-
-        let pretrained = pretrained_weights(&run, &shape, resumed.is_some(), &mut notes, &cancel)?;
-        let checkpoint = resumed.as_ref().map(|resumed| &resumed.checkpoint);
-        let start = StartingPoint::new(checkpoint, pretrained.as_ref(), run.config.runtime.seed);
-        let base = start.base_record()?;
-        // What would fit is asked before memory is taken.
-        let advice =
-            speed_advice(&run, asked, &plan, |run| MemoryPlan::of_rank(run, &device, rank_info), Some(speeds))?;
-        let mut engine = allocate(&run.config, &shape, &plan, &device)?;
-        engine.sharding.connect(options.ranks.clone());
-        engine.enter_stage(stage);
-        stop.check()?;
-        fill(&mut engine, &shape, &start, &cancel)?;
-        stop.check()?;
-        if let Some(state) = state {
-            notes.extend(matmul_algorithms::restore(&device, state.matmul_algorithms.as_ref())?);
-        }
-        ranks::warm_up(&options.ranks, &mut engine)?;
         let prompts = prompts(&run, &data.tokenizer, &mut engine)?;
         let cursor = data.stream.cursor();
         ranks::require_same_start(&options.ranks, state.map_or(0, |state| state.step), &fingerprint)?;
@@ -198,85 +121,41 @@ impl Trainer {
     }
 }
 
-/// Plans the run with its checkpoint's execution or the config's, and writes the micro-batch into the config.
-fn plan(
-    run: &mut ResolvedRun,
-    (device, ranks): (&Device, &Ranks),
-    resumed: Option<&ResumePoint>,
-    rebatch: bool,
-    notes: &mut Vec<String>,
-) -> Result<MemoryPlan> {
-    let rank_info = ranks.rank_info();
-    if let Some(resumed) = resumed.filter(|_| !rebatch) {
-        notes.extend(execution::keep(run, resumed.directory(), resumed.state.execution.as_ref())?);
-    }
-    let plan = MemoryPlan::of_rank(run, device, rank_info)?;
-    match (&plan.shortage, resumed) {
-        (Some(shortage), Some(resumed))
-            if !rebatch
-                && !shortage.fits.is_empty()
-                && resumed.state.execution.as_ref() == Some(&execution::from_plan(&plan)) =>
-        {
-            let (checkpoint, shortage) = (resumed.directory().to_owned(), Box::new(shortage.clone()));
-            return Err(TrainerError::OutOfMemoryOnResume { checkpoint, shortage });
-        }
-        _ => plan.check()?,
-    }
-    if rebatch {
-        notes.extend(execution::changed(&plan, resumed.and_then(|resumed| resumed.state.execution.as_ref())));
-    }
-    execution::write(&plan, run);
-    if !ranks::agree_on_micro_batch(ranks, run)? {
-        return Ok(plan);
-    }
-    let plan = MemoryPlan::of_rank(run, device, rank_info)?;
-    execution::write(&plan, run);
-    Ok(plan)
+/// An engine with the weights and the optimizer's state before the next step.
+struct LoadedEngine {
+    engine: Engine,
+    /// The record of the model that adapters train beside.
+    base: Option<BaseModel>,
+    /// What would make a new run faster.
+    advice: Vec<String>,
 }
 
-/// The engine of all stages, at the first one.
-fn allocate(config: &RunConfig, shape: &ModelShape, plan: &MemoryPlan, device: &Device) -> Result<Engine> {
-    let (configs, settings) = (config.stage_configs(), plan.stage_settings(device.kind()));
-    let steps = configs.iter().zip(settings).map(|(config, settings)| StepOf { config, shape, settings });
-    memory_plan::allocate_stages(config, &steps.collect::<Vec<_>>(), device)
-}
-
-fn find_resume_point(
-    run: &ResolvedRun,
-    from: Option<&ResumeFrom>,
-    notes: &mut Vec<String>,
-    cancel: &CancelToken,
-) -> Result<Option<ResumePoint>> {
-    let directory = run.config.runtime.checkpoint.directory.as_deref().unwrap_or(&run.run_directory);
-    let existing = checkpoint::list(directory)?;
-    let checkpoint = match (from, existing.last()) {
-        (None, None) => return Ok(None),
-        (None, Some(newest)) => {
-            return Err(TrainerError::Request(format!(
-                "{} already holds checkpoints, the newest of step {}: resume it with --resume, or give the new run another \
-                 directory",
-                directory.display(),
-                newest.step
-            )));
+impl LoadedEngine {
+    /// Checks where the weights come from, allocates, fills and warms up, unless the signal is raised meanwhile.
+    fn new(planned: &mut PlannedRun, speeds: TokenSpeeds, ranks: &Ranks, stop: &StopSignal) -> Result<Self> {
+        let (stage, cancel) = (planned.stage(), stop.cancel_token());
+        let PlannedRun { run, asked, device, shape, plan, resumed, notes, .. } = planned;
+        let pretrained = pretrained_weights(run, shape, resumed.is_some(), notes, &cancel)?;
+        let checkpoint = resumed.as_ref().map(|resumed| &resumed.checkpoint);
+        let start = StartingPoint::new(checkpoint, pretrained.as_ref(), run.config.runtime.seed);
+        let base = start.base_record()?;
+        // What would fit is asked before memory is taken.
+        let plan_of = |run: &ResolvedRun| MemoryPlan::of_rank(run, device, ranks.rank_info());
+        let advice = speed_advice(run, *asked, plan, plan_of, Some(speeds))?;
+        let (configs, settings) = (run.config.stage_configs(), plan.stage_settings(device.kind()));
+        let steps = configs.iter().zip(settings).map(|(config, settings)| StepOf { config, shape, settings });
+        let mut engine = memory_plan::allocate_stages(&run.config, &steps.collect::<Vec<_>>(), device)?;
+        engine.sharding.connect(ranks.clone());
+        engine.enter_stage(stage);
+        stop.check()?;
+        fill(&mut engine, shape, &start, &cancel)?;
+        stop.check()?;
+        if let Some(ResumePoint { state, .. }) = resumed {
+            notes.extend(matmul_algorithms::restore(device, state.matmul_algorithms.as_ref())?);
         }
-        (Some(ResumeFrom::Latest), None) => {
-            notes.push(format!("there is no checkpoint in {} yet: starting at step 0", directory.display()));
-            return Ok(None);
-        }
-        (Some(ResumeFrom::Latest), Some(_)) => {
-            let found = checkpoint::newest_intact(directory, cancel)?;
-            notes.extend(found.corrupted.iter().map(|corrupted| {
-                format!("checkpoint {} is corrupted and was skipped: {}", corrupted.name, corrupted.reason)
-            }));
-            found.checkpoint
-        }
-        (Some(ResumeFrom::Directory(path)), _) => Checkpoint::open(path)?.verified(cancel)?,
-    };
-    let base_model = run.config.model.init_from.as_deref().filter(|_| checkpoint.has_adapters());
-    let checkpoint = checkpoint.beside(base_model);
-    let state = checkpoint.state()?;
-    notes.push(format!("resuming at step {} from {}", state.step, checkpoint.directory().display()));
-    Ok(Some(ResumePoint { checkpoint, state }))
+        ranks::warm_up(ranks, &mut engine)?;
+        Ok(Self { engine, base, advice })
+    }
 }
 
 /// The encoded prompts, tried out on a GPU.
@@ -311,30 +190,6 @@ fn saved(run: &ResolvedRun, resumed: Option<&ResumePoint>) -> Option<PathBuf> {
     let directory = resumed?.directory().canonicalize().ok()?;
     let path = run.config.runtime.checkpoint.directory.as_deref()?.join(directory.file_name()?);
     (path.canonicalize().ok()? == directory).then_some(path)
-}
-
-fn tokenizer_files(run: &ResolvedRun, tokenizer: &Tokenizer) -> Result<TokenizerFiles> {
-    let longest = run.config.model.max_position_embeddings;
-    let files = TokenizerFiles::read(tokenizer.path(), tokenizer.document_tokens(), longest)?;
-    let data = &run.config.data;
-    match ChatSettings::from_config(data) {
-        None => Ok(files),
-        Some(chat) => Ok(files.with_chat(&ConversationEncoder::new(tokenizer, &chat, data.sequence_length)?)),
-    }
-}
-
-/// Takes the run directory for this run's ranks: the first one locks it.
-fn occupy(run: &ResolvedRun, options: &RunOptions) -> Result<(Option<Arc<RunLock>>, RunFolder)> {
-    let is_first = options.ranks.rank_info().is_first();
-    let lock = match &options.lock {
-        _ if !is_first => None,
-        Some(held) if held.belongs_to(&run.run_directory) => Some(Arc::clone(held)),
-        _ => Some(Arc::new(RunLock::acquire(&run.run_directory)?)),
-    };
-    // Where another trainer holds the lock, only the first rank knows: the others wait for it here.
-    ranks::require_same_request(&options.ranks, run, options)?;
-    let open = if is_first { RunFolder::open } else { RunFolder::of_another_rank };
-    Ok((lock, open(&run.run_directory)?))
 }
 
 /// Opens what the first rank writes while training, the ledger and the metrics, rewound to the checkpoint; and writes

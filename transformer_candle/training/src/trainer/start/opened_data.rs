@@ -1,0 +1,62 @@
+//! A run's data, opened where training starts.
+
+use dataset::{CancelToken, ChatSettings, ConversationEncoder, Tokenizer, hub::HubSettings};
+use run_config::ResolvedRun;
+
+use super::planned_run::PlannedRun;
+use crate::{
+    checkpoint::TokenizerFiles,
+    config_fingerprint::{self, ConfigFingerprint},
+    error::Result,
+    pool,
+    trainer::data::{Data, DataPlan, cursor_of},
+    workers::TokenSpeeds,
+};
+
+/// The open data of a run, and what is known of the run with it.
+pub(super) struct OpenedData {
+    pub(super) data: Data,
+    /// The run in the stage that it starts in.
+    pub(super) stage_run: ResolvedRun,
+    /// What checkpoints keep of the tokenizer.
+    pub(super) tokenizer_files: TokenizerFiles,
+    pub(super) fingerprint: ConfigFingerprint,
+    pub(super) speeds: TokenSpeeds,
+}
+
+impl OpenedData {
+    /// Opens the data, at the checkpoint's position if the run is resumed, and pins its revision in the run.
+    ///
+    /// # Errors
+    /// [`crate::TrainerError::ChangedOnResume`] if the checkpoint is one of another run.
+    pub(super) fn new(planned: &mut PlannedRun, hub: &HubSettings, cancel: &CancelToken) -> Result<Self> {
+        let (stage, cursor) = (planned.stage(), planned.state().map(cursor_of));
+        let PlannedRun { run, device, shape, plan, resumed, notes, .. } = planned;
+        let mut data = DataPlan::new(&run.at_stage(stage), shape.vocab_size, hub, cancel)?;
+        let (encoder, threads) = (data.tokenizer.measure_speed()?, pool::threads(&run.config)?);
+        let speeds = TokenSpeeds::new(encoder, plan.flops_per_token, device, threads);
+        data.settings.workers = speeds.workers(&run.config, data.settings.workers);
+        run.config.data.bos = data.tokenizer.document_tokens().starts_with_bos.into();
+        let tokenizer_files = tokenizer_files(run, &data.tokenizer)?;
+        let sources = data.mixture.describe();
+        config_fingerprint::pin_revisions(run, &sources);
+        let fingerprint = config_fingerprint::compute(run, data.tokenizer.content_hash(), &sources);
+        if let Some(resumed) = resumed {
+            resumed.require_same(&fingerprint)?;
+        }
+        let mut stage_run = run.at_stage(stage);
+        let data = data.open(&mut stage_run, cursor.transpose()?, notes)?;
+        run.config.runtime.evaluation.every_n_steps = stage_run.config.runtime.evaluation.every_n_steps;
+        Ok(Self { data, stage_run, tokenizer_files, fingerprint, speeds })
+    }
+}
+
+fn tokenizer_files(run: &ResolvedRun, tokenizer: &Tokenizer) -> Result<TokenizerFiles> {
+    let longest = run.config.model.max_position_embeddings;
+    let files = TokenizerFiles::read(tokenizer.path(), tokenizer.document_tokens(), longest)?;
+    let data = &run.config.data;
+    match ChatSettings::from_config(data) {
+        None => Ok(files),
+        Some(chat) => Ok(files.with_chat(&ConversationEncoder::new(tokenizer, &chat, data.sequence_length)?)),
+    }
+}

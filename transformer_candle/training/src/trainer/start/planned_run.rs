@@ -1,0 +1,193 @@
+//! What is found out of a run before its data is opened: its device, its directory, the checkpoint to resume from and its
+//! memory plan.
+
+use std::{ops::RangeInclusive, path::Path, sync::Arc};
+
+use dataset::CancelToken;
+use kernels::Device;
+use model::ModelShape;
+use run_config::{BatchSize, ResolvedRun};
+
+use crate::{
+    checkpoint::{self, Checkpoint, TrainerState},
+    config_fingerprint::{self, ConfigFingerprint},
+    device,
+    engine::model_shape,
+    error::{Result, TrainerError},
+    lock::RunLock,
+    memory_plan::MemoryPlan,
+    pool,
+    ranks::Ranks,
+    run_folder::RunFolder,
+    run_options::{ResumeFrom, RunOptions},
+    trainer::{execution, ranks},
+};
+
+/// A run that fits in memory and has its directory. Nothing is allocated.
+pub(super) struct PlannedRun {
+    /// With the micro-batch and the recompute mode that it trains with.
+    pub(super) run: ResolvedRun,
+    /// The micro-batch that was asked for.
+    pub(super) asked: BatchSize,
+    pub(super) device: Device,
+    pub(super) shape: ModelShape,
+    pub(super) plan: MemoryPlan,
+    pub(super) resumed: Option<ResumePoint>,
+    pub(super) profiled_steps: Option<RangeInclusive<u64>>,
+    pub(super) folder: RunFolder,
+    /// The first rank's.
+    pub(super) lock: Option<Arc<RunLock>>,
+    /// What the user should know.
+    pub(super) notes: Vec<String>,
+}
+
+impl PlannedRun {
+    /// Checks the run, takes its directory and plans it.
+    ///
+    /// # Errors
+    /// Nothing is written for a new run that does not fit in memory, nor where another trainer has the directory.
+    pub(super) fn new(mut run: ResolvedRun, options: &RunOptions, cancel: &CancelToken) -> Result<Self> {
+        let (from, rank_info) = (options.resume.as_ref(), options.ranks.rank_info());
+        pool::check(run.config.runtime.threads, dataset::max_workers(&run.config.data))?;
+        let device::DeviceSelection { device, notes: device_notes } = device::select_for_training(&mut run, rank_info)?;
+        ranks::connect(&options.ranks, &device, &run.config)?;
+        let shape = model_shape(&run.config)?;
+        if from.is_none() {
+            options.profiled_steps(&run.config, 0)?;
+            // A new run that does not fit leaves no trace, not even a lock.
+            MemoryPlan::of_rank(&run, &device, rank_info)?.check()?;
+        }
+        let (lock, folder) = occupy(&run, options)?;
+        if !rank_info.is_first() {
+            run.config.runtime.evaluation.prompts.clear();
+        }
+        let mut notes = [run.notes.clone(), device_notes].concat();
+        let resumed = find_resume_point(&run, from, &mut notes, cancel)?;
+        let asked = run.config.data.batch_size;
+        let plan = plan(&mut run, (&device, &options.ranks), resumed.as_ref(), options.rebatch, &mut notes)?;
+        let state = resumed.as_ref().map(|resumed| &resumed.state);
+        let profiled_steps = options.profiled_steps(&run.config, state.map_or(0, |state| state.step))?;
+        if let Some(state) = state {
+            config_fingerprint::restore_revisions(&state.fingerprint, &mut run);
+        }
+        Ok(Self { run, asked, device, shape, plan, resumed, profiled_steps, folder, lock, notes })
+    }
+
+    /// Of the checkpoint that the run is resumed from.
+    pub(super) fn state(&self) -> Option<&TrainerState> {
+        self.resumed.as_ref().map(|resumed| &resumed.state)
+    }
+
+    /// The stage that it starts in, from 0.
+    pub(super) fn stage(&self) -> usize {
+        self.state().map_or(0, |state| state.stage as usize)
+    }
+}
+
+/// The checkpoint that a run is resumed from.
+pub(super) struct ResumePoint {
+    pub(super) checkpoint: Checkpoint,
+    pub(super) state: TrainerState,
+}
+
+impl ResumePoint {
+    pub(super) fn directory(&self) -> &Path {
+        self.checkpoint.directory()
+    }
+
+    /// Refuses a run that differs from the checkpoint's in what must not change.
+    pub(super) fn require_same(&self, fingerprint: &ConfigFingerprint) -> Result<()> {
+        match config_fingerprint::changes(&self.state.fingerprint, fingerprint) {
+            changes if changes.is_empty() => Ok(()),
+            changes => Err(TrainerError::ChangedOnResume { checkpoint: self.directory().to_owned(), changes }),
+        }
+    }
+}
+
+/// Plans the run with its checkpoint's execution or the config's, and writes the micro-batch into the config.
+fn plan(
+    run: &mut ResolvedRun,
+    (device, ranks): (&Device, &Ranks),
+    resumed: Option<&ResumePoint>,
+    rebatch: bool,
+    notes: &mut Vec<String>,
+) -> Result<MemoryPlan> {
+    let rank_info = ranks.rank_info();
+    if let Some(resumed) = resumed.filter(|_| !rebatch) {
+        notes.extend(execution::keep(run, resumed.directory(), resumed.state.execution.as_ref())?);
+    }
+    let plan = MemoryPlan::of_rank(run, device, rank_info)?;
+    match (&plan.shortage, resumed) {
+        (Some(shortage), Some(resumed))
+            if !rebatch
+                && !shortage.fits.is_empty()
+                && resumed.state.execution.as_ref() == Some(&execution::from_plan(&plan)) =>
+        {
+            let (checkpoint, shortage) = (resumed.directory().to_owned(), Box::new(shortage.clone()));
+            return Err(TrainerError::OutOfMemoryOnResume { checkpoint, shortage });
+        }
+        _ => plan.check()?,
+    }
+    if rebatch {
+        notes.extend(execution::changed(&plan, resumed.and_then(|resumed| resumed.state.execution.as_ref())));
+    }
+    execution::write(&plan, run);
+    if !ranks::agree_on_micro_batch(ranks, run)? {
+        return Ok(plan);
+    }
+    let plan = MemoryPlan::of_rank(run, device, rank_info)?;
+    execution::write(&plan, run);
+    Ok(plan)
+}
+
+fn find_resume_point(
+    run: &ResolvedRun,
+    from: Option<&ResumeFrom>,
+    notes: &mut Vec<String>,
+    cancel: &CancelToken,
+) -> Result<Option<ResumePoint>> {
+    let directory = run.config.runtime.checkpoint.directory.as_deref().unwrap_or(&run.run_directory);
+    let existing = checkpoint::list(directory)?;
+    let checkpoint = match (from, existing.last()) {
+        (None, None) => return Ok(None),
+        (None, Some(newest)) => {
+            return Err(TrainerError::Request(format!(
+                "{} already holds checkpoints, the newest of step {}: resume it with --resume, or give the new run another \
+                 directory",
+                directory.display(),
+                newest.step
+            )));
+        }
+        (Some(ResumeFrom::Latest), None) => {
+            notes.push(format!("there is no checkpoint in {} yet: starting at step 0", directory.display()));
+            return Ok(None);
+        }
+        (Some(ResumeFrom::Latest), Some(_)) => {
+            let found = checkpoint::newest_intact(directory, cancel)?;
+            notes.extend(found.corrupted.iter().map(|corrupted| {
+                format!("checkpoint {} is corrupted and was skipped: {}", corrupted.name, corrupted.reason)
+            }));
+            found.checkpoint
+        }
+        (Some(ResumeFrom::Directory(path)), _) => Checkpoint::open(path)?.verified(cancel)?,
+    };
+    let base_model = run.config.model.init_from.as_deref().filter(|_| checkpoint.has_adapters());
+    let checkpoint = checkpoint.beside(base_model);
+    let state = checkpoint.state()?;
+    notes.push(format!("resuming at step {} from {}", state.step, checkpoint.directory().display()));
+    Ok(Some(ResumePoint { checkpoint, state }))
+}
+
+/// Takes the run directory for this run's ranks: the first one locks it.
+fn occupy(run: &ResolvedRun, options: &RunOptions) -> Result<(Option<Arc<RunLock>>, RunFolder)> {
+    let is_first = options.ranks.rank_info().is_first();
+    let lock = match &options.lock {
+        _ if !is_first => None,
+        Some(held) if held.belongs_to(&run.run_directory) => Some(Arc::clone(held)),
+        _ => Some(Arc::new(RunLock::acquire(&run.run_directory)?)),
+    };
+    // Where another trainer holds the lock, only the first rank knows: the others wait for it here.
+    ranks::require_same_request(&options.ranks, run, options)?;
+    let open = if is_first { RunFolder::open } else { RunFolder::of_another_rank };
+    Ok((lock, open(&run.run_directory)?))
+}
