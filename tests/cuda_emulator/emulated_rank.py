@@ -26,16 +26,27 @@ class HostGroup:
         self._driver = ctypes.CDLL("libcuda.so.1")
         self._context, self._stream = ctypes.c_void_p(), stream
         self._call("cuDevicePrimaryCtxRetain", ctypes.byref(self._context), gpu)
+        self._rows: list[tuple[Any, torch.Tensor]] = []
+        self._under_way: list[dist.Work | None] = []
 
-    def swap(self, sent: list[tuple[int, Any]], received: list[tuple[int, Any]]) -> None:
+    def begin_swap(self, sent: list[tuple[int, Any]], received: list[tuple[int, Any]]) -> None:
+        assert not self._under_way, "one swap at a time"
+        if "SWAPS" in os.environ:
+            with open(os.environ["SWAPS"], "a") as file:
+                print(len(sent), len(received), file=file)
         self._call("cuCtxSetCurrent", self._context)
-        rows = [(rank, part, torch.empty(self._memory(part)[1], dtype=torch.uint8)) for rank, part in received]
-        under_way = [dist.irecv(row, rank) for rank, _, row in rows]
-        under_way += [dist.isend(self._read(part), rank) for rank, part in sent]
-        for work in under_way:
+        self._rows = [(part, torch.empty(self._memory(part)[1], dtype=torch.uint8)) for _, part in received]
+        pairs = zip(received, self._rows, strict=True)
+        self._under_way = [dist.irecv(row, rank) for (rank, _), (_, row) in pairs]
+        self._under_way += [dist.isend(self._read(part), rank) for rank, part in sent]
+
+    def end_swap(self) -> None:
+        self._call("cuCtxSetCurrent", self._context)
+        while self._under_way:
+            work = self._under_way.pop()
             assert work is not None
             work.wait()
-        for _, part, row in rows:
+        for part, row in self._rows:
             address, size = self._memory(part)
             self._call(
                 "cuMemcpyHtoDAsync_v2", ctypes.c_uint64(address), ctypes.c_void_p(row.data_ptr()), *self._of(size)

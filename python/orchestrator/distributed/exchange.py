@@ -46,8 +46,11 @@ Parcels = list[tuple[int, "Memory"]]
 class GpuGroup(Protocol):
     """The connected GPUs of the ranks."""
 
-    def swap(self, sent: Parcels, received: Parcels) -> None:
-        """Send and receive parts of buffers in the order of the trainer's stream, without waiting for it."""
+    def begin_swap(self, sent: Parcels, received: Parcels) -> None:
+        """Begin to send and receive parts of buffers, after what the trainer's stream has been given so far."""
+
+    def end_swap(self) -> None:
+        """Make the trainer's stream wait for what has begun. The host does not wait."""
 
 
 ConnectGpus = Callable[[int, int, timedelta], GpuGroup | str]
@@ -82,6 +85,7 @@ class TorchExchange:
         self._has_trained = False
         self._connect_gpus = connect_gpus
         self._gpus: GpuGroup | None = None
+        self._under_way: list[dist.Work] = []
 
     def connect(self) -> None:
         """Connect to all ranks.
@@ -109,20 +113,28 @@ class TorchExchange:
         self._gpus = connected
         return None
 
-    def swap(self, sent: Parcels, received: Parcels) -> None:
-        """Send parts of buffers to other ranks, and receive others from them."""
+    def begin_swap(self, sent: Parcels, received: Parcels) -> None:
+        """Begin to send parts of buffers to other ranks, and to receive others from them."""
         with self._reaching_all():
             if not self._has_trained:
                 remember_training(self._store)
                 self._has_trained = True
             if self._gpus is not None:
-                self._gpus.swap(sent, received)
+                self._gpus.begin_swap(sent, received)
                 return
             under_way = [dist.irecv(_bytes(part), rank) for rank, part in received]
             under_way += [dist.isend(_bytes(part), rank) for rank, part in sent]
+            self._under_way = [work for work in under_way if work is not None]
+
+    def end_swap(self) -> None:
+        """Wait for what has begun: on GPUs the trainer's stream does."""
+        with self._reaching_all():
+            if self._gpus is not None:
+                self._gpus.end_swap()
+                return
+            under_way, self._under_way = self._under_way, []
             for work in under_way:
-                if work is not None:
-                    work.wait()
+                work.wait()
 
     def sum(self, numbers: list[float]) -> list[float]:
         """Add up numbers over all ranks."""

@@ -44,33 +44,44 @@ class NcclGroup:
         torch.cuda.set_device(self._device)
         self._stream = torch.cuda.ExternalStream(stream, device=self._device)
         self._group = dist.new_group(backend="nccl", timeout=timeout, device_id=self._device)
+        self._under_way: list[dist.Work] = []
         self._connect_peers()
 
-    def swap(self, sent: list[tuple[int, Memory]], received: list[tuple[int, Memory]]) -> None:
-        """Send and receive parts of buffers in the order of the trainer's stream, without waiting for it."""
+    def begin_swap(self, sent: list[tuple[int, Memory]], received: list[tuple[int, Memory]]) -> None:
+        """Begin to send and receive parts of buffers, after what the trainer's stream has been given so far.
+
+        NCCL has a stream of its own, beside which the trainer's goes on.
+        """
         with torch.cuda.device(self._device):  # the trainer calls from any of its threads
-            self._swap(
+            self._begin(
                 [(rank, self._bytes(part)) for rank, part in sent],
                 [(rank, self._bytes(part)) for rank, part in received],
             )
 
+    def end_swap(self) -> None:
+        """Make the trainer's stream wait for what has begun. The host does not wait."""
+        with torch.cuda.device(self._device), torch.cuda.stream(self._stream):
+            under_way, self._under_way = self._under_way, []
+            for work in under_way:
+                work.wait()
+
     def _bytes(self, part: Memory) -> torch.Tensor:
         return torch.as_tensor(part, device=self._device).view(torch.uint8)
 
-    def _swap(self, sent: list[tuple[int, torch.Tensor]], received: list[tuple[int, torch.Tensor]]) -> None:
+    def _begin(self, sent: list[tuple[int, torch.Tensor]], received: list[tuple[int, torch.Tensor]]) -> None:
         # As one group: sends and receives that come one by one would wait for each other.
         parts = [dist.P2POp(dist.irecv, part, rank, self._group) for rank, part in received]
         parts += [dist.P2POp(dist.isend, part, rank, self._group) for rank, part in sent]
         with torch.cuda.stream(self._stream):
-            for work in dist.batch_isend_irecv(parts) if parts else []:
-                work.wait()  # makes the stream wait, not the host
+            self._under_way = dist.batch_isend_irecv(parts) if parts else []
 
     def _connect_peers(self) -> None:
         """Exchange a byte with every rank: NCCL takes its buffers now, and what is left for the trainer is known."""
         rank, world_size = dist.get_rank(), dist.get_world_size()
         rows = torch.empty(world_size, 2, dtype=torch.uint8, device=self._device)
         others = [other for other in range(world_size) if other != rank]
-        self._swap([(other, rows[other, :1]) for other in others], [(other, rows[other, 1:]) for other in others])
+        self._begin([(other, rows[other, :1]) for other in others], [(other, rows[other, 1:]) for other in others])
+        self.end_swap()
         torch.cuda.synchronize(self._device)
         del rows
         torch.cuda.empty_cache()

@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::fmt;
+use std::hash::Hash;
 
 use crate::cuda::Graph;
 use crate::{Device, Error, Result, timing};
@@ -21,20 +22,25 @@ use crate::{Device, Error, Result, timing};
 /// assert_eq!(runs, 3);
 /// # Ok::<(), kernels::Error>(())
 /// ```
-#[derive(Default)]
-pub struct GraphCache {
-    graphs: HashMap<u64, Option<Graph>>,
+pub struct GraphCache<K> {
+    graphs: HashMap<K, Option<Graph>>,
     eager: bool,
 }
 
-impl fmt::Debug for GraphCache {
+impl<K> Default for GraphCache<K> {
+    fn default() -> Self {
+        Self { graphs: HashMap::new(), eager: false }
+    }
+}
+
+impl<K: fmt::Debug> fmt::Debug for GraphCache<K> {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let keys: Vec<&u64> = self.graphs.keys().collect();
+        let keys: Vec<&K> = self.graphs.keys().collect();
         formatter.debug_struct("GraphCache").field("keys", &keys).field("eager", &self.eager).finish()
     }
 }
 
-impl GraphCache {
+impl<K: Eq + Hash> GraphCache<K> {
     /// A cache that never captures: every call runs its body, on a GPU too.
     pub fn eager() -> Self {
         Self { eager: true, ..Self::default() }
@@ -56,7 +62,7 @@ impl GraphCache {
     pub fn run<E: From<Error>>(
         &mut self,
         device: &Device,
-        key: u64,
+        key: K,
         mut body: impl FnMut() -> Result<(), E>,
     ) -> Result<(), E> {
         let Some(cuda) = device.as_cuda().filter(|_| !self.eager && !timing::is_measuring()) else {

@@ -8,10 +8,11 @@ mod recording;
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
+use std::fmt;
 use std::time::{Duration, Instant};
 
-use crate::cuda::Cuda;
-use crate::{Device, Result};
+use crate::cuda::{Cuda, Event};
+use crate::{Device, Error, Result};
 use recording::Recorder;
 
 pub use pool_tasks::Task;
@@ -128,6 +129,37 @@ pub(crate) fn operation<R>(name: &'static str, device: &Device, body: impl FnOnc
     Ok(result)
 }
 
+/// A stretch of a GPU's compute stream.
+pub struct StreamSpan {
+    from: Event,
+    to: Event,
+}
+
+impl StreamSpan {
+    /// Runs `launch`, and returns the stretch of the device's stream from what was launched before to what was launched
+    /// meanwhile, with any wait that `launch` put into the stream; none on a CPU.
+    pub fn around<R, E: From<Error>>(
+        device: &Device,
+        launch: impl FnOnce() -> Result<R, E>,
+    ) -> Result<(R, Option<Self>), E> {
+        let Some(cuda) = device.as_cuda() else { return Ok((launch()?, None)) };
+        let from = cuda.mark()?;
+        let launched = launch()?;
+        Ok((launched, Some(Self { from, to: cuda.mark()? })))
+    }
+
+    /// How long the GPU took for it. Waits for its end.
+    pub fn duration(&self) -> Result<Duration> {
+        self.from.until(&self.to)
+    }
+}
+
+impl fmt::Debug for StreamSpan {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.debug_struct("StreamSpan").finish_non_exhaustive()
+    }
+}
+
 /// The tasks of the operation that this thread is running, to be timed on the threads that take them.
 pub(crate) fn tasks() -> Tasks {
     RECORDER.with_borrow(|recorder| recorder.as_ref().map_or_else(Tasks::none, Recorder::tasks))
@@ -180,9 +212,9 @@ impl Drop for Installed {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::DType;
     use crate::access::Arguments;
     use crate::testing::*;
-    use crate::{DType, Error};
 
     /// An operation that takes a while, and then does something else. How long it was at work.
     fn work(operation: &'static str, then: impl FnOnce() -> Result<Duration>) -> Result<Duration> {

@@ -45,26 +45,33 @@ impl Backbone {
         final_norm.forward(&pass)
     }
 
-    /// Computes the gradients of the parameters of the last [`Backbone::forward`] from the gradient of
-    /// [`Backbone::hidden_ND`], which is in `dnormed_ND`.
-    pub fn backward(&mut self, ids_N: &Buffer, documents_N: Option<&Buffer>, write_mode: WriteMode) -> Result<()> {
-        let Self { embed_tokens, blocks, final_norm, settings, scratch, .. } = self;
-        let (gradients, workspace) = scratch.backward()?;
+    /// Begins the backward pass of the last [`Backbone::forward`] with the gradient of [`Backbone::hidden_ND`], which is in
+    /// `dnormed_ND`. [`Backbone::backward_block`] of each block, from the last to the first, and
+    /// [`Backbone::backward_embedding`] follow.
+    pub fn backward_final_norm(&mut self) -> Result<()> {
+        let (gradients, workspace) = self.scratch.backward()?;
         gradients.dresidual_ND.zero()?;
-        final_norm.backward(gradients, workspace)?;
-        let mut pass = Pass { settings, documents_N, past: 0, write_mode, scratch };
-        let last = blocks.len() - 1;
-        for (layer, block) in blocks.iter_mut().enumerate().rev() {
-            timing::scope_of("layer", layer, || {
-                // The last block's values are still there from the forward pass.
-                if settings.recompute == ActivationRecompute::Block && layer < last {
-                    block.recompute(&mut pass)?;
-                }
-                block.backward(&mut pass)
-            })?;
-        }
-        let (gradients, workspace) = scratch.backward()?;
-        match &mut embed_tokens.gradient {
+        self.final_norm.backward(gradients, workspace)
+    }
+
+    /// Computes the gradients of the parameters of a block.
+    pub fn backward_block(&mut self, layer: usize, documents_N: Option<&Buffer>, write_mode: WriteMode) -> Result<()> {
+        let Self { blocks, settings, scratch, .. } = self;
+        // The last block's values are still there from the forward pass.
+        let is_recomputed = settings.recompute == ActivationRecompute::Block && layer + 1 < blocks.len();
+        let (block, mut pass) = (&mut blocks[layer], Pass { settings, documents_N, past: 0, write_mode, scratch });
+        timing::scope_of("layer", layer, || {
+            if is_recomputed {
+                block.recompute(&mut pass)?;
+            }
+            block.backward(&mut pass)
+        })
+    }
+
+    /// Ends the backward pass with the gradient of the embedding, where that trains.
+    pub fn backward_embedding(&mut self, ids_N: &Buffer) -> Result<()> {
+        let (gradients, workspace) = self.scratch.backward()?;
+        match &mut self.embed_tokens.gradient {
             Some(dtable_VD) => Ok(embedding::backward(ids_N, &gradients.dresidual_ND, dtable_VD, workspace)?),
             None => Ok(()),
         }

@@ -13,6 +13,9 @@ use crate::layout::ParameterLayout;
 use crate::weight::Weight;
 use crate::{Error, ModelShape, Result};
 
+/// Inputs, documents and targets, as [`Decoder::forward_backward`] has them.
+type MicroBatch<'a> = (&'a Buffer, Option<&'a Buffer>, &'a Buffer);
+
 /// A model with the buffers of a step. All of its arithmetic runs in the current rayon pool.
 #[derive(Debug)]
 pub struct Decoder {
@@ -35,8 +38,8 @@ pub struct Decoder {
     z_loss: f32,
     /// What adapters' dropout is drawn from in the next micro-batch.
     dropout: dropout::Key,
-    /// The CUDA graphs of [`Decoder::forward_backward`], once its launches are captured.
-    graphs: GraphCache,
+    /// The captured CUDA graphs, by the addresses of inputs, documents and targets, of whole micro-batches and of parts.
+    graphs: GraphCache<([usize; 3], Option<usize>)>,
 }
 
 impl Decoder {
@@ -74,6 +77,34 @@ impl Decoder {
         targets_N: &Buffer,
         scale: f32,
     ) -> Result<()> {
+        self.begin_micro_batch(scale)?;
+        self.replay((inputs_N, documents_N, targets_N), None)?;
+        self.write_mode = WriteMode::Accumulate;
+        Ok(())
+    }
+
+    /// [`Decoder::forward_backward`] in [`ParameterLayout::backward_parts`] parts, and a CUDA graph for each. `after_part`
+    /// is called behind each of them: [`ParameterLayout::completed_by`] says which gradients do not change any more. On
+    /// a GPU the part is launched by then, and no work behind it is.
+    pub fn forward_backward_in_parts<E: From<Error>>(
+        &mut self,
+        inputs_N: &Buffer,
+        documents_N: Option<&Buffer>,
+        targets_N: &Buffer,
+        scale: f32,
+        mut after_part: impl FnMut(&Self, usize) -> Result<(), E>,
+    ) -> Result<(), E> {
+        self.begin_micro_batch(scale)?;
+        for part in 0..self.layout.backward_parts() {
+            self.replay((inputs_N, documents_N, targets_N), Some(part))?;
+            after_part(self, part)?;
+        }
+        self.write_mode = WriteMode::Accumulate;
+        Ok(())
+    }
+
+    /// Puts the numbers of a micro-batch where its operations read them.
+    fn begin_micro_batch(&mut self, scale: f32) -> Result<()> {
         self.check_training()?;
         if self.scale.map(f32::to_bits) != Some(scale.to_bits()) {
             self.scale_upload.stage()?.fill(scale);
@@ -81,16 +112,20 @@ impl Decoder {
             self.scale_upload.receive()?;
             self.scale = Some(scale);
         }
-        self.write_dropout_key(self.dropout)?;
+        self.write_dropout_key(self.dropout)
+    }
+
+    /// Runs a part of a micro-batch or all of them, on a GPU from the second time on as a CUDA graph.
+    fn replay(&mut self, micro_batch: MicroBatch<'_>, part: Option<usize>) -> Result<()> {
+        let (inputs_N, documents_N, targets_N) = micro_batch;
         let device = self.loss_1.device().clone();
         let addresses = [Some(inputs_N), documents_N, Some(targets_N)].map(|buffer| buffer.map_or(0, Buffer::address));
-        let key = addresses.iter().fold(0, |key: u64, &address| key.rotate_left(21) ^ address as u64);
+        let parts = part.map_or(0..self.layout.backward_parts(), |part| part..part + 1);
         let mut graphs = mem::take(&mut self.graphs);
-        let done = graphs.run(&device, key, || self.pass(inputs_N, documents_N, targets_N));
+        let done = graphs
+            .run(&device, (addresses, part), || parts.clone().try_for_each(|part| self.run_part(micro_batch, part)));
         self.graphs = graphs;
-        done?;
-        self.write_mode = WriteMode::Accumulate;
-        Ok(())
+        done
     }
 
     /// Says what the dropout of adapters in the next micro-batch is drawn from: a seed that is the optimizer step's, and
@@ -119,11 +154,19 @@ impl Decoder {
         if self.backbone.scratch.gradients.is_some() { Ok(()) } else { Err(Error::EvaluationOnly) }
     }
 
-    /// Everything of a micro-batch that a CUDA graph can replay.
-    fn pass(&mut self, inputs_N: &Buffer, documents_N: Option<&Buffer>, targets_N: &Buffer) -> Result<()> {
-        timing::scope("forward", || self.backbone.forward(inputs_N, documents_N, 0))?;
-        timing::scope("head", || self.head_forward_backward(targets_N))?;
-        timing::scope("backward", || self.backbone.backward(inputs_N, documents_N, self.write_mode))
+    /// Part 0 is the forward pass and the gradients of head and last norm, each further one the backward pass of a block,
+    /// from the last to the first; the embedding's follows that of the first block.
+    fn run_part(&mut self, (inputs_N, documents_N, targets_N): MicroBatch<'_>, part: usize) -> Result<()> {
+        if part == 0 {
+            timing::scope("forward", || self.backbone.forward(inputs_N, documents_N, 0))?;
+            timing::scope("head", || self.head_forward_backward(targets_N))?;
+            return timing::scope("backward", || self.backbone.backward_final_norm());
+        }
+        let layer = self.backbone.blocks.len() - part;
+        timing::scope("backward", || {
+            self.backbone.backward_block(layer, documents_N, self.write_mode)?;
+            if layer == 0 { self.backbone.backward_embedding(inputs_N) } else { Ok(()) }
+        })
     }
 
     /// Loss and head: leaves the gradient of the backbone's output where its backward pass reads it.

@@ -123,6 +123,23 @@ impl ParameterLayout {
         })
     }
 
+    /// Into how many parts [`crate::Decoder::forward_backward_in_parts`] divides a micro-batch: the head, then a block each.
+    pub fn backward_parts(&self) -> usize {
+        self.shape.num_layers + 1
+    }
+
+    /// The part of a micro-batch, from 0, after which the gradient of a parameter does not change any more. The backward
+    /// pass begins with the head and ends with the first block and the embedding, which a tied head is; the few norms
+    /// and biases are counted with these.
+    pub fn completed_by(&self, parameter: &Parameter) -> usize {
+        let last = self.shape.num_layers;
+        match (parameter.spec.kind, parameter.spec.layer) {
+            (ParameterKind::Adapter | ParameterKind::Projection, Some(layer)) => last - layer,
+            (ParameterKind::Head, _) => 0,
+            _ => last,
+        }
+    }
+
     /// See [`ModelShape::width_ratio`].
     pub fn width_ratio(&self) -> f64 {
         self.shape.width_ratio()

@@ -16,6 +16,8 @@ use run_config::TargetModule;
 pub struct ParameterSpec {
     /// `embed_tokens`, `layers.0.qkv`, `final_norm`, ...
     pub name: String,
+    /// The decoder block that it is in, from 0; none outside of the blocks.
+    pub layer: Option<usize>,
     /// In memory; matrices are `[outputs, inputs]`.
     pub shape: Vec<usize>,
     /// What the optimizer does with it.
@@ -97,6 +99,7 @@ impl ParameterSpec {
     fn matrix(name: String, shape: [usize; 2], std: f64, tensors: impl IntoIterator<Item = (String, usize)>) -> Self {
         Self {
             name,
+            layer: None,
             shape: shape.to_vec(),
             kind: ParameterKind::Projection,
             initial: InitialValues::Normal { std },
@@ -109,6 +112,7 @@ impl ParameterSpec {
     fn adapter(name: String, shape: [usize; 2], initial: InitialValues, tensor: String) -> Self {
         Self {
             name,
+            layer: None,
             shape: shape.to_vec(),
             kind: ParameterKind::Adapter,
             initial,
@@ -123,6 +127,7 @@ impl ParameterSpec {
         let hugging_face = stacked(tensors);
         Self {
             name,
+            layer: None,
             shape: vec![hugging_face.iter().map(|tensor| tensor.rows).sum()],
             kind: ParameterKind::VectorOrEmbedding,
             initial,
@@ -235,6 +240,7 @@ impl<T> BlockParameters<T> {
         add: &mut impl FnMut(ParameterSpec) -> Result<T, E>,
     ) -> Result<Self, E> {
         let ModelShape { hidden_size: d, intermediate_size: i, .. } = *shape;
+        let add = &mut |spec| add(ParameterSpec { layer: Some(layer), ..spec });
         // Sums over twice the inputs are of one size if their weights are smaller by sqrt(2).
         let std = shape.init_std * shape.width_ratio().sqrt();
         let heads = shape.heads();

@@ -109,8 +109,12 @@ impl Exchange for PythonExchange {
         problem.map_or(Ok(()), |problem| Err(TrainerError::Request(problem)))
     }
 
-    fn swap(&self, sent: &[Parcel], received: &[Parcel]) -> Result<()> {
-        self.call::<Option<bool>>("swap", (memories(sent), memories(received))).map(drop)
+    fn begin_swap(&self, sent: &[Parcel], received: &[Parcel]) -> Result<()> {
+        self.call::<Option<bool>>("begin_swap", (memories(sent), memories(received))).map(drop)
+    }
+
+    fn end_swap(&self) -> Result<()> {
+        self.call::<Option<bool>>("end_swap", ()).map(drop)
     }
 
     fn sum(&self, numbers: &mut [f64]) -> Result<()> {

@@ -5,9 +5,11 @@
 //! (docs/decisions/011-one-wait-per-step.md).
 
 mod buffers;
+mod gradient_exchange;
 mod micro_batch;
 mod optimizer;
 mod settings;
+mod shard;
 mod sharding;
 mod synthetic;
 mod tree_reduction;
@@ -29,11 +31,12 @@ pub use self::{
         Algorithm, Optimizer, OptimizerPlan, ParameterGroup, StateLayout, StateTensor, StepOutcome, UpdateRule,
     },
     settings::{EngineSettings, model_shape},
-    sharding::{Sharding, ShardingPlan, shards},
+    shard::{Shard, shards},
+    sharding::{Sharding, ShardingPlan},
     synthetic::synthetic,
     tree_reduction::{TreeReduction, TreeReductionPlan},
 };
-pub(crate) use self::{optimizer::muon_flops, sharding::largest_shard};
+pub(crate) use self::{gradient_exchange::share_after_backward, optimizer::muon_flops, shard::largest_shard};
 use crate::{error::Result, pool, stop::StopSignal};
 
 /// A model in training, without data, checkpoints and metrics.
@@ -75,12 +78,16 @@ impl StageEngine {
         })
     }
 
-    /// Runs everything that a step and an evaluation run.
-    fn warm_up(decoder: &mut Decoder, micro_batch: &mut MicroBatch) -> Result<()> {
+    /// Runs everything that a step of one of several ranks, or of one, and an evaluation run.
+    fn warm_up(decoder: &mut Decoder, micro_batch: &mut MicroBatch, has_ranks: bool) -> Result<()> {
         let sequences = micro_batch.sequences();
         let batch = synthetic(sequences, decoder.sequence_length(), decoder.shape().vocab_size);
         micro_batch.upload(&batch, 0..sequences)?;
-        micro_batch.train(decoder, 1.0 / batch.target_count as f32)?;
+        let scale = 1.0 / batch.target_count as f32;
+        micro_batch.train(decoder, scale)?;
+        if has_ranks {
+            micro_batch.train_in_parts(decoder, scale, |_, _| Ok(()))?;
+        }
         micro_batch.evaluate(decoder)?;
         Ok(())
     }
@@ -101,7 +108,7 @@ impl Engine {
         let StageEngine { decoder, micro_batch } = later_stages.pop_front().expect("there is at least one stage");
         let (_, first) = &buffers.stages[0];
         let shard = first.sharding.own_shard();
-        let reduction = first.reduction.as_ref().map(|plan| TreeReduction::bind(plan, arena, &decoder, &shard));
+        let reduction = first.reduction.as_ref().map(|plan| TreeReduction::bind(plan, arena, &decoder, shard));
         Ok(Self {
             optimizer: Optimizer::bind(&first.optimizer, arena, &decoder)?,
             micro_batch,
@@ -135,14 +142,15 @@ impl Engine {
         if self.device.as_cuda().is_none() {
             return Ok(());
         }
-        let Self { pool, decoder, optimizer, micro_batch, later_stages, .. } = self;
+        let Self { pool, decoder, optimizer, micro_batch, sharding, later_stages, .. } = self;
+        let has_ranks = sharding.ranks().exchange().is_some();
         pool.install(|| {
             optimizer.warm_up()?;
             for StageEngine { decoder, micro_batch } in later_stages.iter_mut() {
                 // The first pass runs eagerly, the second one captures the graph.
-                (0..2).try_for_each(|_| StageEngine::warm_up(decoder, micro_batch))?;
+                (0..2).try_for_each(|_| StageEngine::warm_up(decoder, micro_batch, has_ranks))?;
             }
-            StageEngine::warm_up(decoder, micro_batch)
+            StageEngine::warm_up(decoder, micro_batch, has_ranks)
         })
     }
 
@@ -155,7 +163,7 @@ impl Engine {
         let Self { pool, decoder, sharding, device, .. } = self;
         // Moves the exclusive borrow: a captured graph is not to be shared between threads.
         pool.install(move || {
-            sharding.reduce_gradients(decoder)?;
+            sharding.begin_reduction().finish(decoder)?;
             sharding.gather_weights(decoder)?;
             Ok(device.synchronize()?)
         })
@@ -187,12 +195,14 @@ impl Engine {
             // The mean is over the targets of the whole batch, however it is cut.
             let scale = 1.0 / batch.target_count as f32;
             let rank_info = sharding.ranks().rank_info();
-            let virtual_shards = reduction.as_ref().map_or(rank_info.world_size, TreeReduction::virtual_shards);
+            let world_size = rank_info.world_size;
+            let virtual_shards = reduction.as_ref().map_or(world_size, TreeReduction::virtual_shards);
             let own = rank_info.share(virtual_shards);
             let mut ahead = micro_batch.cut(batch, &own, virtual_shards);
             if let Some(first) = ahead.next() {
                 micro_batch.send(batch, first)?;
             }
+            let mut exchange = sharding.begin_reduction();
             for shard in own.clone() {
                 decoder.begin_accumulation()?;
                 let pieces = micro_batch.cut(batch, &(shard..shard + 1), virtual_shards);
@@ -207,8 +217,15 @@ impl Engine {
                     }
                     let first_token = sequences.start * batch.sequence_length;
                     decoder.set_dropout(step_seed(*seed, step), first_token as u64);
-                    micro_batch.train(decoder, scale)?;
-                    if let Some(next) = ahead.next() {
+                    let next = ahead.next();
+                    // Virtual shards are summed before anything is exchanged.
+                    if next.is_none() && reduction.is_none() && world_size > 1 {
+                        micro_batch
+                            .train_in_parts(decoder, scale, |decoder, part| exchange.after_part(decoder, part))?;
+                    } else {
+                        micro_batch.train(decoder, scale)?;
+                    }
+                    if let Some(next) = next {
                         micro_batch.send(batch, next)?;
                     }
                 }
@@ -216,7 +233,7 @@ impl Engine {
                     reduction.add(decoder, shard, &own)?;
                 }
             }
-            sharding.reduce_gradients(decoder)?;
+            exchange.finish(decoder)?;
             optimizer.update(decoder, sharding.meter_mut(), reduction.as_mut())?;
             sharding.gather_weights(decoder)?;
             optimizer.outcome(decoder).map(Some)

@@ -63,15 +63,27 @@ pub trait Exchange: fmt::Debug + Send + Sync {
     /// Which rank this process is.
     fn rank_info(&self) -> RankInfo;
 
-    /// Prepares to [`Exchange::swap`] buffers of this device.
+    /// Prepares to swap buffers of this device.
     ///
     /// # Errors
     /// [`TrainerError::Request`] says what is missing for that.
     fn connect(&self, device: &Device) -> Result<()>;
 
-    /// Sends a part to each of some other ranks, and receives one from each of some. Parts do not overlap. On a GPU all
-    /// of it happens in the order of its compute stream, and nothing has happened yet when this returns.
-    fn swap(&self, sent: &[Parcel], received: &[Parcel]) -> Result<()>;
+    /// Begins to send parts to other ranks and to receive others from them, beside what is computed until
+    /// [`Exchange::end_swap`]. Two ranks send each other parts in the order in which the other one lists them. Until the end
+    /// nothing writes what is sent, and nothing uses what is received. On a GPU it begins after everything launched
+    /// before.
+    fn begin_swap(&self, sent: &[Parcel], received: &[Parcel]) -> Result<()>;
+
+    /// Ends the swap that has begun: its parts are there for everything after this. On a GPU only the compute stream
+    /// waits.
+    fn end_swap(&self) -> Result<()>;
+
+    /// [`Exchange::begin_swap`] and [`Exchange::end_swap`] in one.
+    fn swap(&self, sent: &[Parcel], received: &[Parcel]) -> Result<()> {
+        self.begin_swap(sent, received)?;
+        self.end_swap()
+    }
 
     /// Adds up numbers in the order of the ranks: every rank gets the same bits.
     fn sum(&self, numbers: &mut [f64]) -> Result<()>;
@@ -124,9 +136,10 @@ impl Ranks {
         self.0.as_deref().map(|exchange| exchange as &dyn Exchange)
     }
 
-    /// The time spent in exchange so far, the wait for other ranks included; none where there is only one.
-    pub fn exchange_time(&self) -> Option<Duration> {
-        self.0.as_ref().map(|exchange| exchange.time())
+    /// The time spent in exchange so far, the wait for other ranks included, beside no computation; none where there is
+    /// only one. On a GPU it waits for the swaps that have ended.
+    pub fn exchange_time(&self) -> Result<Option<Duration>> {
+        self.0.as_ref().map(|exchange| exchange.time()).transpose()
     }
 
     /// [`Exchange::sum`]

@@ -140,7 +140,7 @@ impl Trainer {
         }
         self.profile.begin(self.position.step + 1);
         let (started, waited) = (Instant::now(), self.data.stream.data_wait());
-        self.engine.sharding.meter_mut().begin_step();
+        self.engine.sharding.meter_mut().begin_step()?;
         let mixture = self.data.stream.mixture().clone();
         let own_stop = self.own_stop.clone();
         let interrupted = || {
@@ -171,6 +171,7 @@ impl Trainer {
             self.data.pending_batch = Some(batch);
             return Ok(Step::Abandoned);
         };
+        self.engine.sharding.meter_mut().end_step()?;
         self.record_data(step, &batch);
         self.position.step = step;
         self.position.tokens += batch.target_count as u64;
@@ -200,7 +201,6 @@ impl Trainer {
         (started, data_wait): (Instant, Duration),
     ) -> StepReport {
         let (save_seconds, evaluation_seconds) = self.observation.take_between_steps();
-        self.engine.sharding.meter_mut().end_step();
         let step_seconds = started.elapsed().as_secs_f64();
         let tokens_per_second = batch.target_count as f64 / step_seconds;
         let world_size = self.ranks().rank_info().world_size;

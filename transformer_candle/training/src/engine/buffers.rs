@@ -38,7 +38,7 @@ impl RunBuffers {
         let mut plan = Plan::new();
         let (decoder, micro_batch) = forward_buffers(config, shape, settings, true, &mut plan);
         let optimizer = OptimizerPlan::add_to(&mut plan, decoder.layout(), config, settings);
-        let sharding = ShardingPlan::add_to(&mut plan, decoder.layout(), settings.rank_info);
+        let sharding = ShardingPlan::add_to(&mut plan, decoder.layout(), settings);
         let reduction = config.runtime.deterministic_reduction.map(|virtual_shards| {
             TreeReductionPlan::add_to(&mut plan, decoder.layout(), virtual_shards, settings.rank_info)
         });

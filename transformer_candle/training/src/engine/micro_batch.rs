@@ -178,6 +178,19 @@ impl MicroBatch {
         })
     }
 
+    /// The same in parts, after each of which `after_part` is called: [`Decoder::forward_backward_in_parts`].
+    pub fn train_in_parts(
+        &self,
+        decoder: &mut Decoder,
+        scale: f32,
+        after_part: impl FnMut(&Decoder, usize) -> Result<()>,
+    ) -> Result<()> {
+        let Self { inputs_N, documents_N, targets_N, .. } = self;
+        timing::scope("micro_batch", || {
+            decoder.forward_backward_in_parts(inputs_N, documents_N.as_ref(), targets_N, scale, after_part)
+        })
+    }
+
     /// The loss of each target in nats, F32 `[N]`, zero where there is none.
     pub fn evaluate<'a>(&self, decoder: &'a mut Decoder) -> Result<&'a Buffer> {
         Ok(decoder.evaluate(&self.inputs_N, self.documents_N.as_ref(), &self.targets_N)?)

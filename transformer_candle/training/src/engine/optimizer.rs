@@ -26,7 +26,11 @@ pub(crate) use self::orthogonal::flops as muon_flops;
 use self::orthogonal::{Batching, FlatBuffers, MuonGroup, MuonPlan};
 use self::state::MASTER_LOW_BITS;
 pub use self::state::{StateLayout, StateTensor};
-use super::{settings::EngineSettings, sharding::shards, tree_reduction::TreeReduction};
+use super::{
+    settings::EngineSettings,
+    shard::{Shard, shards},
+    tree_reduction::TreeReduction,
+};
 use crate::{error::Result, ranks::RankMeter};
 
 /// The optimizer's settings and its buffers in a memory plan.
@@ -35,14 +39,17 @@ pub struct OptimizerPlan {
     algorithm: Algorithm,
     max_grad_norm: Option<f32>,
     /// The parameters that this rank updates.
-    shard: Range<usize>,
-    groups: Vec<ParameterGroup>,
+    shard: Shard,
+    /// Those of each group.
+    groups: Vec<(ParameterGroup, Shard)>,
     state: Vec<(StateLayout, BufferId)>,
     muon: Option<MuonPlan>,
     scalars: BufferId,
     /// Where a GPU receives the next step's scalars.
     scalars_staging: Option<BufferId>,
     norm: BufferId,
+    /// The norm of each range of the shard.
+    range_norms: BufferId,
     outcome: BufferId,
     workspace: BufferId,
 }
@@ -69,11 +76,13 @@ impl OptimizerPlan {
         let of_all_ranks = algorithm.groups(layout);
         let groups = in_shard(&of_all_ranks, &shard);
         let layouts = state_layouts(&of_all_ranks, layout.trainable_elements(), precision, &shard);
-        let muon_settings = groups.iter().find_map(|group| match group.rule {
+        let muon_settings = groups.iter().find_map(|(group, _)| match group.rule {
             UpdateRule::Muon(settings) => Some(settings),
             UpdateRule::AdamW(_) => None,
         });
-        let workspace = grad_norm::workspace_elements(shard.len(), device);
+        let ranges = shard.ranges();
+        let largest = ranges.iter().map(ExactSizeIterator::len).max().unwrap_or(0).max(ranges.len());
+        let workspace = grad_norm::workspace_elements(largest, device);
         let scalars = [groups.len() * adamw::SCALARS];
         Self {
             algorithm,
@@ -85,6 +94,7 @@ impl OptimizerPlan {
             scalars_staging: (device == DeviceKind::Cuda)
                 .then(|| plan.add("optimizer.scalars.staging", Category::Scratch, DType::F32, &scalars)),
             norm: plan.add("gradient_norm", Category::Scratch, DType::F32, &[1]),
+            range_norms: plan.add("gradient_norm.ranges", Category::Scratch, DType::F32, &[ranges.len()]),
             outcome: plan.add("outcome", Category::Scratch, DType::F32, &[OUTCOME]),
             workspace: plan.add("gradient_norm.workspace", Category::Scratch, DType::F32, &[workspace]),
             shard,
@@ -105,33 +115,41 @@ pub struct Optimizer {
     groups: Vec<BoundGroup>,
     state: Vec<StateTensor>,
     scalars_upload: Upload<f32>,
-    /// Those of this rank's parameters.
-    gradients: Buffer,
+    /// Those of each range of this rank's parameters, and a place for its norm.
+    gradients: Vec<(Buffer, Buffer)>,
     norm: Buffer,
+    range_norms: Buffer,
     outcome: Buffer,
     outcome_download: Download<f32>,
     workspace: Buffer,
 }
 
-/// A parameter group with views of its range of every buffer.
+/// A parameter group with views of what this rank has of it.
 #[derive(Debug)]
 struct BoundGroup {
     learning_rate_scale: f64,
     weight_decay: f32,
     /// The step's numbers, see [`adamw`].
     scalars: Buffer,
+    rule: BoundRule,
+}
+
+/// An update rule with what it updates.
+#[derive(Debug)]
+enum BoundRule {
+    AdamW { settings: adamw::AdamW, ranges: Vec<AdamWRange> },
+    Muon(MuonGroup),
+}
+
+/// Views of every buffer of a range that `AdamW` updates.
+#[derive(Debug)]
+struct AdamWRange {
     weights: Buffer,
     /// Of the f32 master weights, beside bf16 weights.
     low_bits: Option<Buffer>,
     gradients: Buffer,
-    rule: BoundRule,
-}
-
-/// An update rule with views of the state that it keeps.
-#[derive(Debug)]
-enum BoundRule {
-    AdamW { settings: adamw::AdamW, first_moment: Buffer, second_moment: Buffer },
-    Muon(MuonGroup),
+    first_moment: Buffer,
+    second_moment: Buffer,
 }
 
 /// The result of one optimizer step.
@@ -158,6 +176,10 @@ impl Optimizer {
             let scalars = scalars.view(index * adamw::SCALARS, &[adamw::SCALARS])?;
             BoundGroup::bind(group, scalars, decoder, &state, muon)
         });
+        let range_norms = arena.buffer(plan.range_norms);
+        let gradients = plan.shard.ranges().iter().enumerate().map(|(index, range)| {
+            Ok((decoder.gradients().view(range.start, &[range.len()])?, range_norms.view(index, &[1])?))
+        });
         let staging = plan.scalars_staging.map(|id| arena.buffer(id));
         Ok(Self {
             algorithm: plan.algorithm,
@@ -165,8 +187,9 @@ impl Optimizer {
             groups: groups.collect::<kernels::Result<_>>()?,
             state,
             scalars_upload: Upload::new(scalars, staging)?,
-            gradients: decoder.gradients().view(plan.shard.start, &[plan.shard.len()])?,
+            gradients: gradients.collect::<kernels::Result<_>>()?,
             norm: arena.buffer(plan.norm),
+            range_norms,
             outcome_download: Download::new(outcome.clone())?,
             outcome,
             workspace: arena.buffer(plan.workspace),
@@ -219,7 +242,15 @@ impl Optimizer {
 
     /// Computes the norm of the gradients of all ranks, and adds up their losses.
     fn norm_and_loss(&mut self, meter: &mut RankMeter, loss: &mut Buffer) -> Result<()> {
-        grad_norm::forward(&self.gradients, &mut self.norm, &mut self.workspace)?;
+        let Self { gradients, norm, range_norms, workspace, .. } = self;
+        match &mut gradients[..] {
+            [(gradients, _)] => grad_norm::forward(gradients, norm, workspace)?,
+            ranges => {
+                let norm_of = |(gradients, norm): &mut (Buffer, Buffer)| grad_norm::forward(gradients, norm, workspace);
+                ranges.iter_mut().try_for_each(norm_of)?;
+                grad_norm::forward(range_norms, norm, workspace)?;
+            }
+        }
         if meter.ranks().exchange().is_none() {
             return Ok(());
         }
@@ -265,12 +296,18 @@ impl Optimizer {
         let Some(StateTensor { layout, buffer }) = self.state.iter_mut().find(|tensor| tensor.is_low_bits()) else {
             return fill(None);
         };
-        if layout.range == layout.of_all_ranks {
+        if layout.shard.len() == layout.of_all_ranks.len() {
             return fill(Some(buffer));
         }
         let mut all = Buffer::zeros(&[layout.of_all_ranks.len()], layout.dtype, buffer.device())?;
         fill(Some(&mut all))?;
-        Ok(buffer.copy_from(&all.view(layout.range.start, &[layout.range.len()])?)?)
+        let mut position = 0;
+        for range in layout.shard.ranges() {
+            let own = [range.len()];
+            buffer.view(position, &own)?.copy_from(&all.view(range.start, &own)?)?;
+            position += range.len();
+        }
+        Ok(())
     }
 
     /// The low bits of the f32 master weights of this rank, beside bf16 weights.
@@ -280,51 +317,53 @@ impl Optimizer {
 }
 
 impl BoundGroup {
-    /// A group over these weights; `muon` binds the matrices of one that Muon updates.
+    /// What a rank has of a group; `muon` binds the matrices of one that Muon updates.
     fn bind(
-        group: &ParameterGroup,
+        (group, shard): &(ParameterGroup, Shard),
         scalars: Buffer,
         decoder: &Decoder,
         state: &[StateTensor],
         muon: impl FnOnce(&FlatBuffers<'_>) -> kernels::Result<Option<MuonGroup>>,
     ) -> kernels::Result<Self> {
-        let ParameterGroup { range, rule, learning_rate_scale, weight_decay } = group;
-        let flat = |buffer: &Buffer| buffer.view(range.start, &[range.len()]);
+        let ParameterGroup { rule, learning_rate_scale, weight_decay, .. } = group;
         let find = |name: &str| state.iter().find(|tensor| tensor.layout.name == name);
-        let kept = |name| find(name).expect("the plan has the state of every rule").view(range);
-        let (weights, gradients) = (flat(decoder.weights())?, flat(decoder.gradients())?);
-        let low_bits = find(MASTER_LOW_BITS).map(|tensor| tensor.view(range)).transpose()?;
+        let kept = |name| find(name).expect("the plan has the state of every rule");
+        let (weights, gradients, low_bits) = (decoder.weights(), decoder.gradients(), find(MASTER_LOW_BITS));
         Ok(Self {
             learning_rate_scale: *learning_rate_scale,
             weight_decay: *weight_decay,
             scalars,
             rule: match *rule {
-                UpdateRule::AdamW(settings) => BoundRule::AdamW {
-                    settings,
-                    first_moment: kept(FIRST_MOMENT)?,
-                    second_moment: kept(SECOND_MOMENT)?,
-                },
+                UpdateRule::AdamW(settings) => {
+                    let views = |range: &Range<usize>| {
+                        let (start, shape) = (range.start, &[range.len()]);
+                        Ok(AdamWRange {
+                            weights: weights.view(start, shape)?,
+                            low_bits: low_bits.map(|tensor| tensor.view(start, shape)).transpose()?,
+                            gradients: gradients.view(start, shape)?,
+                            first_moment: kept(FIRST_MOMENT).view(start, shape)?,
+                            second_moment: kept(SECOND_MOMENT).view(start, shape)?,
+                        })
+                    };
+                    let ranges = shard.ranges().iter().map(views).collect::<kernels::Result<_>>()?;
+                    BoundRule::AdamW { settings, ranges }
+                }
                 UpdateRule::Muon(_) => {
-                    let (weights, low_bits, gradients) = (&weights, low_bits.as_ref(), &gradients);
-                    let momentum = &kept(MOMENTUM)?;
-                    let group = muon(&FlatBuffers { weights, low_bits, gradients, momentum, start: range.start })?;
+                    let group = muon(&FlatBuffers { weights, gradients, low_bits, momentum: kept(MOMENTUM) })?;
                     BoundRule::Muon(group.expect("the plan has the buffers of every rule"))
                 }
             },
-            weights,
-            low_bits,
-            gradients,
         })
     }
 
     fn update(&mut self) -> kernels::Result<()> {
         let scalars = &self.scalars;
         match &mut self.rule {
-            BoundRule::AdamW { settings, first_moment, second_moment } => {
-                let (weight, low_bits) = (&mut self.weights, self.low_bits.as_mut());
-                let state = AdamWState { weight, low_bits, first_moment, second_moment };
-                adamw::step(state, &self.gradients, scalars, settings, self.weight_decay)
-            }
+            BoundRule::AdamW { settings, ranges } => ranges.iter_mut().try_for_each(|range| {
+                let AdamWRange { weights: weight, low_bits, gradients, first_moment, second_moment } = range;
+                let state = AdamWState { weight, low_bits: low_bits.as_mut(), first_moment, second_moment };
+                adamw::step(state, gradients, scalars, settings, self.weight_decay)
+            }),
             BoundRule::Muon(muon) => muon.update(scalars, self.weight_decay),
         }
     }

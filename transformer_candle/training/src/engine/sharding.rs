@@ -1,5 +1,6 @@
 //! ZeRO-1: each rank keeps the optimizer's state of its shard of the parameters, and updates that. A step sums the
-//! gradients of each shard on its rank, and afterwards gives every rank the updated weights.
+//! gradients of each shard on its rank, beside the backward pass of its last micro-batch, and afterwards gives every rank
+//! the updated weights.
 
 use std::ops::Range;
 
@@ -7,69 +8,43 @@ use kernels::{
     Buffer, DType, accumulate,
     memory::{Arena, BufferId, Category, Plan},
 };
-use model::{Decoder, Parameter, ParameterLayout, hugging_face::HfTensor};
+use model::{Decoder, ParameterLayout};
 
+use super::{
+    gradient_exchange::{ALIGNMENT, Chunk, ExchangeSchedule, Forwarded},
+    settings::EngineSettings,
+    shard::{Shard, shards},
+};
 use crate::{
     error::Result,
-    ranks::{Exchange, Parcel, RankInfo, RankMeter, Ranks},
+    ranks::{RankInfo, RankMeter, Ranks},
 };
-
-/// Elements of a bucket of gradients from each other rank: 4 MiB, large beside what a message costs by itself.
-const BUCKET: usize = 1 << 20;
-/// Rows of the staging buffer begin at multiples of this, as a GPU's kernels ask for: 64 bytes.
-const ROW_MULTIPLE: usize = 16;
-
-/// Divides the flat buffers of what trains between the ranks, in ranges of whole tensors of about equal size: Muon
-/// needs whole matrices, and any number of ranks can read what another number has saved. Ranks beyond the number of
-/// tensors get nothing.
-pub fn shards(layout: &ParameterLayout, world_size: usize) -> Vec<Range<usize>> {
-    let elements = layout.trainable_elements();
-    let tensors = layout.by_offset().flat_map(Parameter::hf_tensors);
-    let starts: Vec<usize> =
-        tensors.map(|HfTensor { offset, .. }| offset).filter(|&offset| offset < elements).collect();
-    let mut bounds = vec![0];
-    for rank in 1..world_size {
-        let ideal = elements / world_size * rank;
-        // Every rank after this one needs a tensor as well.
-        let last = starts.len().saturating_sub(world_size - rank);
-        let first = starts.partition_point(|start| *start <= bounds[rank - 1]);
-        let candidates = starts.get(first..=last.max(first)).unwrap_or_default();
-        let nearest = candidates.iter().min_by_key(|start| start.abs_diff(ideal));
-        bounds.push(nearest.copied().unwrap_or(elements));
-    }
-    bounds.push(elements);
-    bounds.windows(2).map(|bounds| bounds[0]..bounds[1]).collect()
-}
-
-/// The rank with the largest shard, which needs the most memory.
-pub(crate) fn largest_shard(layout: &ParameterLayout, world_size: usize) -> usize {
-    let shards = shards(layout, world_size);
-    (0..world_size).max_by_key(|rank| (shards[*rank].len(), world_size - rank)).unwrap_or_default()
-}
 
 /// The shards of a run's ranks and the buffer of their exchange in a memory plan.
 #[derive(Clone, Debug)]
 pub struct ShardingPlan {
-    shards: Vec<Range<usize>>,
+    shards: Vec<Shard>,
     rank: usize,
+    schedule: ExchangeSchedule,
     staging: Option<BufferId>,
 }
 
 impl ShardingPlan {
     /// Adds what the ranks exchange gradients through; one rank needs nothing.
-    pub fn add_to(plan: &mut Plan, layout: &ParameterLayout, rank_info: RankInfo) -> Self {
-        let shards = shards(layout, rank_info.world_size);
-        // The same on all ranks, which send what the others expect.
-        let width = shards.iter().map(ExactSizeIterator::len).max().unwrap_or(0).min(BUCKET);
-        let width = width.next_multiple_of(ROW_MULTIPLE);
-        let staging = (rank_info.world_size > 1)
-            .then(|| plan.add("gradients.staging", Category::Scratch, DType::F32, &[rank_info.world_size - 1, width]));
-        Self { shards, rank: rank_info.rank, staging }
+    pub fn add_to(plan: &mut Plan, layout: &ParameterLayout, settings: EngineSettings) -> Self {
+        let EngineSettings { device, rank_info: RankInfo { rank, world_size, .. }, .. } = settings;
+        let shards = shards(layout, world_size);
+        if world_size == 1 {
+            return Self { shards, rank, schedule: ExchangeSchedule::default(), staging: None };
+        }
+        let schedule = ExchangeSchedule::new(layout, &shards, device);
+        let staging = plan.add("gradients.staging", Category::Scratch, DType::F32, &[world_size - 1, schedule.width]);
+        Self { schedule, shards, rank, staging: Some(staging) }
     }
 
     /// The parameters that this rank updates.
-    pub(super) fn own_shard(&self) -> Range<usize> {
-        self.shards[self.rank].clone()
+    pub(super) fn own_shard(&self) -> &Shard {
+        &self.shards[self.rank]
     }
 }
 
@@ -77,7 +52,9 @@ impl ShardingPlan {
 #[derive(Debug)]
 pub struct Sharding {
     meter: RankMeter,
-    shards: Vec<Range<usize>>,
+    shards: Vec<Shard>,
+    schedule: ExchangeSchedule,
+    /// A row of each other rank's gradients, in the order of the ranks.
     staging: Option<Buffer>,
 }
 
@@ -85,7 +62,7 @@ impl Sharding {
     /// Takes its buffer from the arena. The ranks are not connected yet.
     pub fn bind(plan: &ShardingPlan, arena: &Arena) -> Self {
         let staging = plan.staging.map(|id| arena.buffer(id));
-        Self { meter: RankMeter::default(), shards: plan.shards.clone(), staging }
+        Self { meter: RankMeter::default(), shards: plan.shards.clone(), schedule: plan.schedule.clone(), staging }
     }
 
     /// Connects the ranks.
@@ -108,60 +85,123 @@ impl Sharding {
         &mut self.meter
     }
 
-    /// Sums the gradients of this rank's shard over all ranks, as a binary tree of neighbouring ranks; the rest of the
-    /// gradients is of no use afterwards. The sum is made in buckets, for which the staging buffer has a row per other
-    /// rank.
-    pub(super) fn reduce_gradients(&self, decoder: &Decoder) -> Result<()> {
-        let (Some(exchange), Some(staging)) = (self.ranks().exchange(), &self.staging) else { return Ok(()) };
-        let width = staging.shape()[1];
-        let longest = self.shards.iter().map(ExactSizeIterator::len).max().unwrap_or(0);
-        for offset in (0..longest).step_by(width) {
-            let bucket = |shard: &Range<usize>| {
-                let end = |elements: usize| (shard.start + elements).min(shard.end);
-                let elements = end(offset + width) - end(offset);
-                decoder.gradients().view(end(offset), &[elements])
-            };
-            let parts = self.shards.iter().map(bucket).collect::<kernels::Result<Vec<_>>>()?;
-            sum_bucket(exchange, parts, staging)?;
-        }
-        Ok(())
+    /// Begins to sum the gradients of a step over all ranks, each shard's on its rank; the rest of a rank's gradients is
+    /// of no use afterwards.
+    pub(super) fn begin_reduction(&self) -> Reduction<'_> {
+        Reduction { sharding: self, begun: 0, in_flight: None }
     }
 
     /// Gives every rank the weights that each has updated.
     pub(super) fn gather_weights(&self, decoder: &Decoder) -> Result<()> {
         let Some(exchange) = self.ranks().exchange() else { return Ok(()) };
-        let weights = |shard: &Range<usize>| decoder.weights().view(shard.start, &[shard.len()]);
-        let parts = self.shards.iter().map(weights).collect::<kernels::Result<Vec<_>>>()?;
         let own = exchange.rank_info().rank;
-        let sent = parts.iter().enumerate().map(|(rank, _)| (rank, parts[own].clone()));
-        swap(exchange, sent.collect(), parts.iter().cloned().enumerate().collect())
+        let (mut sent, mut received) = (Vec::new(), Vec::new());
+        for (rank, _) in self.shards.iter().enumerate().filter(|(rank, _)| *rank != own) {
+            for (parcels, owner) in [(&mut sent, own), (&mut received, rank)] {
+                for range in self.shards[owner].ranges() {
+                    parcels.push((rank, decoder.weights().view(range.start, &[range.len()])?));
+                }
+            }
+        }
+        exchange.swap(&sent, &received)
     }
 }
 
-/// Sends each rank its bucket of this rank's gradients, `parts`, and adds up what all ranks have for this one's.
-fn sum_bucket(exchange: &dyn Exchange, mut parts: Vec<Buffer>, staging: &Buffer) -> Result<()> {
-    let RankInfo { rank, world_size, .. } = exchange.rank_info();
-    let mut own = parts[rank].clone();
-    let (width, elements) = (staging.shape()[1], own.elements());
-    let sent = parts.iter().cloned().enumerate().collect();
-    for (row, other) in (0..world_size).filter(|other| *other != rank).enumerate() {
-        parts[other] = staging.view(row * width, &[elements])?;
-    }
-    swap(exchange, sent, parts.iter().cloned().enumerate().collect())?;
-    let first = sum_tree(parts)?;
-    if first.address() != own.address() {
-        own.copy_from(&first)?;
-    }
-    Ok(())
+/// The sum of a step's gradients over all ranks, under way. The ranks begin the same chunks in the same order.
+#[derive(Debug)]
+pub(super) struct Reduction<'a> {
+    sharding: &'a Sharding,
+    /// How many chunks have begun.
+    begun: usize,
+    in_flight: Option<&'a Chunk>,
 }
 
-/// Exchanges what goes to and comes from other ranks, and is not empty.
-fn swap(exchange: &dyn Exchange, mut sent: Vec<Parcel>, mut received: Vec<Parcel>) -> Result<()> {
-    let own = exchange.rank_info().rank;
-    for parcels in [&mut sent, &mut received] {
-        parcels.retain(|(rank, part)| *rank != own && part.elements() > 0);
+impl Reduction<'_> {
+    /// To be called after each part of the last micro-batch: ends the exchange that has taken place beside it, and begins
+    /// the next one, of gradients that are complete by then.
+    pub(super) fn after_part(&mut self, decoder: &Decoder, part: usize) -> Result<()> {
+        self.end_chunk(decoder)?;
+        self.begin_chunk(decoder, part)
     }
-    exchange.swap(&sent, &received)
+
+    /// Sums what is left, when all gradients are complete.
+    pub(super) fn finish(mut self, decoder: &Decoder) -> Result<()> {
+        while self.in_flight.is_some() || self.begun < self.sharding.schedule.chunks.len() {
+            self.after_part(decoder, usize::MAX)?;
+        }
+        self.forward(decoder)
+    }
+
+    /// Gives each rank the sums of its gradients that others have made.
+    fn forward(&self, decoder: &Decoder) -> Result<()> {
+        let Sharding { schedule: ExchangeSchedule { forwarded, .. }, .. } = self.sharding;
+        let Some(exchange) = self.sharding.ranks().exchange().filter(|_| !forwarded.is_empty()) else { return Ok(()) };
+        let (own, mut sent, mut received) = (exchange.rank_info().rank, Vec::new(), Vec::new());
+        for Forwarded { from, to, range } in forwarded {
+            let gradients = || decoder.gradients().view(range.start, &[range.len()]);
+            if *from == own {
+                sent.push((*to, gradients()?));
+            } else if *to == own {
+                received.push((*from, gradients()?));
+            }
+        }
+        exchange.swap(&sent, &received)
+    }
+
+    fn begin_chunk(&mut self, decoder: &Decoder, part: usize) -> Result<()> {
+        let Sharding { schedule: ExchangeSchedule { chunks, .. }, staging, .. } = self.sharding;
+        let (Some(exchange), Some(staging)) = (self.sharding.ranks().exchange(), staging) else { return Ok(()) };
+        let Some(chunk) = chunks.get(self.begun).filter(|chunk| chunk.after <= part) else { return Ok(()) };
+        let (own, mut sent, mut received) = (exchange.rank_info().rank, Vec::new(), Vec::new());
+        for (rank, ranges) in chunk.of_ranks.iter().enumerate().filter(|(rank, _)| *rank != own) {
+            for range in ranges {
+                sent.push((rank, decoder.gradients().view(range.start, &[range.len()])?));
+            }
+            for (range, position) in positions(&chunk.of_ranks[own]) {
+                received.push((rank, row_part(staging, (rank, own), position, range.len())?));
+            }
+        }
+        exchange.begin_swap(&sent, &received)?;
+        (self.begun, self.in_flight) = (self.begun + 1, Some(chunk));
+        Ok(())
+    }
+
+    /// Adds up what all ranks have of this rank's gradients, as a binary tree of neighbouring ranks.
+    fn end_chunk(&mut self, decoder: &Decoder) -> Result<()> {
+        let (Some(exchange), Some(staging)) = (self.sharding.ranks().exchange(), &self.sharding.staging) else {
+            return Ok(());
+        };
+        let Some(chunk) = self.in_flight.take() else { return Ok(()) };
+        exchange.end_swap()?;
+        let RankInfo { rank: own, world_size, .. } = exchange.rank_info();
+        for (range, position) in positions(&chunk.of_ranks[own]) {
+            let mut sum = decoder.gradients().view(range.start, &[range.len()])?;
+            let part = |rank| match rank {
+                _ if rank == own => Ok(sum.clone()),
+                _ => row_part(staging, (rank, own), position, range.len()),
+            };
+            let first = sum_tree((0..world_size).map(part).collect::<Result<_>>()?)?;
+            if first.address() != sum.address() {
+                sum.copy_from(&first)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Ranges of a chunk with their positions in a row of the staging buffer.
+fn positions(ranges: &[Range<usize>]) -> impl Iterator<Item = (&Range<usize>, usize)> {
+    ranges.iter().scan(0, |next, range| {
+        let position = *next;
+        *next += range.len().next_multiple_of(ALIGNMENT);
+        Some((range, position))
+    })
+}
+
+/// A part of the row of another rank in the staging buffer of `own`.
+fn row_part(staging: &Buffer, (rank, own): (usize, usize), position: usize, elements: usize) -> Result<Buffer> {
+    let row = if rank < own { rank } else { rank - 1 };
+    Ok(staging.view(row * staging.shape()[1] + position, &[elements])?)
 }
 
 /// Adds up buffers as a binary tree of neighbours, which overwrites them; returns the first one, which has the sum.
@@ -179,14 +219,8 @@ fn sum_tree(mut parts: Vec<Buffer>) -> Result<Buffer> {
 #[cfg(test)]
 mod tests {
     use kernels::Device;
-    use model::ModelShape;
-    use run_config::ModelConfig;
 
     use super::*;
-
-    fn layout() -> ParameterLayout {
-        ParameterLayout::new(&ModelShape::new(&ModelConfig { num_layers: 3, ..ModelConfig::default() }, 1000))
-    }
 
     #[test]
     fn ranks_are_summed_as_a_tree_of_neighbours() {
@@ -205,32 +239,5 @@ mod tests {
         assert_eq!(sum(4), [four; 3]);
         assert_eq!(sum(5), [four + leaf(4); 3]);
         assert_eq!(sum(7), [four + ((leaf(4) + leaf(5)) + leaf(6)); 3]);
-    }
-
-    #[test]
-    fn shards_hold_every_tensor_whole_and_once() {
-        let layout = layout();
-        let tensors: Vec<HfTensor> = layout.parameters().iter().flat_map(Parameter::hf_tensors).collect();
-        let largest = tensors.iter().map(|tensor| tensor.elements).max().unwrap();
-        for world_size in 1..=tensors.len() {
-            let shards = shards(&layout, world_size);
-            assert_eq!(shards.len(), world_size);
-            assert_eq!((shards[0].start, shards[world_size - 1].end), (0, layout.elements()));
-            assert!(shards.windows(2).all(|pair| pair[0].end == pair[1].start));
-            assert!(shards.iter().all(|shard| shard.len() <= layout.elements().div_ceil(world_size) + 2 * largest));
-            for HfTensor { offset, elements, name, .. } in &tensors {
-                let owners = shards.iter().filter(|shard| shard.start <= *offset && offset + elements <= shard.end);
-                assert_eq!(owners.count(), 1, "{name} with {world_size} ranks");
-            }
-            assert!(shards.iter().all(|shard| !shard.is_empty()), "{world_size} ranks");
-        }
-    }
-
-    #[test]
-    fn ranks_beyond_the_tensors_get_nothing() {
-        let layout = layout();
-        let shards = shards(&layout, 1000);
-        assert_eq!(shards.iter().map(ExactSizeIterator::len).sum::<usize>(), layout.elements());
-        assert!(shards[999].is_empty());
     }
 }

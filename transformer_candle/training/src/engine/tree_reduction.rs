@@ -13,6 +13,8 @@ use kernels::{
 };
 use model::{Decoder, Parameter, ParameterLayout};
 
+use super::shard::Shard;
+
 use crate::{
     error::Result,
     ranks::{RankInfo, RankMeter},
@@ -50,13 +52,13 @@ pub struct TreeReduction {
 
 impl TreeReduction {
     /// Takes its buffers from the arena; `shard` are the parameters that this rank updates.
-    pub fn bind(plan: &TreeReductionPlan, arena: &Arena, decoder: &Decoder, shard: &Range<usize>) -> Result<Self> {
+    pub fn bind(plan: &TreeReductionPlan, arena: &Arena, decoder: &Decoder, shard: &Shard) -> Result<Self> {
         let (layout, trained) = (decoder.layout(), decoder.layout().trainable_elements());
         let tensors = layout.by_offset().flat_map(Parameter::hf_tensors).filter(|tensor| tensor.offset < trained);
         let mut own = Vec::new();
         let mut count = 0;
         for tensor in tensors {
-            if shard.contains(&tensor.offset) {
+            if shard.position_of(&(tensor.offset..tensor.offset + tensor.elements)).is_some() {
                 own.push((count, decoder.gradients().view(tensor.offset, &[tensor.elements])?));
             }
             count += 1;
@@ -150,7 +152,7 @@ mod tests {
         let reduction = TreeReductionPlan::add_to(&mut plan, decoder.layout(), virtual_shards, rank_info);
         let arena = plan.allocate(&Device::Cpu).unwrap();
         let decoder = decoder.bind(&arena).unwrap();
-        let all = 0..decoder.layout().trainable_elements();
+        let all = Shard::whole(0..decoder.layout().trainable_elements());
         let reduction = TreeReduction::bind(&reduction, &arena, &decoder, &all).unwrap();
         (decoder, reduction)
     }

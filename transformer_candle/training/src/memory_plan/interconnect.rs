@@ -86,11 +86,14 @@ impl Network {
     }
 }
 
+/// Bytes of a gradient.
+pub(super) const GRADIENT_BYTES: usize = 4;
+
 /// Bytes that each rank sends and receives in a step: the f32 gradients are summed on the rank of each shard
 /// (reduce-scatter), and its weights, of `weight` bytes, return to all (all-gather).
 pub(super) fn bytes_per_rank(elements: usize, weight: usize, rank_info: RankInfo) -> f64 {
     let ranks = rank_info.world_size as f64;
-    (ranks - 1.0) / ranks * (4 + weight) as f64 * elements as f64
+    (ranks - 1.0) / ranks * (GRADIENT_BYTES + weight) as f64 * elements as f64
 }
 
 /// The exchange of a step between ranks, and what it does to the speed. Ranges are pessimistic first.
@@ -100,13 +103,13 @@ pub struct ExchangeSpeed {
     pub link: String,
     /// Bytes that each rank sends, and receives, in a step.
     pub bytes_per_rank: f64,
-    /// Seconds of a step. Nothing is computed meanwhile.
+    /// Seconds of a step.
     pub seconds: [f64; 2],
+    /// Those of them in which nothing is computed: gradients are exchanged beside the backward pass of the step's last
+    /// micro-batch, as far as it is long enough.
+    pub exposed_seconds: [f64; 2],
     /// Tokens per second over those of as many processes that exchange nothing.
     pub efficiency: [f64; 2],
-    /// Target tokens per second if the exchange took place during the backward pass of the step's last micro-batch and the
-    /// forward pass of the next step's first, as far as these are long enough.
-    pub tokens_per_second_if_hidden: [f64; 2],
 }
 
 #[cfg(test)]

@@ -2,16 +2,13 @@
 //! rates that launches sustain. Bytes are what a launch must move if caches keep nothing between launches.
 //! docs/decisions/012 has the same list for one config; `benches/gpu/roofline.py` prints it.
 
-use std::{
-    collections::BTreeMap,
-    ops::{Add, Range},
-};
+use std::{collections::BTreeMap, ops::Add};
 
 use super::{
     gpu_table::{GpuSpec, SustainedFractions},
     step_part::StepPart,
 };
-use crate::engine::{EngineSettings, muon_flops, shards};
+use crate::engine::{EngineSettings, Shard, muon_flops, shards};
 use kernels::{DeviceKind, muon};
 use model::{ModelShape, ParameterKind, ParameterLayout, dtype_of, head_chunk_rows};
 use run_config::{ActivationRecompute, Algorithm, RunConfig};
@@ -109,9 +106,8 @@ pub(super) fn processors(EngineSettings { device, rank_info, .. }: EngineSetting
 fn updated(layout: &ParameterLayout, settings: EngineSettings) -> [f64; 2] {
     let projections = layout.range(ParameterKind::Projection);
     let shards = shards(layout, processors(settings));
-    let overlap =
-        |shard: &Range<usize>| shard.end.min(projections.end).saturating_sub(shard.start.max(projections.start));
-    let most = |elements: &dyn Fn(&Range<usize>) -> usize| shards.iter().map(elements).max().unwrap_or(0) as f64;
+    let overlap = |shard: &Shard| shard.overlap(&projections).len();
+    let most = |elements: &dyn Fn(&Shard) -> usize| shards.iter().map(elements).max().unwrap_or(0) as f64;
     [most(&overlap), most(&|shard| shard.len() - overlap(shard))]
 }
 
@@ -322,7 +318,7 @@ impl<'a> Step<'a> {
             ["grad_norm forward", "Buffer::zero", "adamw step", "muon"].map(|label| (part, label));
         // A CPU's first micro-batch overwrites the gradients of matrices.
         let zeroed = if self.device == DeviceKind::Cpu { all - layout.decayed_elements() as f64 } else { all };
-        let largest = shards(layout, processors(settings)).iter().map(Range::len).max().unwrap_or(0) as f64;
+        let largest = shards(layout, processors(settings)).iter().map(Shard::len).max().unwrap_or(0) as f64;
         let mut operations = vec![Self::pass(norm, 1.0, 4.0 * largest), Self::pass(zero, 1.0, 4.0 * zeroed.max(0.0))];
         if config.optimizer.algorithm == Algorithm::AdamW {
             operations.push(Self::pass(adamw, 1.0, ADAMW_BYTES * largest));

@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 
+use kernels::DeviceKind;
 use model::{ParameterLayout, dtype_of};
 use run_config::RunConfig;
 use serde::Serialize;
@@ -11,14 +12,14 @@ pub(super) use super::roofline::processors;
 use super::{
     calibration::Calibration,
     gpu_table::{GpuSpec, SustainedFractions},
-    interconnect::{ExchangeSpeed, Network, bytes_per_rank},
+    interconnect::{ExchangeSpeed, GRADIENT_BYTES, Network, bytes_per_rank},
     measured::MeasuredStep,
     roofline::{LAUNCH_SECONDS, Rates, Roofline},
     step_part::StepPart,
 };
 use crate::{
     device::GpuMemory,
-    engine::{EngineSettings, StepOf},
+    engine::{EngineSettings, StepOf, share_after_backward},
     ranks::RankInfo,
 };
 
@@ -79,6 +80,9 @@ const CPU_BYTES_PER_SECOND: f64 = 20e9;
 /// What steps take of the time that their matmuls alone would: those that were measured reach 64 to 89% of the roofline
 /// (docs/experiments/cpu-training.md).
 const UNTIMED_STEP: [f64; 2] = [1.0 / 0.6, 1.0 / 0.9];
+
+/// The backward pass as a share of a micro-batch: two of the three GEMMs of every matrix.
+const BACKWARD_SHARE: f64 = 2.0 / 3.0;
 
 /// The same step taken by one process.
 fn alone(step: StepOf<'_>) -> StepOf<'_> {
@@ -185,12 +189,28 @@ impl SpeedModel {
 
     /// Seconds of a step, pessimistic and optimistic.
     pub(super) fn step_seconds(&self, step: StepOf<'_>) -> [f64; 2] {
-        let (computing, exchanging) = (self.computing_seconds(step), self.exchange_seconds(step));
-        [0, 1].map(|end| computing[end] + exchanging[end])
+        let (computing, exposed) = (self.computing_seconds(step), self.exposed_seconds(step));
+        [0, 1].map(|end| computing[end] + exposed[end])
     }
 
-    fn exchange_seconds(&self, step: StepOf<'_>) -> [f64; 2] {
-        self.network.as_ref().map_or([0.0; 2], |network| network.seconds(exchanged(step)))
+    /// Seconds of the exchange between ranks in which nothing is computed.
+    fn exposed_seconds(&self, step: StepOf<'_>) -> [f64; 2] {
+        let StepOf { config, shape, settings } = step;
+        let Some(network) = &self.network else { return [0.0; 2] };
+        // Processes on one CPU exchange with the cores that compute, and virtual shards are summed before.
+        if settings.device == DeviceKind::Cpu || config.runtime.deterministic_reduction.is_some() {
+            return network.seconds(exchanged(step));
+        }
+        let world_size = settings.rank_info.world_size;
+        let weight = dtype_of(config.runtime.precision).size_in_bytes();
+        let share_of_gradients = GRADIENT_BYTES as f64 / (GRADIENT_BYTES + weight) as f64;
+        let share_beside = share_of_gradients * (1.0 - share_after_backward(&ParameterLayout::new(shape), world_size));
+        let micro_batches = (config.data.sequences_per_step / settings.micro_batch) as f64;
+        let (seconds, computing) = (network.seconds(exchanged(step)), self.computing_seconds(step));
+        [0, 1].map(|end| {
+            let backward = BACKWARD_SHARE * computing[end] * world_size as f64 / micro_batches;
+            seconds[end] - (share_beside * seconds[end]).min(backward)
+        })
     }
 
     /// The speed of the config that the model was made for, or of a variant of it.
@@ -206,22 +226,14 @@ impl SpeedModel {
     }
 
     fn exchange(&self, step: StepOf<'_>, network: &Network) -> ExchangeSpeed {
-        let StepOf { config, settings, .. } = step;
-        let (computing, seconds) = (self.computing_seconds(step), self.exchange_seconds(step));
-        let alone = self.computing_seconds(alone(step));
-        let micro_batches = (config.data.sequences_per_step / settings.micro_batch) as f64;
-        let tokens = config.data.tokens_per_step() as f64;
-        let efficiency = |end: usize| alone[end] / processors(settings) as f64 / (computing[end] + seconds[end]);
-        let hidden = |end: usize| {
-            let micro_batch = computing[end] * settings.rank_info.world_size as f64 / micro_batches;
-            tokens / (computing[end] + (seconds[end] - micro_batch).max(0.0))
-        };
+        let (alone, seconds) = (self.computing_seconds(alone(step)), self.step_seconds(step));
+        let efficiency = |end: usize| alone[end] / processors(step.settings) as f64 / seconds[end];
         ExchangeSpeed {
             link: network.name.clone(),
             bytes_per_rank: exchanged(step),
-            seconds,
+            seconds: network.seconds(exchanged(step)),
+            exposed_seconds: self.exposed_seconds(step),
             efficiency: [0, 1].map(efficiency),
-            tokens_per_second_if_hidden: [0, 1].map(hidden),
         }
     }
 
@@ -235,7 +247,7 @@ impl SpeedModel {
             SpeedSource::Bench => return None,
         };
         let sum: f64 = parts.values().sum();
-        let exchange = self.exchange_seconds(step)[1] / self.step_seconds(step)[1];
+        let exchange = self.exposed_seconds(step)[1] / self.step_seconds(step)[1];
         let of_step = (1.0 - exchange) / sum;
         let parts = parts.into_iter().map(|(part, seconds)| (part.name(), seconds * of_step));
         Some(parts.chain(self.network.is_some().then_some(("exchange", exchange))).collect())

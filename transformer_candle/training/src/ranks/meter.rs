@@ -70,8 +70,9 @@ impl RankMeter {
     }
 
     /// Begins a step, before its data.
-    pub fn begin_step(&mut self) {
-        self.measured = self.now();
+    pub fn begin_step(&mut self) -> Result<()> {
+        self.measured = self.now()?;
+        Ok(())
     }
 
     /// The step has its data.
@@ -86,7 +87,7 @@ impl RankMeter {
     pub fn sum(&mut self, numbers: &mut [f64]) -> Result<()> {
         let Some(exchange) = self.ranks.exchange() else { return Ok(()) };
         let rank_info = exchange.rank_info();
-        self.measure();
+        self.measure()?;
         let own = RankFigures {
             compute_seconds: self.compute.saturating_sub(self.data_wait).as_secs_f64(),
             exchange_seconds: self.exchange.as_secs_f64(),
@@ -106,9 +107,10 @@ impl RankMeter {
     }
 
     /// Ends a step.
-    pub fn end_step(&mut self) {
-        self.measure();
+    pub fn end_step(&mut self) -> Result<()> {
+        self.measure()?;
         self.measured = None;
+        Ok(())
     }
 
     /// What the ranks have told with the last sum, in their order; nothing of one process.
@@ -116,18 +118,19 @@ impl RankMeter {
         &self.of_all
     }
 
-    fn now(&self) -> Option<Moment> {
-        self.ranks.exchange_time().map(|exchanged| Moment { at: Instant::now(), exchanged })
+    fn now(&self) -> Result<Option<Moment>> {
+        Ok(self.ranks.exchange_time()?.map(|exchanged| Moment { at: Instant::now(), exchanged }))
     }
 
     /// Counts the time up to now.
-    fn measure(&mut self) {
-        if let (Some(before), Some(now)) = (self.measured, self.now()) {
+    fn measure(&mut self) -> Result<()> {
+        if let (Some(before), Some(now)) = (self.measured, self.now()?) {
             let exchanged = now.exchanged.saturating_sub(before.exchanged);
             self.exchange += exchanged;
             self.compute += now.at.duration_since(before.at).saturating_sub(exchanged);
             self.measured = Some(now);
         }
+        Ok(())
     }
 }
 

@@ -1,39 +1,62 @@
-//! An exchange that counts the time spent in it: the transfer itself and the wait for other ranks.
+//! An exchange that counts the time in which it keeps its rank from computing: what the transfer is longer than the
+//! computation beside it, and the wait for other ranks.
 
 use std::{
-    sync::{
-        Arc,
-        atomic::{AtomicU64, Ordering},
-    },
+    mem,
+    sync::{Arc, Mutex, PoisonError},
     time::{Duration, Instant},
 };
 
-use kernels::Device;
+use kernels::{Device, timing::StreamSpan};
 
 use super::{Exchange, Parcel, RankInfo};
 use crate::error::Result;
 
-/// An exchange and the time spent in its methods.
+/// An exchange and the time spent in it.
 #[derive(Debug)]
 pub(super) struct TimedExchange {
     exchange: Arc<dyn Exchange>,
-    nanoseconds: AtomicU64,
+    counted: Mutex<Counted>,
+}
+
+/// What has been counted so far.
+#[derive(Debug)]
+struct Counted {
+    device: Device,
+    time: Duration,
+    /// The waits of a GPU's stream for swaps, whose length is known when the stream has passed them.
+    stream_waits: Vec<StreamSpan>,
 }
 
 impl TimedExchange {
     pub(super) fn new(exchange: Arc<dyn Exchange>) -> Self {
-        Self { exchange, nanoseconds: AtomicU64::new(0) }
+        let counted = Counted { device: Device::Cpu, time: Duration::ZERO, stream_waits: Vec::new() };
+        Self { exchange, counted: Mutex::new(counted) }
     }
 
-    /// Time spent in all calls so far.
-    pub(super) fn time(&self) -> Duration {
-        Duration::from_nanos(self.nanoseconds.load(Ordering::Relaxed))
+    /// Time spent in all calls so far. Waits for the swaps that a GPU's stream waits for.
+    pub(super) fn time(&self) -> Result<Duration> {
+        let mut counted = self.counted();
+        for wait in mem::take(&mut counted.stream_waits) {
+            counted.time += wait.duration()?;
+        }
+        Ok(counted.time)
     }
 
+    fn counted(&self) -> std::sync::MutexGuard<'_, Counted> {
+        // What a thread that panicked left is still a sum of times.
+        self.counted.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn device(&self) -> Device {
+        self.counted().device.clone()
+    }
+
+    /// A call for which the host waits.
     fn timed<T>(&self, call: impl FnOnce(&dyn Exchange) -> T) -> T {
         let began = Instant::now();
         let returned = call(&*self.exchange);
-        self.nanoseconds.fetch_add(began.elapsed().as_nanos() as u64, Ordering::Relaxed);
+        self.counted().time += began.elapsed();
         returned
     }
 }
@@ -44,11 +67,26 @@ impl Exchange for TimedExchange {
     }
 
     fn connect(&self, device: &Device) -> Result<()> {
+        self.counted().device = device.clone();
         self.exchange.connect(device)
     }
 
-    fn swap(&self, sent: &[Parcel], received: &[Parcel]) -> Result<()> {
-        self.timed(|exchange| exchange.swap(sent, received))
+    fn begin_swap(&self, sent: &[Parcel], received: &[Parcel]) -> Result<()> {
+        if self.device().as_cuda().is_some() {
+            // The GPU computes meanwhile.
+            return self.exchange.begin_swap(sent, received);
+        }
+        self.timed(|exchange| exchange.begin_swap(sent, received))
+    }
+
+    fn end_swap(&self) -> Result<()> {
+        let device = self.device();
+        if device.as_cuda().is_none() {
+            return self.timed(|exchange| exchange.end_swap());
+        }
+        let ((), wait) = StreamSpan::around(&device, || self.exchange.end_swap())?;
+        self.counted().stream_waits.extend(wait);
+        Ok(())
     }
 
     fn sum(&self, numbers: &mut [f64]) -> Result<()> {

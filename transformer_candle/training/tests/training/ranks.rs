@@ -1,8 +1,11 @@
 //! Several ranks as threads of one process, which exchange through shared memory.
 
 use std::{
-    collections::BTreeMap,
-    sync::{Arc, Barrier, Mutex},
+    collections::{BTreeMap, VecDeque},
+    sync::{
+        Arc, Barrier, Mutex,
+        atomic::{AtomicUsize, Ordering},
+    },
     thread,
 };
 
@@ -19,8 +22,17 @@ use super::*;
 struct Meeting {
     barrier: Barrier,
     said: Mutex<Vec<Vec<u8>>>,
-    /// By sender and receiver.
-    parcels: Mutex<BTreeMap<(usize, usize), Vec<u8>>>,
+    /// By sender and receiver, in the order in which they were sent.
+    parcels: Mutex<BTreeMap<(usize, usize), VecDeque<Vec<u8>>>>,
+    /// Swaps that have begun, of all ranks.
+    swaps: AtomicUsize,
+}
+
+impl Meeting {
+    fn new(world_size: usize) -> Arc<Self> {
+        let (said, barrier) = (Mutex::new(vec![Vec::new(); world_size]), Barrier::new(world_size));
+        Arc::new(Self { barrier, said, parcels: Mutex::default(), swaps: AtomicUsize::new(0) })
+    }
 }
 
 /// One rank of threads.
@@ -28,14 +40,27 @@ struct Meeting {
 struct ThreadRank {
     rank_info: RankInfo,
     meeting: Arc<Meeting>,
+    /// What it receives in the swap that is under way, and what has been sent.
+    under_way: Mutex<Option<UnderWay>>,
+}
+
+#[derive(Debug)]
+struct UnderWay {
+    received: Vec<Parcel>,
+    sent: Vec<(Buffer, Vec<u8>)>,
 }
 
 impl ThreadRank {
     fn all(world_size: usize) -> Vec<Ranks> {
-        let said = Mutex::new(vec![Vec::new(); world_size]);
-        let meeting = Arc::new(Meeting { barrier: Barrier::new(world_size), said, parcels: Mutex::default() });
+        Self::at(&Meeting::new(world_size), world_size)
+    }
+
+    fn at(meeting: &Arc<Meeting>, world_size: usize) -> Vec<Ranks> {
         let rank_info = |rank| RankInfo { rank, world_size, local_rank: rank, local_world_size: world_size };
-        let rank = |rank| Ranks::new(Arc::new(Self { rank_info: rank_info(rank), meeting: Arc::clone(&meeting) }));
+        let rank = |rank| {
+            let (rank_info, meeting) = (rank_info(rank), Arc::clone(meeting));
+            Ranks::new(Arc::new(Self { rank_info, meeting, under_way: Mutex::default() }))
+        };
         (0..world_size).map(rank).collect()
     }
 
@@ -69,12 +94,28 @@ impl Exchange for ThreadRank {
         Ok(())
     }
 
-    fn swap(&self, sent: &[Parcel], received: &[Parcel]) -> Result<()> {
+    fn begin_swap(&self, sent: &[Parcel], received: &[Parcel]) -> Result<()> {
+        let (own, Meeting { parcels, swaps, .. }) = (self.rank_info.rank, &*self.meeting);
+        swaps.fetch_add(1, Ordering::Relaxed);
+        let sent_bytes: Vec<_> = sent.iter().map(|(_, part)| (part.clone(), bytes(part))).collect();
+        for ((to, _), (_, bytes)) in sent.iter().zip(&sent_bytes) {
+            parcels.lock().unwrap().entry((own, *to)).or_default().push_back(bytes.clone());
+        }
+        let under_way = UnderWay { received: received.to_vec(), sent: sent_bytes };
+        assert!(self.under_way.lock().unwrap().replace(under_way).is_none(), "one swap at a time");
+        Ok(())
+    }
+
+    fn end_swap(&self) -> Result<()> {
         let (own, Meeting { barrier, parcels, .. }) = (self.rank_info.rank, &*self.meeting);
-        parcels.lock().unwrap().extend(sent.iter().map(|(to, part)| ((own, *to), bytes(part))));
+        let UnderWay { received, sent } = self.under_way.lock().unwrap().take().expect("a swap has begun");
+        for (part, sent) in &sent {
+            assert!(bytes(part) == *sent, "what is sent has not changed since: it was complete");
+        }
         barrier.wait();
         for (from, part) in received {
-            let (mut target, bytes) = (part.clone(), parcels.lock().unwrap().remove(&(*from, own)).unwrap());
+            let mut target = part.clone();
+            let bytes = parcels.lock().unwrap().get_mut(&(from, own)).unwrap().pop_front().unwrap();
             match part.dtype() {
                 DType::BF16 => {
                     let bits = bytes.as_chunks().0.iter().map(|bits| bf16::from_le_bytes(*bits));
@@ -84,7 +125,7 @@ impl Exchange for ThreadRank {
             }
         }
         barrier.wait();
-        assert!(parcels.lock().unwrap().is_empty(), "everything that is sent is received");
+        assert!(parcels.lock().unwrap().values().all(VecDeque::is_empty), "everything that is sent is received");
         barrier.wait();
         Ok(())
     }
@@ -112,9 +153,20 @@ fn train_ranks<'a>(
     (world_size, options): (usize, &RunOptions),
     overrides: impl Fn(usize) -> Vec<&'a str>,
 ) -> Vec<Result<RunOutcome>> {
+    train_at(&Meeting::new(world_size), workshop, name, (world_size, options), overrides)
+}
+
+/// The same, in which the ranks meet somewhere.
+fn train_at<'a>(
+    meeting: &Arc<Meeting>,
+    workshop: &Workshop,
+    name: &str,
+    (world_size, options): (usize, &RunOptions),
+    overrides: impl Fn(usize) -> Vec<&'a str>,
+) -> Vec<Result<RunOutcome>> {
     let runs: Vec<_> = (0..world_size).map(|rank| workshop.run(name, &overrides(rank))).collect();
     thread::scope(|scope| {
-        let ranks = ThreadRank::all(world_size).into_iter().zip(runs);
+        let ranks = ThreadRank::at(meeting, world_size).into_iter().zip(runs);
         let started: Vec<_> = ranks
             .map(|(ranks, run)| {
                 scope.spawn(|| run_training(run, &RunOptions { ranks, ..options.clone() }, &StopSignal::new()))
@@ -158,6 +210,22 @@ fn ranks_change_losses_by_rounding_only() {
             assert!(ledger(ranks) == ledger(1));
         }
     }
+}
+
+#[test]
+fn blocks_exchange_gradients_during_the_backward_pass() {
+    let workshop = Workshop::new();
+    let sizes = ["model.hidden_size=256", "model.intermediate_size=1024", "model.num_layers=5"];
+    let overrides =
+        [&sizes[..], &["data.batch_size=2", "scheduler.total_steps=3", "scheduler.warmup_steps=1"]].concat();
+    let (alone, shared) = (Meeting::new(1), Meeting::new(2));
+    succeeded(train_at(&alone, &workshop, "one", (1, &QUIET), |_| overrides.clone()));
+    succeeded(train_at(&shared, &workshop, "two", (2, &QUIET), |_| overrides.clone()));
+    let [one, two] = ["one", "two"].map(|name| numbers(&workshop, name, "train", "loss"));
+    assert!(one.iter().zip(&two).all(|(one, two)| (one - two).abs() < 1e-6 * one), "{one:?} {two:?}");
+    let swaps = shared.swaps.load(Ordering::Relaxed);
+    assert!(swaps >= 2 * 3 * 4, "{swaps}: each of two ranks in 3 steps exchanges weights once, gradients in 3 parts");
+    assert_eq!(alone.swaps.load(Ordering::Relaxed), 3, "one rank has no other");
 }
 
 #[test]

@@ -10,6 +10,7 @@ use model::{ParameterKind, ParameterLayout, Precision};
 use run_config::{MuonPolynomials, OptimizerConfig};
 
 use super::state::{MASTER_LOW_BITS, StateLayout};
+use crate::engine::shard::Shard;
 
 /// `AdamW`'s running mean of the gradients.
 pub(super) const FIRST_MOMENT: &str = "first_moment";
@@ -123,15 +124,10 @@ impl UpdateRule {
     }
 }
 
-/// The parts of the groups that lie in a rank's shard.
-pub(super) fn in_shard(groups: &[ParameterGroup], shard: &Range<usize>) -> Vec<ParameterGroup> {
-    let part = |group: &ParameterGroup| ParameterGroup { range: overlap(&group.range, shard), ..group.clone() };
-    groups.iter().map(part).filter(|group| !group.range.is_empty()).collect()
-}
-
-fn overlap(range: &Range<usize>, shard: &Range<usize>) -> Range<usize> {
-    let start = range.start.max(shard.start);
-    start..range.end.min(shard.end).max(start)
+/// The groups that have parameters in a rank's shard, with what they have there.
+pub(super) fn in_shard(groups: &[ParameterGroup], shard: &Shard) -> Vec<(ParameterGroup, Shard)> {
+    let part = |group: &ParameterGroup| (group.clone(), shard.overlap(&group.range));
+    groups.iter().map(part).filter(|(_, part)| !part.is_empty()).collect()
 }
 
 /// Every tensor of state that these groups need, in the order in which they are saved, as far as it lies in a rank's
@@ -140,7 +136,7 @@ pub(super) fn state_layouts(
     groups: &[ParameterGroup],
     elements: usize,
     precision: Precision,
-    shard: &Range<usize>,
+    shard: &Shard,
 ) -> Vec<StateLayout> {
     let mut layouts: Vec<StateLayout> = Vec::new();
     for ParameterGroup { range, rule, .. } in groups {
@@ -158,7 +154,7 @@ pub(super) fn state_layouts(
         layouts.push(StateLayout::new(MASTER_LOW_BITS, category, dtype, 0..elements));
     }
     for layout in &mut layouts {
-        layout.range = overlap(&layout.of_all_ranks, shard);
+        layout.shard = shard.overlap(&layout.of_all_ranks);
     }
     layouts
 }
@@ -183,11 +179,16 @@ mod tests {
             assert_eq!(groups[groups.len() - 1].range.end, layout.elements());
             groups
         };
-        let muon = state_layouts(&groups_of(run_config::Algorithm::Muon), all.end, Precision::Bf16, &all);
+        let muon = state_layouts(
+            &groups_of(run_config::Algorithm::Muon),
+            all.end,
+            Precision::Bf16,
+            &Shard::whole(all.clone()),
+        );
         let projections = layout.range(ParameterKind::Projection);
         let rest = projections.end..layout.elements();
         assert_eq!(
-            muon.into_iter().map(|layout| (layout.name, layout.range)).collect::<Vec<_>>(),
+            muon.into_iter().map(|layout| (layout.name, layout.of_all_ranks)).collect::<Vec<_>>(),
             [
                 (MOMENTUM, projections),
                 (FIRST_MOMENT, rest.clone()),
@@ -200,9 +201,9 @@ mod tests {
             (Precision::Fp32, &["first_moment", "second_moment"][..]),
             (Precision::Bf16, &["first_moment", "second_moment", "master_remainder"]),
         ] {
-            let state = state_layouts(&groups, all.end, precision, &all);
+            let state = state_layouts(&groups, all.end, precision, &Shard::whole(all.clone()));
             assert_eq!(state.iter().map(|layout| layout.name).collect::<Vec<_>>(), names);
-            assert!(state.iter().all(|state| state.range == (0..layout.elements())));
+            assert!(state.iter().all(|state| state.shard == Shard::whole(0..layout.elements())));
         }
     }
 
@@ -211,15 +212,17 @@ mod tests {
         let rule = UpdateRule::AdamW(adamw::AdamW { beta1: 0.9, beta2: 0.95, epsilon: 1e-8 });
         let group = |range| ParameterGroup { range, rule, learning_rate_scale: 1.0, weight_decay: 0.0 };
         let groups = [group(10..30), group(30..40)];
-        let state = state_layouts(&groups, 50, Precision::Fp32, &(0..50));
-        assert!(state.iter().all(|layout| layout.range == (10..40)));
+        let state = state_layouts(&groups, 50, Precision::Fp32, &Shard::whole(0..50));
+        assert!(state.iter().all(|layout| layout.shard == Shard::whole(10..40)));
         assert_eq!(state[0].offset_of(&(12..20)), Some(2));
         assert_eq!([state[0].offset_of(&(8..20)), state[0].offset_of(&(38..42))], [None, None]);
         for (shard, ranges) in [(0..35, &[10..30, 30..35][..]), (20..35, &[20..30, 30..35]), (40..50, &[])] {
+            let shard = Shard::whole(shard);
             let state = state_layouts(&groups, 50, Precision::Fp32, &shard);
-            let (start, end) = (shard.start.max(10), shard.end.min(40).max(shard.start));
-            assert!(state.iter().all(|layout| layout.range == (start..end) && layout.of_all_ranks == (10..40)));
-            assert!(in_shard(&groups, &shard).into_iter().map(|group| group.range).eq(ranges.iter().cloned()));
+            let own = shard.overlap(&(10..40));
+            assert!(state.iter().all(|layout| layout.shard == own && layout.of_all_ranks == (10..40)));
+            let parts = in_shard(&groups, &shard).into_iter().map(|(_, part)| part);
+            assert!(parts.eq(ranges.iter().cloned().map(Shard::whole)));
         }
     }
 }

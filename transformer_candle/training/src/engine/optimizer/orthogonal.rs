@@ -4,14 +4,15 @@
 //! A matrix is a tensor as it is on disk: query, key, value, gate and up are orthogonalised each by itself, though they
 //! are packed in memory.
 
-use std::ops::Range;
-
 use kernels::{
     Buffer, DType, DeviceKind,
     memory::{Arena, BufferId, Category, Plan},
     muon::{self, Muon},
 };
-use model::{Parameter, ParameterKind, ParameterLayout, Precision};
+use model::{Parameter, ParameterKind, ParameterLayout, Precision, layout::HfTensor};
+
+use super::state::StateTensor;
+use crate::engine::shard::Shard;
 
 /// Matrices of one shape that are orthogonalised together.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -51,10 +52,11 @@ pub(super) enum Batching {
 }
 
 /// The projections of the decoder blocks in a rank's shard, shape by shape.
-fn batches(layout: &ParameterLayout, batching: Batching, shard: &Range<usize>) -> Vec<MatrixBatch> {
+fn batches(layout: &ParameterLayout, batching: Batching, shard: &Shard) -> Vec<MatrixBatch> {
     let projections = layout.by_offset().filter(|parameter| parameter.spec.kind == ParameterKind::Projection);
     let mut by_shape: Vec<MatrixBatch> = Vec::new();
-    for tensor in projections.flat_map(Parameter::hf_tensors).filter(|tensor| shard.contains(&tensor.offset)) {
+    let is_own = |tensor: &HfTensor| shard.position_of(&(tensor.offset..tensor.offset + tensor.elements)).is_some();
+    for tensor in projections.flat_map(Parameter::hf_tensors).filter(is_own) {
         let shape = [tensor.shape[0], tensor.shape[1]];
         match by_shape.iter_mut().find(|batch| batch.shape == shape) {
             Some(batch) => batch.offsets.push(tensor.offset),
@@ -81,7 +83,7 @@ pub(crate) fn flops(layout: &ParameterLayout) -> f64 {
         let iteration = 2.0 * short * short * (2.0 * long + short);
         batch.offsets.len() as f64 * muon::ITERATIONS as f64 * iteration
     };
-    batches(layout, Batching::Single, &(0..layout.elements())).iter().map(of_batch).sum()
+    batches(layout, Batching::Single, &Shard::whole(0..layout.elements())).iter().map(of_batch).sum()
 }
 
 /// The buffers of a group in a memory plan.
@@ -103,7 +105,7 @@ impl MuonPlan {
         settings: Muon,
         precision: Precision,
         device: DeviceKind,
-        (batching, shard): (Batching, &Range<usize>),
+        (batching, shard): (Batching, &Shard),
     ) -> Self {
         let batches = batches(layout, batching, shard);
         let largest = |index: usize| batches.iter().map(|batch| batch.elements()[index]).max().unwrap_or(0);
@@ -156,14 +158,14 @@ struct BoundMatrix {
     update: Buffer,
 }
 
-/// Flat buffers in which a group begins at the first element.
+/// What a group's parameters are found in.
 pub(super) struct FlatBuffers<'a> {
+    /// Of all parameters, as `gradients`.
     pub(super) weights: &'a Buffer,
-    pub(super) low_bits: Option<&'a Buffer>,
     pub(super) gradients: &'a Buffer,
-    pub(super) momentum: &'a Buffer,
-    /// The group's first element in the buffers of all parameters.
-    pub(super) start: usize,
+    /// Of this rank's shard, as `momentum`.
+    pub(super) low_bits: Option<&'a StateTensor>,
+    pub(super) momentum: &'a StateTensor,
 }
 
 impl MuonGroup {
@@ -198,12 +200,11 @@ impl BoundBatch {
         let view = |id, shape: &[usize]| arena.buffer(id).view(0, shape);
         let update = view(plan.update, &[b, m, n])?;
         let matrix = |(index, &offset): (usize, &usize)| {
-            let of_matrix = |buffer: &Buffer| buffer.view(offset - flat.start, &[m, n]);
             Ok(BoundMatrix {
-                weight: of_matrix(flat.weights)?,
-                low_bits: flat.low_bits.map(of_matrix).transpose()?,
-                gradient: of_matrix(flat.gradients)?,
-                momentum: of_matrix(flat.momentum)?,
+                weight: flat.weights.view(offset, &[m, n])?,
+                low_bits: flat.low_bits.map(|low_bits| low_bits.view(offset, &[m, n])).transpose()?,
+                gradient: flat.gradients.view(offset, &[m, n])?,
+                momentum: flat.momentum.view(offset, &[m, n])?,
                 update: update.view(index * m * n, &[m, n])?,
             })
         };
@@ -265,7 +266,7 @@ mod tests {
     fn every_projection_is_in_one_batch_of_its_shape() {
         let layout = layout();
         for batching in [Batching::Single, Batching::UpToLargest] {
-            let batches = batches(&layout, batching, &(0..layout.elements()));
+            let batches = batches(&layout, batching, &Shard::whole(0..layout.elements()));
             let mut elements: Vec<(usize, usize)> = Vec::new();
             for MatrixBatch { shape: [m, n], offsets } in &batches {
                 elements.extend(offsets.iter().map(|&offset| (offset, m * n)));
@@ -284,10 +285,14 @@ mod tests {
     fn small_matrices_are_batched_on_request() {
         let layout = layout();
         assert!(
-            batches(&layout, Batching::Single, &(0..layout.elements())).iter().all(|batch| batch.offsets.len() == 1)
+            batches(&layout, Batching::Single, &Shard::whole(0..layout.elements()))
+                .iter()
+                .all(|batch| batch.offsets.len() == 1)
         );
-        let sizes: Vec<[usize; 3]> =
-            batches(&layout, Batching::UpToLargest, &(0..layout.elements())).iter().map(MatrixBatch::sizes).collect();
+        let sizes: Vec<[usize; 3]> = batches(&layout, Batching::UpToLargest, &Shard::whole(0..layout.elements()))
+            .iter()
+            .map(MatrixBatch::sizes)
+            .collect();
         let [attention, key_value] = [vec![[2, 64, 64]; 3], vec![[5, 32, 64], [1, 32, 64]]];
         let expected = [attention, key_value, vec![[1, 192, 64]; 6], vec![[1, 64, 192]; 3]].concat();
         assert_eq!(sizes, expected);

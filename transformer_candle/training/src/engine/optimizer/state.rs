@@ -7,10 +7,12 @@ use kernels::{
     memory::{Category, Plan},
 };
 
+use crate::engine::shard::Shard;
+
 /// The low 16 bits of the f32 master weights whose high bits are the bf16 weights.
 pub(super) const MASTER_LOW_BITS: &str = "master_remainder";
 
-/// A tensor of the optimizer's state before it is allocated: one element for each parameter of a range.
+/// A tensor of the optimizer's state before it is allocated: one element for each parameter of a shard.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StateLayout {
     /// What `optimizer.safetensors` appends to a parameter's name, such as `first_moment`.
@@ -20,15 +22,15 @@ pub struct StateLayout {
     /// The element type.
     pub dtype: DType,
     /// The elements of the flat weights that it has an element for.
-    pub range: Range<usize>,
-    /// The same of the tensors of all ranks together.
+    pub shard: Shard,
+    /// The range of the shards of all ranks together.
     pub of_all_ranks: Range<usize>,
 }
 
 impl StateLayout {
     /// A tensor that one rank keeps.
     pub fn new(name: &'static str, category: Category, dtype: DType, range: Range<usize>) -> Self {
-        Self { name, category, dtype, of_all_ranks: range.clone(), range }
+        Self { name, category, dtype, shard: Shard::whole(range.clone()), of_all_ranks: range }
     }
 
     /// Whether some rank has the state of a parameter with these elements of the flat weights.
@@ -39,12 +41,11 @@ impl StateLayout {
     /// Where the state of a parameter with these elements of the flat weights begins in this tensor; none where it has
     /// none of it.
     pub fn offset_of(&self, elements: &Range<usize>) -> Option<usize> {
-        let covers = self.range.start <= elements.start && elements.end <= self.range.end;
-        covers.then(|| elements.start - self.range.start)
+        self.shard.position_of(elements)
     }
 
     pub(super) fn add_to(&self, plan: &mut Plan) -> kernels::memory::BufferId {
-        plan.add(self.name, self.category, self.dtype, &[self.range.len()])
+        plan.add(self.name, self.category, self.dtype, &[self.shard.len()])
     }
 }
 
@@ -62,8 +63,12 @@ impl StateTensor {
         self.layout.name == MASTER_LOW_BITS
     }
 
-    /// The elements of a range of the flat weights, which the tensor covers.
-    pub(super) fn view(&self, range: &Range<usize>) -> kernels::Result<Buffer> {
-        self.buffer.view(range.start - self.layout.range.start, &[range.len()])
+    /// The elements of a range of the flat weights, in this shape.
+    ///
+    /// # Panics
+    /// If the tensor lacks one of them.
+    pub(super) fn view(&self, start: usize, shape: &[usize]) -> kernels::Result<Buffer> {
+        let position = self.layout.offset_of(&(start..start + shape.iter().product::<usize>()));
+        self.buffer.view(position.expect("the state of a rule covers what it updates"), shape)
     }
 }

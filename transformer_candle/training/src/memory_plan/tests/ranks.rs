@@ -37,7 +37,7 @@ fn a_plan_for_ranks_with_prices_reads_well() {
 }
 
 #[test]
-fn a_step_is_shared_and_the_exchange_is_added() {
+fn a_step_is_shared_and_the_exposed_exchange_is_added() {
     let run = run_of("rtx5090_1b", &["data.batch_size=4"]);
     let (one, four) = (on(&run, &request("rtx5090")), on(&run, &ranks("rtx5090", 4)));
     let (one, four) = (one.speed.unwrap(), four.speed.unwrap());
@@ -46,28 +46,37 @@ fn a_step_is_shared_and_the_exchange_is_added() {
     near(exchange.bytes_per_rank, 0.75 * 6.0 * f64::from(1_318_832_128 + padding));
     for end in [0, 1] {
         near(exchange.seconds[end], exchange.bytes_per_rank / interconnect::PCIE_5.bytes_per_second[end]);
-        let computing = four.step_seconds[end] - exchange.seconds[end];
+        let (all, exposed) = (exchange.seconds[end], exchange.exposed_seconds[end]);
+        assert!(exposed > all / 3.0, "the weights follow the update");
+        assert!(exposed < all * 2.0 / 3.0, "most gradients are exchanged beside the backward pass");
+        let computing = four.step_seconds[end] - exposed;
         assert!((1.0..1.01).contains(&(computing / (one.step_seconds[end] / 4.0))), "the optimizer's shards differ");
         near(exchange.efficiency[end], one.step_seconds[end] / 4.0 / four.step_seconds[end]);
-        assert!(exchange.tokens_per_second_if_hidden[end] > four.tokens_per_second[end]);
         near(four.mfu.unwrap()[end] / one.mfu.unwrap()[end], exchange.efficiency[end]);
     }
     let parts = four.parts.unwrap();
     near(parts.values().sum(), 1.0);
-    near(parts["exchange"], exchange.seconds[1] / four.step_seconds[1]);
+    near(parts["exchange"], exchange.exposed_seconds[1] / four.step_seconds[1]);
     assert_eq!(one.exchange, None);
 }
 
 #[test]
-fn an_exchange_longer_than_a_micro_batch_is_hidden_in_part() {
+fn a_backward_pass_hides_no_more_than_it_takes() {
     let run = run_of("rtx5090_1b", &["data.batch_size=1"]);
     let slow = PlanRequest { interconnect: Some("1GB/s".parse().unwrap()), ..ranks("rtx5090", 4) };
     let speed = on(&run, &slow).speed.unwrap();
     let exchange = speed.exchange.unwrap();
-    let tokens = run.config.data.tokens_per_step() as f64;
-    let computing = speed.step_seconds[1] - exchange.seconds[1];
-    let hidden = speed.step_seconds[1] - tokens / exchange.tokens_per_second_if_hidden[1];
-    near(hidden, computing / 16.0);
+    let computing = speed.step_seconds[1] - exchange.exposed_seconds[1];
+    let hidden = exchange.seconds[1] - exchange.exposed_seconds[1];
+    let backward = computing / 16.0 * 2.0 / 3.0;
+    near(hidden, backward);
+}
+
+#[test]
+fn virtual_shards_are_summed_before_the_exchange() {
+    let run = run_of("rtx5090_1b", &["data.batch_size=4", "runtime.deterministic_reduction=4"]);
+    let exchange = on(&run, &ranks("rtx5090", 4)).speed.unwrap().exchange.unwrap();
+    assert_eq!(exchange.exposed_seconds, exchange.seconds);
 }
 
 #[test]
@@ -87,6 +96,7 @@ fn ranks_on_one_cpu_share_its_cores() {
     let two = on(&run, &request).speed.unwrap();
     let exchange = two.exchange.unwrap();
     near(two.step_seconds[1], CPU_STEP_SECONDS + exchange.seconds[1]);
+    assert_eq!(exchange.exposed_seconds, exchange.seconds);
     near(
         exchange.bytes_per_rank,
         0.5 * 8.0 * ParameterLayout::new(&model_shape(&run.config).unwrap()).elements() as f64,

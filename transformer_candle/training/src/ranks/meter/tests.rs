@@ -26,7 +26,11 @@ impl Exchange for Pair {
         unreachable!("there is no device")
     }
 
-    fn swap(&self, _: &[Parcel], _: &[Parcel]) -> Result<()> {
+    fn begin_swap(&self, _: &[Parcel], _: &[Parcel]) -> Result<()> {
+        unreachable!("there are no buffers")
+    }
+
+    fn end_swap(&self) -> Result<()> {
         unreachable!("there are no buffers")
     }
 
@@ -57,7 +61,7 @@ fn work() {
 /// A step whose rank works, before and after the sum, once `begin` lets it.
 fn step(meter: &mut RankMeter, number: f64, begin: impl Fn(), work: impl Fn()) -> f64 {
     let usage = RankUsage { rss_bytes: number as u64, cpu_cores: number, swap_bytes: 0 };
-    meter.begin_step();
+    meter.begin_step().unwrap();
     meter.loaded(Duration::ZERO, usage);
     begin();
     work();
@@ -65,7 +69,7 @@ fn step(meter: &mut RankMeter, number: f64, begin: impl Fn(), work: impl Fn()) -
     meter.sum(&mut numbers).unwrap();
     assert_eq!(numbers[1].to_bits(), 0.2_f64.to_bits());
     work();
-    meter.end_step();
+    meter.end_step().unwrap();
     numbers[0]
 }
 
@@ -103,7 +107,7 @@ fn data_wait_is_not_compute() {
     let alone = Pair { rank: 0, barrier: Arc::new(Barrier::new(1)), rows: Arc::default(), waiting };
     alone.rows.lock().unwrap()[1] = vec![0.0; 2 * RankFigures::NUMBERS];
     let mut meter = RankMeter::new(Ranks::new(Arc::new(alone)));
-    meter.begin_step();
+    meter.begin_step().unwrap();
     let began = Instant::now();
     work();
     let waited = began.elapsed();
@@ -123,7 +127,7 @@ fn one_process_measures_nothing() {
 }
 
 fn step_alone(meter: &mut RankMeter) -> u64 {
-    meter.begin_step();
+    meter.begin_step().unwrap();
     let mut numbers = [3.0];
     meter.sum(&mut numbers).unwrap();
     numbers[0].to_bits()
