@@ -24,7 +24,7 @@ use crate::{
 };
 
 /// About how long one of the timed steps takes at most.
-const STEP_SECONDS: f64 = 0.5;
+const STEP_SECONDS: f64 = 0.8;
 /// How long one of the timed steps may take where even a sequence through two layers takes longer than that.
 const LONGEST_STEP_SECONDS: f64 = 2.0;
 /// The fraction of its matmul speed that a CPU sustains in whole steps, about.

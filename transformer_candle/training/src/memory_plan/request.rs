@@ -23,7 +23,7 @@ pub struct PlanRequest {
     pub price_per_kwh: Option<f64>,
     /// Of the machine, rented, in any currency.
     pub price_per_hour: Option<f64>,
-    /// Time operations of the run on this machine's CPU, where that is what it is planned for, for about two seconds.
+    /// Time operations of the run on this machine's CPU, where that is what it is planned for, for two to three seconds.
     /// Otherwise the speed there is known only if `bench` has measured it.
     pub times_operations: bool,
     /// The processes that train the run together; none for one.
