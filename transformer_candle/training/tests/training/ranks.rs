@@ -17,13 +17,16 @@ use training::{
 
 use super::*;
 
+/// What ranks have sent and not yet received.
+type Parcels = BTreeMap<(usize, usize), VecDeque<Vec<u8>>>;
+
 /// Where the ranks leave what they tell each other.
 #[derive(Debug)]
 struct Meeting {
     barrier: Barrier,
     said: Mutex<Vec<Vec<u8>>>,
     /// By sender and receiver, in the order in which they were sent.
-    parcels: Mutex<BTreeMap<(usize, usize), VecDeque<Vec<u8>>>>,
+    parcels: Mutex<Parcels>,
     /// Swaps that have begun, of all ranks.
     swaps: AtomicUsize,
 }
