@@ -76,7 +76,8 @@ fn a_backward_pass_hides_no_more_than_it_takes() {
 fn virtual_shards_are_summed_before_the_exchange() {
     let run = run_of("rtx5090_1b", &["data.batch_size=4", "runtime.deterministic_reduction=4"]);
     let exchange = on(&run, &ranks("rtx5090", 4)).speed.unwrap().exchange.unwrap();
-    assert_eq!(exchange.exposed_seconds, exchange.seconds);
+    near(exchange.exposed_seconds[0], exchange.seconds[0]);
+    near(exchange.exposed_seconds[1], exchange.seconds[1]);
 }
 
 #[test]
@@ -96,7 +97,8 @@ fn ranks_on_one_cpu_share_its_cores() {
     let two = on(&run, &request).speed.unwrap();
     let exchange = two.exchange.unwrap();
     near(two.step_seconds[1], CPU_STEP_SECONDS + exchange.seconds[1]);
-    assert_eq!(exchange.exposed_seconds, exchange.seconds);
+    near(exchange.exposed_seconds[0], exchange.seconds[0]);
+    near(exchange.exposed_seconds[1], exchange.seconds[1]);
     near(
         exchange.bytes_per_rank,
         0.5 * 8.0 * ParameterLayout::new(&model_shape(&run.config).unwrap()).elements() as f64,
