@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import os
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 # Left to themselves the ranks would choose different algorithms for their GEMMs.
@@ -32,7 +33,7 @@ class HostGroup:
     def begin_swap(self, sent: list[tuple[int, Any]], received: list[tuple[int, Any]]) -> None:
         assert not self._under_way, "one swap at a time"
         if "SWAPS" in os.environ:
-            with open(os.environ["SWAPS"], "a") as file:
+            with Path(os.environ["SWAPS"]).open("a") as file:
                 print(len(sent), len(received), file=file)
         self._call("cuCtxSetCurrent", self._context)
         self._rows = [(part, torch.empty(self._memory(part)[1], dtype=torch.uint8)) for _, part in received]
