@@ -235,3 +235,22 @@ def test_reading_from_python_is_interrupted_and_loses_nothing(
     hub.faults.clear()
     out, _ = process.communicate("go\n", timeout=120)
     assert json.loads(out) == [1, 1, 2], out
+
+
+SAYS_WHY = """
+import os, signal
+from orchestrator.launch import stopping_the_trainer
+with stopping_the_trainer() as stopping:
+    stopping.ignored = {ignored}
+    os.kill(os.getpid(), signal.SIGTERM)
+    print("why it has ended")
+"""
+
+
+@pytest.mark.parametrize(("ignored", "code", "said"), [(True, 0, "why it has ended\n"), (False, 143, "")])
+def test_a_run_that_has_failed_says_why_before_a_signal_ends_it(
+    workspace: Workspace, ignored: bool, code: int, said: str
+) -> None:
+    """torchrun sends SIGTERM as soon as it sees that another rank has ended."""
+    done = workspace.command(workspace.python, "-c", SAYS_WHY.format(ignored=ignored))
+    assert (done.code, done.out) == (code, said)

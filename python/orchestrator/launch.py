@@ -152,22 +152,33 @@ def _in_a_process(command: list[str], lock: _native.RunLock | None) -> int:
     return code if code >= 0 else 128 - code
 
 
+@dataclass
+class Stopping:
+    """How the signals that stop a run are answered."""
+
+    ignored: bool = False
+    """Training has ended by itself, and the process has something to say before it ends."""
+
+
 @contextmanager
-def stopping_the_trainer() -> Iterator[None]:
+def stopping_the_trainer() -> Iterator[Stopping]:
     """Let signals ask the trainer in this process to save and end; a second Ctrl-C ends it at once."""
     asked_before = False
+    stopping = Stopping()
 
     def stop(number: int, _frame: FrameType | None) -> None:
         nonlocal asked_before
         if asked_before and number == signal.SIGINT:
             os._exit(ExitCode.INTERRUPTED)
         asked_before = True
+        if stopping.ignored:
+            return
         if number == signal.SIGINT:
             raise KeyboardInterrupt
         raise SystemExit(ExitCode.TERMINATED)
 
     with _handling(stop):
-        yield
+        yield stopping
 
 
 @contextmanager

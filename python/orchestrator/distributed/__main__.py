@@ -48,7 +48,7 @@ def run(words: list[str], connect_gpus: ConnectGpus | None = None) -> int:
     from orchestrator.distributed import nccl
     from orchestrator.distributed.exchange import TorchExchange
 
-    with stopping_the_trainer():
+    with stopping_the_trainer() as stopping:
         try:
             exchange = TorchExchange(rank_info, connect_gpus or nccl.connect)
         except (KeyboardInterrupt, SystemExit) as stopped:  # torchrun knows why, or the user
@@ -59,6 +59,7 @@ def run(words: list[str], connect_gpus: ConnectGpus | None = None) -> int:
             exchange.connect()
             code = _native.train_rank(words, exchange)
         except BaseException as error:
+            stopping.ignored = True  # torchrun stops all ranks when it sees that one has ended
             failure = exchange.lost or exchange.board.own(*_explained(error))
             exchange.board.tell(failure)
             return failure.code
