@@ -7,8 +7,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 ORACLE := .venv-oracle
 PIP := -m pip install --quiet --disable-pip-version-check --require-hashes -r
-# Tests on every core, each in a process of its own; a free core takes tests that wait for another one.
-PARALLEL := --numprocesses=auto --dist=worksteal
+# Three processes of tests for two cores, as many tests wait; one that is free takes over tests of another.
+PARALLEL := --numprocesses=$(shell $(PYTHON) -c 'import os; print((3 * os.cpu_count() + 1) // 2)') --dist=worksteal
 RUST_SOURCES := $(shell find transformer_candle configs -type f) Cargo.toml Cargo.lock rust-toolchain.toml pyproject.toml
 
 # A build with CUDA shares the dependencies of one without and has its own folder for programs. CUDA uses the compiler of a CUDA
@@ -42,7 +42,7 @@ demo: $(VENV)/.extension-dev binaries
 
 test: $(VENV)/.dev $(VENV)/.extension-dev binaries
 	cargo test --workspace --locked
-	$(BIN)/python -m pytest --numprocesses=auto --dist=loadgroup --ignore=tests/oracles --ignore=tests/cuda_emulator
+	$(BIN)/python -m pytest $(PARALLEL) --dist=loadgroup --ignore=tests/oracles --ignore=tests/cuda_emulator
 
 build: $(VENV)/.requirements
 	rm -f $(VENV)/.extension-*

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import resource
 import shutil
@@ -289,25 +290,48 @@ def test_files_of_killed_writers_are_removed_at_the_next_start(run: Run) -> None
     [("num_hidden_layers", 1 << 40), ("num_hidden_layers", 1 << 20), ("hidden_size", 1 << 40), ("vocab_size", 1 << 62)],
 )
 def test_an_absurd_config_json_is_refused(run: Run, tmp_path: Path, key: str, value: int) -> None:
-    run.train("--max-steps=1").succeeded()
-    model = tmp_path / "absurd"
-    shutil.copytree(run.checkpoint(1), model)
-    (model / "MANIFEST.json").unlink()
-    config = json.loads((model / "config.json").read_text()) | {key: value}
-    (model / "config.json").write_text(json.dumps(config))
+    model = model_said_to_have(run, tmp_path / "absurd", **{key: value})
     limited(run, TRAINER, "generate", "--checkpoint", model, "--prompt=def").refused(2, "config.json", "parameters")
     limited(run, TRAINER, "evaluate", "--checkpoint", model, "--input=x").refused(2, "config.json", "parameters")
 
 
-def test_an_address_space_limit_bounds_what_fits(run: Run) -> None:
-    large = ("hidden_size=1024", "intermediate_size=4096", "num_layers=6", "num_attention_heads=16")
-    sizes = [word for size in large for word in ("--override", f"model.{size}")]
-    limited(run, *run.arguments(*sizes, "--max-steps=1")).refused(4, "does not fit", "ulimit -v")
+def test_an_address_space_limit_bounds_what_fits(run: Run, tmp_path: Path) -> None:
+    large = {"hidden_size": 1024, "intermediate_size": 32768, "num_attention_heads": 16}
+    sizes = [word for key, size in large.items() for word in ("--override", f"model.{key}={size}")]
+    limited(run, *run.arguments(*sizes)).refused(4, "does not fit", "ulimit -v")
     assert not (run.folder / "checkpoints").exists()
-    run.train(*sizes, "--max-steps=1").succeeded()
-    model = ("--checkpoint", run.folder)
-    limited(run, TRAINER, "generate", *model, "--prompt=def").refused(4, "needs", "ulimit -v")
-    limited(run, TRAINER, "evaluate", *model).refused(4, "needs", "ulimit -v")
+    model = model_said_to_have(run, tmp_path / "large", head_dim=64, **large)
+    enlarge(model / "model.safetensors", {32: 1024, 64: 32768, 16: 128})
+    limited(run, TRAINER, "generate", "--checkpoint", model, "--prompt=def").refused(4, "needs", "ulimit -v")
+    text = ("--input", run.workspace.write_text())
+    limited(run, TRAINER, "evaluate", "--checkpoint", model, *text).refused(4, "needs", "ulimit -v")
+
+
+def model_said_to_have(run: Run, folder: Path, **sizes: int) -> Path:
+    """A model directory whose config.json speaks of other sizes than its weights have."""
+    run.train("--max-steps=1").succeeded()
+    shutil.copytree(run.checkpoint(1), folder)
+    (folder / "MANIFEST.json").unlink()
+    config = json.loads((folder / "config.json").read_text()) | sizes
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+def enlarge(weights: Path, sizes: dict[int, int]) -> None:
+    """Replace weights by zeros, which take no space on the disk, of other sizes."""
+    content = weights.read_bytes()
+    (length,) = struct.unpack_from("<Q", content)
+    tensors = json.loads(content[8 : 8 + length])
+    tensors.pop("__metadata__", None)
+    end = 0
+    for tensor in tensors.values():
+        tensor["shape"] = [sizes.get(size, size) for size in tensor["shape"]]
+        begin, end = end, end + math.prod(tensor["shape"]) * {"BF16": 2, "F32": 4}[tensor["dtype"]]
+        tensor["data_offsets"] = [begin, end]
+    header = json.dumps(tensors).encode()
+    with weights.open("wb") as file:
+        file.write(struct.pack("<Q", len(header)) + header)
+        file.truncate(file.tell() + end)
 
 
 FORK = """

@@ -51,7 +51,7 @@ def test_bench_measures_a_step_whatever_the_budget(workspace: Workspace) -> None
     assert report["tokens_per_second"] > 0
     assert report["milliseconds"]["step"] > 0
     # A step of seconds: none ends in the budget, and one is measured all the same.
-    words += ["--override", "data.gradient_accumulation_steps=20000"]
+    words += ["--override", "data.gradient_accumulation_steps=10000"]
     report = json.loads(workspace.trainer(*words, "--seconds=1", timeout=120).succeeded().out)
     assert report["steps"] == 1
     assert list(report["milliseconds"]) == ["step"]

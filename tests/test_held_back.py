@@ -18,7 +18,7 @@ def test_swap_a_slow_disk_and_growth_are_named(workspace: Workspace) -> None:
     library = workspace.root / "stand_in.so"
     subprocess.run(["cc", "-std=gnu11", "-shared", "-fPIC", "-pthread", "-o", library, STAND_IN, "-ldl"], check=True)
     trouble = ["SWAPPED_KIB=131072", "FSYNC_SECONDS=0.1", "GROWTH_MIB=20", f"LD_PRELOAD={library}"]
-    often = ["utilization_every=1s", "checkpoint.every_n_steps=20", "evaluation.every_n_steps=null"]
+    often = ["utilization_every=1s", "checkpoint.every_n_steps=1", "evaluation.every_n_steps=null"]
     overrides = [f"--override=runtime.{key}" for key in often] + ["--override=scheduler.total_steps=1000000"]
     config = workspace.run_folder("held") / "training.yaml"
     trainer = workspace.start("env", *trouble, TRAINER, "train", "--config", config, *overrides)

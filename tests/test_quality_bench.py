@@ -21,7 +21,7 @@ def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> run.Bench:
 
 
 def test_every_row_is_a_valid_config(bench: run.Bench) -> None:
-    known = list(run.known_rows().values())
+    known = list(bench.known_rows().values())
     known += rows.after_sweep(rows.sweep("adamw")[2], rows.sweep("muon")[2])
     assert len({row.name for row in known}) == len(set(known))
     for row in known:
@@ -43,6 +43,18 @@ def test_a_stopped_row_resumes_and_gets_a_result(bench: run.Bench) -> None:
     assert result["bits_per_byte"] > 0
     assert result["text"] == bench.text
     assert "| tiny |" in report.table(report.load(bench.results), {})
+
+
+def test_rows_after_the_sweep_are_known_once_it_has_winners(bench: run.Bench) -> None:
+    swept = [*rows.sweep("adamw"), *rows.sweep("muon")]
+    assert not any(name.endswith("-half") for name in bench.known_rows())
+    bench.results.mkdir()
+    for number, row in enumerate(swept):
+        curve = [[step, step, 1.0, 4.0 - number / 100] for step in (rows.QUARTER, rows.STEPS)]
+        result = {"text": bench.text, "curve": curve, "complete": number % 6 > 2}
+        (bench.results / f"{row.name}.json").write_text(json.dumps(result))
+    halves = [name for name in bench.known_rows() if name.endswith("-half")]
+    assert halves == [f"{swept[-1].name}-half"]
 
 
 def test_held_out_files_are_not_trained_on(bench: run.Bench) -> None:

@@ -157,11 +157,12 @@ def test_a_hopeless_trial_is_pruned_before_its_end(prepared: Workspace) -> None:
 
 
 def test_a_killed_search_repeats_what_was_running_and_keeps_the_rest(prepared: Workspace) -> None:
-    flags = ["tune", "space.yaml", "--experiment=E", "--evaluations=3", "--trials=5", "--seeds=0", "--pruner=none"]
+    flags = ["tune", "space.yaml", "--experiment=E", "--evaluations=3", "--trials=4", "--seeds=0", "--pruner=none"]
+    flags += [f"--tokens={30 * TOKENS}"]  # a trial takes longer than to look for it
     process = prepared.start(ORCHESTRATE, *flags)
     assert process.stdout
     for line in process.stdout:
-        if line.startswith("trial 1 "):
+        if line.startswith("trial 0 "):
             break
     running = wait_for_running_trial(prepared)
     os.killpg(process.pid, signal.SIGKILL)
@@ -175,7 +176,7 @@ def test_a_killed_search_repeats_what_was_running_and_keeps_the_rest(prepared: W
     assert repeated.params == running.params
     assert repeated.state is TrialState.COMPLETE
     assert {number: after[number].value for number in before} == before
-    assert sum(trial.state is TrialState.COMPLETE for trial in after.values()) == 5
+    assert sum(trial.state is TrialState.COMPLETE for trial in after.values()) == 4
 
 
 def wait_for_running_trial(workspace: Workspace) -> FrozenTrial:

@@ -215,19 +215,22 @@ def test_several_ranks_are_shown_with_the_slowest(workspace: Workspace) -> None:
 
 
 @pytest.mark.parametrize(
-    "damage",
-    ["", "\n\n", "not json\n", '{"kind":"train","step":1', "\x00" * 5000, '{"kind":"train","step":1}\n',
-     '{"kind":"evaluation","step":1,"loss":"x"}\n{"kind":"sample","step":1}\n{"kind":"advice","step":1}\n'
-     '{"kind":"utilization","step":1,"gpu_utilization":"x"}\n{"kind":"end","step":1}\n'],
+    ("damage", "config"),
+    [
+        ("", "{}"), ("\n\n", "not json"), ("not json\n", "[]"), ('{"kind":"train","step":1', "{}"),
+        ("\x00" * 5000, "{}"),
+        ('{"kind":"train","step":1}\n', '{"runtime": 3, "scheduler": {"total_steps": "x"}}'),
+        ('{"kind":"evaluation","step":1,"loss":"x"}\n{"kind":"sample","step":1}\n{"kind":"advice","step":1}\n'
+         '{"kind":"utilization","step":1,"gpu_utilization":"x"}\n{"kind":"end","step":1}\n', "[]"),
+    ],
     ids=["empty", "blank", "text", "torn", "zeros", "bare", "fields"],
 )  # fmt: skip
-def test_any_content_of_the_metrics_is_survived(workspace: Workspace, damage: str) -> None:
+def test_any_content_of_metrics_and_config_is_survived(workspace: Workspace, damage: str, config: str) -> None:
     run = write_run(workspace.run_folder("exp"), [])
     (run / "metrics.jsonl").write_text(damage)
-    for config in ("{}", "not json", "[]", '{"runtime": 3, "scheduler": {"total_steps": "x"}}'):
-        (run / "resolved_config.json").write_text(config)
-        assert "Traceback" not in once(workspace).succeeded().err
-        shown(workspace)
+    (run / "resolved_config.json").write_text(config)
+    assert "Traceback" not in once(workspace).succeeded().err
+    shown(workspace)
 
 
 def test_a_file_that_cannot_be_read_is_a_sentence(workspace: Workspace) -> None:

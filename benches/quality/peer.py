@@ -21,7 +21,7 @@ import torch
 from orchestrator import RunConfig, TokenStream
 from orchestrator import Trainer as OurTrainer
 from rows import Row
-from run import BUILT, RESULTS, Bench, Curve, known_rows, quiet_time
+from run import BUILT, RESULTS, Bench, Curve, quiet_time
 from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch_llama import IGNORED, Trainer, shape_of
@@ -215,11 +215,11 @@ def main() -> None:
     parser.add_argument("--results", type=Path, default=RESULTS, help="the folder of the results")
     parser.add_argument("--threads", type=int, default=os.cpu_count())
     arguments = parser.parse_args()
-    known = known_rows()
+    bench = Bench(arguments.root.resolve(), BUILT, arguments.results.resolve())
+    known = bench.known_rows()
     if arguments.row not in known:
         sys.exit(f"no such row: {arguments.row}. There are: {', '.join(known)}")
     torch.set_num_threads(arguments.threads)
-    bench = Bench(arguments.root.resolve(), BUILT, arguments.results.resolve())
     Peer(bench, known[arguments.row], arguments.fp8).train()
 
 

@@ -84,6 +84,11 @@ class Bench:
         last = [record for record in self.metrics(row) if record["kind"] == "evaluation"][-1]
         self.write_result(row, row.name, self.curve(row), last["bits_per_byte"], complete=max_steps is None)
 
+    def is_complete(self, row: Row) -> bool:
+        """Whether the row has been trained to its end."""
+        result = self.result(row.name)
+        return bool(result and result["complete"])
+
     def metrics(self, row: Row) -> list[dict[str, Any]]:
         file = self.root / "runs" / row.name / "metrics.jsonl"
         return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
@@ -143,16 +148,29 @@ class Bench:
         curve: Curve = result["curve"]
         return next(loss for at, _, _, loss in reversed(curve) if step is None or at == step)
 
+    def finalists(self) -> list[list[Row]]:
+        """The better half of each sweep, whose rows are trained up to a quarter."""
+        return [better_half(sweep(algorithm), lambda row: self.loss(row, QUARTER)) for algorithm in RATES]
+
+    def winners(self) -> list[Row]:
+        """AdamW's and Muon's best rows, once their finalists are complete."""
+        return [min(rows, key=self.loss) for rows in self.finalists()]
+
+    def known_rows(self) -> dict[str, Row]:
+        """Every row that can be trained now: those after the sweep once it has winners."""
+        rows = [*sweep("adamw"), *sweep("muon"), *transfer(False), *transfer(True)]
+        results = [self.result(row.name) for row in [*sweep("adamw"), *sweep("muon")]]
+        if all(results) and all(self.is_complete(row) for row in chain(*self.finalists())):
+            rows += after_sweep(*self.winners())
+        return {row.name: row for row in rows}
+
     def train_everything(self) -> None:
         """The sweeps by successive halving, then the rows of their winners, then the widths."""
-        sweeps = [sweep(algorithm) for algorithm in RATES]
-        for row in chain(*sweeps):
+        for row in chain(*map(sweep, RATES)):
             self.train(row, QUARTER)
-        finalists = [better_half(rows, lambda row: self.loss(row, QUARTER)) for rows in sweeps]
-        for row in chain(*finalists):
+        for row in chain(*self.finalists()):
             self.train(row)
-        adamw, muon = [min(rows, key=self.loss) for rows in finalists]
-        for row in [*after_sweep(adamw, muon), *transfer(False), *transfer(True)]:
+        for row in [*after_sweep(*self.winners()), *transfer(False), *transfer(True)]:
             self.train(row)
 
 
@@ -167,11 +185,6 @@ def machine() -> str:
 def quiet_time(seconds: list[float]) -> float:
     """The 10th percentile: what a step takes when the machine does nothing else."""
     return sorted(seconds)[len(seconds) // 10]
-
-
-def known_rows() -> dict[str, Row]:
-    """Every row that does not depend on another one's result."""
-    return {row.name: row for row in [*sweep("adamw"), *sweep("muon"), *transfer(False), *transfer(True)]}
 
 
 def main() -> None:
@@ -191,7 +204,7 @@ def main() -> None:
     if arguments.speed:
         bench.measure_speed()
         return
-    known = known_rows()
+    known = bench.known_rows()
     if unknown := [name for name in arguments.rows if name not in known]:
         sys.exit(f"no such row: {', '.join(unknown)}. There are: {', '.join(known)}")
     for name in arguments.rows:

@@ -1,13 +1,9 @@
 //! Which rows are trained on and which are held out.
 
-#![allow(clippy::unwrap_used, clippy::format_collect)]
-
-mod fixtures;
-
-use dataset::{HeldOut, StreamSettings};
-use fixtures::{
+use crate::fixtures::{
     documents, epoch_texts, folder_source, held_out_texts, mixed, parquet, settings, sorted, tokenizer, write,
 };
+use dataset::{HeldOut, StreamSettings};
 use run_config::Packing;
 
 #[test]

@@ -1,13 +1,11 @@
 //! Errors of a stream: bad data, missing data and cursors of other streams.
 
-#![allow(clippy::unwrap_used, clippy::format_collect)]
-
-mod fixtures;
-
 use std::time::{Duration, Instant};
 
+use crate::fixtures::{
+    self, documents, epoch_texts, folder_source, jsonl, open, parquet, parquet_rows, settings, tokenizer, write,
+};
 use dataset::{DataError, DataSource, HeldOut, SkippedRows, StreamSettings, TokenStream};
-use fixtures::{documents, epoch_texts, folder_source, jsonl, open, parquet, parquet_rows, settings, tokenizer, write};
 use run_config::Packing;
 
 fn folder(files: &[(&str, Vec<u8>)]) -> (tempfile::TempDir, DataSource) {

@@ -1,16 +1,11 @@
 //! A data set of FineWeb's size: 24,000 shards of 1,000 row groups of 1,000 documents. Its listing, footers and row
 //! groups are made as they are requested.
 
-#![allow(clippy::unwrap_used, clippy::format_collect)]
-
-mod fixtures;
-mod loopback_hub;
-
 use std::sync::Arc;
 
+use crate::fixtures::{open, parquet};
+use crate::loopback_hub::{Content, LoopbackHub, Request};
 use dataset::{Cursor, StreamSettings};
-use fixtures::{open, parquet};
-use loopback_hub::{Content, LoopbackHub, Request};
 use parquet::file::metadata::{ParquetMetaDataBuilder, ParquetMetaDataReader, ParquetMetaDataWriter, RowGroupMetaData};
 
 const FILES: usize = 24_000;

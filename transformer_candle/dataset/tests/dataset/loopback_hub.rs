@@ -1,7 +1,5 @@
 //! A Hub and its CDN on two ports of this machine, which fail on request and record all requests.
 
-#![allow(dead_code, clippy::unwrap_used, clippy::format_collect)]
-
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::io::{BufRead, BufReader, Write};

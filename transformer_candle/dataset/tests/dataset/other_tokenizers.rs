@@ -1,17 +1,14 @@
 //! Streams with the tokenizers of other models: documents that start with a BOS token, and SentencePiece's bytes.
 
-#![allow(clippy::unwrap_used)]
-
-mod fixtures;
-#[path = "../src/tokenizer/sentencepiece_fixture.rs"]
+#[path = "../../src/tokenizer/sentencepiece_fixture.rs"]
 mod sentencepiece_fixture;
 
 use std::fs;
 
+use crate::fixtures::{documents, jsonl, settings};
 use dataset::{
     Batch, CancelToken, DataError, DataSource, HeldOut, IGNORED_TARGET, StreamSettings, TokenStream, Tokenizer,
 };
-use fixtures::{documents, jsonl, settings};
 use run_config::Packing;
 use sentencepiece_fixture::{Form, sentencepiece};
 use tempfile::TempDir;

@@ -1,16 +1,13 @@
 //! The Hub client against a loopback Hub that redirects to another port and fails on request.
 
-#![allow(clippy::unwrap_used, clippy::format_collect)]
-
-mod fixtures;
-mod loopback_hub;
-
 use std::time::{Duration, Instant};
 
+use crate::fixtures::{
+    self, documents, folder_source, gzip, jsonl, open, parquet, sequences, settings, tokenizer, write,
+};
+use crate::loopback_hub::{self, Fault, LoopbackHub, SHA, streaming};
 use dataset::hub::HubSettings;
 use dataset::{Batch, CancelToken, DataError, DataSource, Documents, HeldOut, Mixture, StreamSettings};
-use fixtures::{documents, folder_source, gzip, jsonl, open, parquet, sequences, settings, tokenizer, write};
-use loopback_hub::{Fault, LoopbackHub, SHA, streaming};
 
 fn files() -> Vec<(&'static str, Vec<u8>)> {
     vec![

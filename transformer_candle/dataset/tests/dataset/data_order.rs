@@ -1,14 +1,10 @@
 //! The data order, as defined in the crate's documentation.
 
-#![allow(clippy::unwrap_used, clippy::format_collect)]
-
-mod fixtures;
-
-use dataset::{Cursor, Documents, StreamSettings};
-use fixtures::{
-    documents, epoch_texts, folder_source, gzip, held_out_texts, jsonl, mixed, open, parquet, sequences, settings,
-    sorted, tokenizer, write,
+use crate::fixtures::{
+    self, documents, epoch_texts, folder_source, gzip, held_out_texts, jsonl, mixed, open, parquet, sequences,
+    settings, sorted, tokenizer, write,
 };
+use dataset::{Cursor, Documents, StreamSettings};
 use proptest::prelude::*;
 use run_config::Packing;
 use sha2::{Digest, Sha256};

@@ -1,14 +1,10 @@
 //! Chat data as a stream: columns of both formats, order, resuming, held-out conversations, and rows that are skipped.
 
-#![allow(clippy::unwrap_used)]
-
-mod fixtures;
-
 use std::fs;
 use std::path::Path;
 
+use crate::fixtures::{self, Sequence, folder_source, gzip, sequences, write};
 use dataset::{ChatSettings, DataSource, HeldOut, IGNORED_TARGET, StreamSettings, TokenStream, Tokenizer};
-use fixtures::{Sequence, folder_source, gzip, sequences, write};
 use run_config::{DataFormat, OverlongConversations, Packing};
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -18,7 +14,7 @@ const TEMPLATE: &str = "{% for m in messages %}<{{ m.role }}>{{ m.content }}<|en
                         {% if add_generation_prompt %}<assistant>{% endif %}";
 
 fn tokenizer(folder: &Path) -> Tokenizer {
-    let fixture = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/tokenizer.json");
+    let fixture = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/dataset/tokenizer.json");
     fs::create_dir_all(folder).unwrap();
     fs::copy(fixture, folder.join("tokenizer.json")).unwrap();
     fs::write(folder.join("chat_template.jinja"), TEMPLATE).unwrap();

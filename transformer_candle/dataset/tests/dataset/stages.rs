@@ -1,18 +1,14 @@
 //! Stages of a run: each has an order of its own from where the one before ended, and the ledger accounts for what is left
 //! out between them.
 
-#![allow(clippy::unwrap_used)]
-
-mod fixtures;
-
 use std::path::Path;
 
+use crate::fixtures::{self, documents, folder_source, jsonl, mixed, rows, settings, stage, tokenizer, write};
 use dataset::ledger::{
     Audit, BeginRecord, Ledger, LedgerHead, LedgerRecord, SequenceRange, StageRecord, StepRecord, audit,
     for_each_record, replay,
 };
 use dataset::{Batch, CancelToken, Cursor, Mixture, NextStage, StreamSettings, StreamStage, TokenStream};
-use fixtures::{documents, folder_source, jsonl, mixed, rows, settings, stage, tokenizer, write};
 use proptest::prelude::*;
 
 /// Sequences of 8, 32 and 16 tokens over the same data.

@@ -1,16 +1,14 @@
 //! The ledger proves what a run consumed, and makes its batches again.
 
-#![allow(clippy::unwrap_used, clippy::format_collect)]
-
-mod fixtures;
-
 use std::path::Path;
 
+use crate::fixtures::{
+    documents, folder_source, jsonl, open, parquet, parquet_rows, settings, stage, tokenizer, write,
+};
 use dataset::ledger::{
     Audit, BeginRecord, Ledger, LedgerHead, LedgerRecord, StepRecord, audit, for_each_record, replay,
 };
 use dataset::{Batch, CancelToken, Cursor, DataError, DataSource, StreamSettings};
-use fixtures::{documents, folder_source, jsonl, open, parquet, parquet_rows, settings, stage, tokenizer, write};
 use proptest::prelude::*;
 
 /// A folder with Parquet, JSON Lines, bad rows, and a row group with nothing but bad rows.

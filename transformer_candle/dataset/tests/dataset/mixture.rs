@@ -1,17 +1,13 @@
 //! A stream over several sources: each is read as it would be alone, and their sequences alternate by their weights.
 
-#![allow(clippy::unwrap_used, clippy::format_collect)]
-
-mod fixtures;
-
 use std::collections::BTreeSet;
 
+use crate::fixtures::{
+    self, Sequence, documents, folder_source, held_out_texts, jsonl, mixed, parquet, rows, settings, split_texts,
+    stage, tokenizer, write,
+};
 use dataset::ledger::{Ledger, LedgerHead, LedgerRecord, StepRecord, audit, for_each_record, replay};
 use dataset::{Batch, CancelToken, Cursor, DataError, DataSource, Mixture, StreamSettings, TokenStream};
-use fixtures::{
-    Sequence, documents, folder_source, held_out_texts, jsonl, mixed, parquet, rows, settings, split_texts, stage,
-    tokenizer, write,
-};
 use proptest::prelude::*;
 
 /// 200 documents in many shards, 40 in one, and 3.
