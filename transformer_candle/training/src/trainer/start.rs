@@ -185,7 +185,7 @@ fn position(state: Option<&TrainerState>, cursor: Cursor, evaluation: &Evaluatio
     }
 }
 
-/// Refuses a checkpoint of another run.
+/// The checkpoint that the run is resumed from, if it is one of its own.
 fn saved(run: &ResolvedRun, resumed: Option<&ResumePoint>) -> Option<PathBuf> {
     let directory = resumed?.directory().canonicalize().ok()?;
     let path = run.config.runtime.checkpoint.directory.as_deref()?.join(directory.file_name()?);
