@@ -92,7 +92,7 @@ mod tests {
     use super::*;
 
     fn fixture_tokenizer() -> (Tokenizer, Value) {
-        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/dataset/tokenizer.json");
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/tokenizer.json");
         let bytes = std::fs::read(path).unwrap();
         let mut tokenizer = Tokenizer::from_bytes(&bytes).unwrap();
         tokenizer.set_encode_special_tokens(true);

@@ -97,7 +97,7 @@
 //!
 //! # let folder = tempfile::tempdir()?;
 //! # let folder = folder.path();
-//! # let tokenizer_json = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/dataset/tokenizer.json");
+//! # let tokenizer_json = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/tokenizer.json");
 //! std::fs::write(folder.join("pages.jsonl"), "{\"text\": \"one page\"}\n{\"text\": \"another\"}\n")?;
 //! let source = DataSource::local(&["*.jsonl".to_owned()], folder, "text", &CancelToken::new())?;
 //! let tokenizer = Tokenizer::load(&tokenizer_json, &[])?;

@@ -21,7 +21,7 @@ struct Model {
 /// The tests' tokenizer with special tokens of its own, and a template beside it.
 fn model(template: Option<&str>) -> Model {
     let folder = tempfile::tempdir().unwrap();
-    let fixture = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/dataset/tokenizer.json");
+    let fixture = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/tokenizer.json");
     let mut json: Value = serde_json::from_slice(&fs::read(fixture).unwrap()).unwrap();
     let special = ["<|im_start|>", "<|im_end|>", "<|user|>", "<|assistant|>"];
     for (id, name) in (262..).zip(special) {

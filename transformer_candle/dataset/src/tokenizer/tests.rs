@@ -13,7 +13,7 @@ use super::*;
 
 /// A byte-level BPE of the 256 bytes, five merges and end-of-text, whose file asks to truncate texts to four
 /// tokens.
-const JSON: &str = include_str!("../../tests/dataset/tokenizer.json");
+const JSON: &str = include_str!("../../tests/fixtures/tokenizer.json");
 
 fn byte_tokenizer() -> Tokenizer {
     let folder = tempfile::tempdir().unwrap();

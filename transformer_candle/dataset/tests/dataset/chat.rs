@@ -14,7 +14,7 @@ const TEMPLATE: &str = "{% for m in messages %}<{{ m.role }}>{{ m.content }}<|en
                         {% if add_generation_prompt %}<assistant>{% endif %}";
 
 fn tokenizer(folder: &Path) -> Tokenizer {
-    let fixture = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/dataset/tokenizer.json");
+    let fixture = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/tokenizer.json");
     fs::create_dir_all(folder).unwrap();
     fs::copy(fixture, folder.join("tokenizer.json")).unwrap();
     fs::write(folder.join("chat_template.jinja"), TEMPLATE).unwrap();
