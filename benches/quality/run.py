@@ -158,9 +158,9 @@ class Bench:
 
     def known_rows(self) -> dict[str, Row]:
         """Every row that can be trained now: those after the sweep once it has winners."""
-        rows = [*sweep("adamw"), *sweep("muon"), *transfer(False), *transfer(True)]
-        results = [self.result(row.name) for row in [*sweep("adamw"), *sweep("muon")]]
-        if all(results) and all(self.is_complete(row) for row in chain(*self.finalists())):
+        swept = [*chain(*map(sweep, RATES))]
+        rows = [*swept, *transfer(False), *transfer(True)]
+        if all(self.result(row.name) for row in swept) and all(map(self.is_complete, chain(*self.finalists()))):
             rows += after_sweep(*self.winners())
         return {row.name: row for row in rows}
 
