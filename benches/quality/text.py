@@ -1,8 +1,8 @@
 """The text of the quality bench: Python sources of the hash-locked oracle environment, the same on every machine.
 
 They are those of packages whose version does not depend on Python's. One JSON line per file with its text, in the order
-of the paths. Files whose path's SHA-256 is divisible by 100 are held out. The hash of both files is recorded beside
-them, and in every result.
+of the SHA-256 of the paths: every part of the text, however short, is drawn from all packages. Files whose hash is
+divisible by 100 are held out. The hash of both files is recorded beside them, and in every result.
 """
 
 from __future__ import annotations
@@ -27,8 +27,7 @@ def prepare(folder: Path) -> str:
     digest = hashlib.sha256()
     with (folder / "train.jsonl").open("w") as train, (folder / "validation.jsonl").open("w") as validation:
         paths = [path for package in PACKAGES for path in (packages / package).rglob("*.py")]
-        for path in sorted(paths, key=lambda path: path.relative_to(packages).as_posix()):
-            name = path.relative_to(packages).as_posix()
+        for number, path in sorted((path_hash(path.relative_to(packages)), path) for path in paths):
             try:
                 text = path.read_text(encoding="utf-8")
             except UnicodeDecodeError:
@@ -37,7 +36,11 @@ def prepare(folder: Path) -> str:
                 continue
             line = json.dumps({"text": text}) + "\n"
             digest.update(line.encode())
-            held_out = int.from_bytes(hashlib.sha256(name.encode()).digest(), "big") % HELD_OUT == 0
-            (validation if held_out else train).write(line)
+            (validation if number % HELD_OUT == 0 else train).write(line)
     recorded.write_text(digest.hexdigest()[:16])
     return recorded.read_text()
+
+
+def path_hash(path: Path) -> int:
+    """The SHA-256 of a relative path, which is the same on every machine."""
+    return int.from_bytes(hashlib.sha256(path.as_posix().encode()).digest(), "big")
