@@ -10,7 +10,7 @@ PIP := -m pip install --quiet --disable-pip-version-check --require-hashes -r
 # Tests on every core, each in a process of its own; one that is free takes over tests of another. Where tests wait for programs,
 # servers and clocks, three processes share two cores.
 PARALLEL := --numprocesses=auto --dist=worksteal
-WAITING := --numprocesses=$(shell $(PYTHON) -c 'import os; print((3 * os.cpu_count() + 1) // 2)')
+WAITING := --numprocesses=$(shell $(PYTHON) -c 'import os; print((3 * os.cpu_count() + 1) // 2)') --dist=worksteal
 RUST_SOURCES := $(shell find transformer_candle configs -type f) Cargo.toml Cargo.lock rust-toolchain.toml pyproject.toml
 
 # A build with CUDA shares the dependencies of one without and has its own folder for programs. CUDA uses the compiler of a CUDA
@@ -44,7 +44,7 @@ demo: $(VENV)/.extension-dev binaries
 
 test: $(VENV)/.dev $(VENV)/.extension-dev binaries
 	cargo test --workspace --locked
-	$(BIN)/python -m pytest $(WAITING) --dist=loadgroup --ignore=tests/oracles --ignore=tests/cuda_emulator
+	$(BIN)/python -m pytest $(WAITING) --ignore=tests/oracles --ignore=tests/cuda_emulator
 
 build: $(VENV)/.requirements
 	rm -f $(VENV)/.extension-*
@@ -96,7 +96,7 @@ ci:
 
 # torch and transformers live apart: 150 s and 5.6 GB to install, and only these tests need them.
 oracle: $(ORACLE)/.extension binaries
-	$(ORACLE)/bin/python -m pytest $(WAITING) --dist=worksteal tests/oracles
+	$(ORACLE)/bin/python -m pytest $(WAITING) tests/oracles
 
 # Every kernel for GPUs: its arithmetic under Triton's interpreter, its PTX made again byte for byte, and assembled.
 check-kernels: $(ORACLE)/.requirements
@@ -131,7 +131,7 @@ bench-quality: $(ORACLE)/.extension build
 
 # The examples for Slurm and SkyPilot, the latter by SkyPilot itself as well (460 MB).
 check-examples: $(ORACLE)/.extension .venv-skypilot/.requirements binaries
-	$(ORACLE)/bin/python -m pytest $(WAITING) --dist=worksteal tests/oracles/test_examples.py
+	$(ORACLE)/bin/python -m pytest $(WAITING) tests/oracles/test_examples.py
 
 # cargo-deny is compiled from source for some minutes, which is why CI does not run it.
 audit: $(VENV)/.dev

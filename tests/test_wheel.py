@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import subprocess
 import sys
@@ -11,15 +12,16 @@ from pathlib import Path
 import pytest
 from workspace import REPOSITORY, TARGET, TINY_MODEL, Workspace
 
-pytestmark = pytest.mark.xdist_group("wheel")
-
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel, built by one test process at a time: maturin moves what cargo built, and puts it back."""
     out = tmp_path_factory.mktemp("wheel")
     command = [sys.executable, "-m", "maturin", "build", "--profile", "dev", "--quiet", "--out", str(out)]
     environment = {**os.environ, "CARGO_TARGET_DIR": str(TARGET)}
-    subprocess.run(command, cwd=REPOSITORY, env=environment, check=True, timeout=1500)
+    with (TARGET / "maturin.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        subprocess.run(command, cwd=REPOSITORY, env=environment, check=True, timeout=500)
     (path,) = out.glob("*.whl")
     return path
 
