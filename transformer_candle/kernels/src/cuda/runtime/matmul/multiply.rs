@@ -32,8 +32,8 @@ impl Cuda {
             .during(self.ordinal(), format_args!("cublasLtMatmul for {shape}"))
     }
 
-    /// What was found by timing so far, the algorithm of each shape of a GEMM and the variant of each launch that has
-    /// several: opaque texts, which [`Cuda::recall_choices`] takes.
+    /// The results of timing so far: the algorithm of each GEMM shape and the variant of each launch that has several,
+    /// as opaque strings for [`Cuda::recall_choices`].
     pub fn choices(&self) -> BTreeMap<String, String> {
         let origin = self.matmul_origin();
         let text = |(shape, choice): (&Shape, &Arc<Choice>)| {
@@ -44,10 +44,11 @@ impl Cuda {
         choices
     }
 
-    /// Computes as another run did that this is to repeat. Before the first step: what was recorded into a graph stays.
+    /// Restores another run's choices, so that this one computes the same bits. To be called before the first step:
+    /// a captured graph keeps its choices.
     ///
     /// Returns the shapes and launches whose choice this GPU, this version of the library or this program does not
-    /// have; they are searched again.
+    /// have; they are timed again.
     ///
     /// # Errors
     /// [`Error::Cuda`] if the GPU cannot be used at all.
@@ -67,14 +68,14 @@ impl Cuda {
         Ok(refused)
     }
 
-    /// What an algorithm's description means something for.
+    /// The GPU and the library version that a stored algorithm is valid for.
     fn matmul_origin(&self) -> String {
         // SAFETY: takes nothing and returns a number.
         let version = unsafe { sys::cublasLtGetVersion() };
         format!("{}, cuBLASLt {version}", self.name())
     }
 
-    /// An algorithm of another run, if the library still takes it for this shape.
+    /// The choice of an algorithm of another run, if the library still supports it for this shape.
     fn checked(&self, shape: &Shape, algorithm: Algorithm) -> Result<Choice, CublasError> {
         let descriptors = Descriptors::new(shape)?;
         if descriptors.workspace_bytes(self.library(), &algorithm)? > WORKSPACE_BYTES {
@@ -90,7 +91,7 @@ impl Cuda {
         if self.is_capturing() {
             let (ordinal, call) = (self.ordinal(), format!("capturing {shape}"));
             let reason =
-                "no algorithm has been chosen for it, and none can be timed now: run it once before".to_owned();
+                "no algorithm has been chosen for it, and none can be timed during capture: run it before".to_owned();
             return Err(Error::Cuda { ordinal, call, reason });
         }
         let choice = self.search(&shape, matmul)?;
