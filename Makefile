@@ -25,7 +25,7 @@ STAND_IN := environment="$$(tools/cuda/stand_in.sh "$(TARGET)/cuda-emulated/libr
 
 help:
 	@echo "make demo    train a small model on text of this machine: set-up, tokenizer, training, a sample"
-	@echo "make test    set-up and every test: cargo test, doc tests, pytest"
+	@echo "make test    set-up, cargo test, doc tests, pytest without its slow tests, which make ci runs too"
 	@echo "make build   .venv with the release extension, and target/release"
 	@echo "make cuda    the same for NVIDIA GPUs: one program and one wheel that run with and without one"
 	@echo "make lint    rustfmt, clippy (with and without CUDA), ruff, mypy, stubtest"
@@ -42,9 +42,11 @@ demo: $(VENV)/.extension-dev binaries
 	rm -rf "$${ORCHESTRATE_RUNS_ROOT:-runs}/demo"
 	$(BIN)/orchestrate --stream --dataset demo --experiment demo
 
+# `make test SELECTED=` runs the slow ones too.
+SELECTED ?= -m "not slow"
 test: $(VENV)/.dev $(VENV)/.extension-dev binaries
 	cargo test --workspace --locked
-	$(BIN)/python -m pytest $(WAITING) --ignore=tests/oracles --ignore=tests/cuda_emulator
+	$(BIN)/python -m pytest $(WAITING) --ignore=tests/oracles --ignore=tests/cuda_emulator $(SELECTED)
 
 build: $(VENV)/.requirements
 	rm -f $(VENV)/.extension-*
@@ -92,7 +94,7 @@ ci:
 	$(MAKE) oracle
 	$(MAKE) check-kernels
 	$(MAKE) check-cuda
-	$(MAKE) test
+	$(MAKE) test SELECTED=
 
 # torch and transformers live apart: 150 s and 5.6 GB to install, and only these tests need them.
 oracle: $(ORACLE)/.extension binaries

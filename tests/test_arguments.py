@@ -150,6 +150,7 @@ def test_ctrl_c_during_imports_ends_with_a_sentence(workspace: Workspace, tmp_pa
         assert process.returncode == 130
 
 
+@pytest.mark.slow
 def test_the_endpoints_password_reaches_nobody_else(hub_workspace: Workspace, hub: FakeHub) -> None:
     secret = "s3cretPASSWORD"
     host = hub.endpoint.removeprefix("http://")

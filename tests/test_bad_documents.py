@@ -69,6 +69,7 @@ def made(workspace: Workspace, shards: Path, experiment: str, workers: int) -> K
     return KilledRun(workspace, experiment)
 
 
+@pytest.mark.slow
 def test_the_same_documents_are_skipped_at_any_thread_count(workspace: Workspace, shards: Path) -> None:
     alone, busy, killed = (made(workspace, shards, f"workers-{name}", name) for name in (1, 8, 2))
     assert not alone.live()

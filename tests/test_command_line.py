@@ -42,6 +42,7 @@ def test_plan_prints_parameters_bytes_flops_and_disk(workspace: Workspace, prese
         assert "1,318,832,128" in out
 
 
+@pytest.mark.slow
 def test_bench_measures_a_step_whatever_the_budget(workspace: Workspace) -> None:
     config = workspace.root / "bench.yaml"
     config.write_text(f"{TINY_CONFIG}\n")

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 
+import pytest
 from workspace import TINY_MODEL, Workspace
 
 
+@pytest.mark.slow
 def test_the_demo_trains_and_prints_a_summary(workspace: Workspace) -> None:
     flags = [*TINY_MODEL, "--stream", "--dataset=demo", "--experiment=demo", "--steps=12", "--seq-len=64"]
     out = workspace.orchestrate(*flags).succeeded().out

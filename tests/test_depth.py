@@ -92,6 +92,7 @@ def test_a_preset_for_a_gpu_says_how_it_fits(workspace: Workspace) -> None:
     workspace.orchestrate("preset", "--depth=12", "--gpu=rtx2080").refused(2, "rtx5090")
 
 
+@pytest.mark.slow
 def test_a_depth_trains_on_the_demo_and_keeps_its_reasons(workspace: Workspace) -> None:
     flags = "--dataset=demo --vocab-size=512 --steps=6 --learning-rate=2e-3 --device=cpu --experiment=deep".split()
     workspace.orchestrate("--depth=2", *flags).succeeded()
@@ -106,6 +107,7 @@ def test_a_depth_trains_on_the_demo_and_keeps_its_reasons(workspace: Workspace) 
     assert "# optimizer.learning_rate" not in written, "that was typed"
 
 
+@pytest.mark.slow
 def test_the_guides_depths_run_as_written(workspace: Workspace) -> None:
     guide = (REPOSITORY / "docs/guide/tuning.md").read_text(encoding="utf-8")
     commands = re.findall(r"^orchestrate .*--depth.*$", guide, re.MULTILINE)

@@ -115,6 +115,7 @@ def assert_used_once(run: KilledRun) -> None:
     assert len(rows) == epoch["documents"] == SAMPLES
 
 
+@pytest.mark.slow
 def test_forty_kills_and_a_hundred_faults_change_no_byte(hub_workspace: Workspace, hub: FakeHub) -> None:
     # A stalled connection is given up after a second, so that the test needs no patience.
     hub_workspace.extra_environment["HF_HUB_DOWNLOAD_TIMEOUT"] = "1"
@@ -140,6 +141,7 @@ def test_forty_kills_and_a_hundred_faults_change_no_byte(hub_workspace: Workspac
     assert_used_once(killed)
 
 
+@pytest.mark.slow
 def test_kills_and_faults_through_a_proxy_change_no_byte(hub_workspace: Workspace, hub: FakeHub, proxy: str) -> None:
     alone, killed = prepare(hub_workspace, DATASET, SAMPLES, "alone", "killed")
     assert not alone.live()

@@ -5,12 +5,14 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
+import pytest
 from test_metrics import read_until, stopped
 from workspace import TINY_MODEL, TRAINER, Workspace
 
 STAND_IN = Path(__file__).parent / "process_stand_in.c"
 
 
+@pytest.mark.slow
 def test_swap_a_slow_disk_and_growth_are_named(workspace: Workspace) -> None:
     """Takes over a minute, most of it asleep: less says nothing of growth."""
     text = workspace.write_text()

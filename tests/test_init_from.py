@@ -50,6 +50,7 @@ def test_a_run_starts_where_the_model_ended(workspace: Workspace) -> None:
     assert [row["step"] for row in workspace.metrics("second")] == [1, 2, 3, 4, 5, 6]
 
 
+@pytest.mark.slow
 def test_a_repository_of_the_hub_is_downloaded_and_its_commit_pinned(hub_workspace: Workspace, hub: FakeHub) -> None:
     workspace = hub_workspace
     text, checkpoint = pretrain(workspace)

@@ -157,6 +157,7 @@ def test_a_byte_order_mark_is_no_text(tmp_path: Path) -> None:
     assert texts(tmp_path) == ["hello"]
 
 
+@pytest.mark.slow
 def test_a_byte_order_mark_in_a_file_of_a_run_is_no_content(workspace: Workspace) -> None:
     folder = made(workspace)
 

@@ -153,6 +153,7 @@ def test_a_run_s_adapters_are_listed(workspace: Workspace, base: Path, text: Pat
     workspace.orchestrate("export", "--experiment=base", "--list").refused(2, "there are no LoRA adapters in")
 
 
+@pytest.mark.slow
 def test_adapters_that_cannot_be_exported_are_refused(workspace: Workspace, base: Path, text: Path) -> None:
     last = train(workspace, base, text, "tuned") / "step-00000006"
     merge = ["export", "--experiment=tuned", "--format=hf", "--merge"]

@@ -7,6 +7,7 @@ import signal
 import subprocess
 from typing import Any
 
+import pytest
 from fake_hub import FakeHub
 from orchestrator import RunConfig, Trainer
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -142,6 +143,7 @@ def test_patience_ends_a_run_with_the_reason(workspace: Workspace) -> None:
     assert last_line(workspace, "patience") == end
 
 
+@pytest.mark.slow
 def test_a_slow_hub_is_named_as_what_holds_the_run_back(hub_workspace: Workspace, hub: FakeHub) -> None:
     flags = "--stream --max-samples=100 --steps=100000 --launch=none --experiment=slow".split()
     hub_workspace.orchestrate(*TINY_MODEL, *flags).succeeded()

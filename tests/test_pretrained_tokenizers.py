@@ -78,6 +78,7 @@ def write_lines(path: Path, texts: list[str]) -> Path:
     return path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_ids_are_those_of_the_tokenizers_package(tmp_path: Path, kind: str) -> None:
     sources = list(documents())[:2000]

@@ -61,6 +61,7 @@ def table(text: str, head: str) -> dict[str, list[float]]:
     return rows
 
 
+@pytest.mark.slow
 def test_perfetto_reads_every_event(profiled: Workspace, trace: Trace, slices: dict[int, dict[str, Any]]) -> None:
     written = json.loads((profile_folder(profiled) / f"trace-{FIRST}-{LAST}.json").read_text())
     complete = [event for event in written["traceEvents"] if event["ph"] == "X"]
@@ -211,6 +212,7 @@ def test_a_full_disk_ends_the_profile_and_not_the_training(prepared: Workspace) 
     assert list(profile_folder(prepared).iterdir()) == []
 
 
+@pytest.mark.slow
 def test_the_guides_profile_runs_as_written(workspace: Workspace) -> None:
     guide = (REPOSITORY / "docs/guide/tuning.md").read_text(encoding="utf-8")
     (command,) = re.findall(r"^orchestrate .*--profile.*$", guide, re.MULTILINE)

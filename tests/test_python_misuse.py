@@ -24,8 +24,10 @@ TEXTS: list[Any] = [
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A trained run, its folder the current one."""
-    workspace = Workspace(tmp_path_factory.mktemp("run"))
+    """A trained run, its folder the current one, whose parent holds nothing else."""
+    root = tmp_path_factory.mktemp("parent") / "run"
+    root.mkdir()
+    workspace = Workspace(root)
     workspace.write_text(characters=30_000)
     flags = [*TINY_MODEL, "--input=book.txt", "--steps=3", "--experiment=misused"]
     workspace.orchestrate(*flags).succeeded()

@@ -63,6 +63,7 @@ def family(first: Popen[str]) -> list[Path]:
     return [Path("/proc") / str(process) for process in found]
 
 
+@pytest.mark.slow
 def test_runs_that_fail_do_not_tell_the_token(private: tuple[FakeHub, Workspace]) -> None:
     hub, workspace = private
     secret(workspace.orchestrate(*STREAM, "--experiment=made")).succeeded()

@@ -92,6 +92,7 @@ def test_the_eta_counts_the_tokens_of_later_stages(tmp_path: Path) -> None:
     assert as_lines(rows) == (run / "metrics.jsonl").read_text()
 
 
+@pytest.mark.slow
 def test_the_guides_commands_run_as_written(workspace: Workspace) -> None:
     guide = (REPOSITORY / "docs/guide/tuning.md").read_text(encoding="utf-8").split("\n## Stages\n")[1]
     (stages,) = re.findall(r"```yaml\n(.*?)```", guide, re.DOTALL)

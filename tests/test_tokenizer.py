@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
 
+import pytest
 from orchestrator import tokenizer
 from orchestrator.progress import reading
 from tokenizers import Tokenizer
@@ -27,6 +28,7 @@ def trained(folder: Path, texts: Iterator[str], max_documents: int = 300, max_by
     return facts
 
 
+@pytest.mark.slow
 def test_a_seed_gives_the_same_bytes_at_any_thread_count(workspace: Workspace) -> None:
     files = []
     runs = [("one", "1", 7), ("eight", "8", 7), ("again", "8", 7), ("other", "8", 8)]
@@ -101,6 +103,7 @@ def _read(terminal: int) -> bytes:
         return b""
 
 
+@pytest.mark.slow
 def test_a_cached_gpt2_tokenizer_is_compared(workspace: Workspace) -> None:
     """Ours stands in for GPT-2's, so that both figures are equal."""
     workspace.orchestrate(*DEMO, "--experiment=first").succeeded()

@@ -156,6 +156,7 @@ def test_a_hopeless_trial_is_pruned_before_its_end(prepared: Workspace) -> None:
     assert f"trial {pruned.number:<5}pruned at loss" in done.out
 
 
+@pytest.mark.slow
 def test_a_killed_search_repeats_what_was_running_and_keeps_the_rest(prepared: Workspace) -> None:
     flags = ["tune", "space.yaml", "--experiment=E", "--evaluations=3", "--trials=4", "--seeds=0", "--pruner=none"]
     flags += [f"--tokens={30 * TOKENS}"]  # a trial takes longer than to look for it
@@ -346,6 +347,7 @@ def test_the_report_has_history_importance_and_coordinates(prepared: Workspace) 
     assert 'src="http' not in page
 
 
+@pytest.mark.slow
 def test_the_guides_search_runs_as_written(workspace: Workspace) -> None:
     guide = (REPOSITORY / "docs/guide/tuning.md").read_text(encoding="utf-8").split("\n## Stages\n")[0]
     (space,) = re.findall(r"```yaml\n(.*?)```", guide, re.DOTALL)

@@ -183,6 +183,7 @@ def test_shares_count_what_happens_between_lines(workspace: Workspace) -> None:
     )
 
 
+@pytest.mark.slow
 def test_several_ranks_are_shown_with_the_slowest(workspace: Workspace) -> None:
     times = {"exchange_seconds": 0.2, "slowest_rank": 3, "slowest_rank_seconds": 1.7, "median_rank_seconds": 1.0}
     compute = {"rank_compute_seconds": [1.0, 1.1, 0.9, 1.5]}

@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 from workspace import REPOSITORY, TARGET, TINY_MODEL, Workspace
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
