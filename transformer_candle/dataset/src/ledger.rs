@@ -6,11 +6,8 @@
 //! `hash_k = SHA-256(hash_(k-1) || line_k)`, with hashes in hexadecimal and `hash_0` all zero. The last hash, the head,
 //! is stored in the checkpoint beside the weights and authenticates every line before it.
 //!
-//! [`audit`] verifies the chain and that each row of each finished epoch was used exactly once; [`replay`] makes the
+//! [`crate::audit`] verifies the chain and that each row of each finished epoch was used exactly once; [`crate::replay`] makes the
 //! batch of any step again.
-
-mod audit;
-mod replay;
 
 use std::io::{self, BufRead, BufReader};
 use std::path::Path;
@@ -19,8 +16,6 @@ use run_config::regular_file;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
-pub use self::audit::{Audit, AuditedComponent, AuditedEpoch, audit};
-pub use self::replay::replay;
 use crate::cursor::{ComponentPosition, WindowStart};
 use crate::skipped_rows::is_zero;
 use crate::{AppendFile, Batch, CancelToken, Cursor, DataError, SkippedRows};

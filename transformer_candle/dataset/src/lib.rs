@@ -17,8 +17,8 @@
 //! - `window_prefetch`: the thread that prepares the windows of a component; `component_stream`: its sequences;
 //!   `stream`: the [`TokenStream`], which gives batches of all components (`stream_settings`). `cursor`: the position to resume from;
 //!   `fingerprint`: what a cursor belongs to.
-//! - `ledger`: an append-only log of what each step consumed, for `audit` and `replay`; `append_file`: a log file that
-//!   survives a full disk.
+//! - `ledger`: an append-only log of what each step consumed, for `ledger_audit` and `ledger_replay`; `append_file`: a
+//!   log file that survives a full disk.
 //! - `held_out_batches`: evaluation. `documents`: text in listing order (`sequential_reader`). `cancel`: cancellation.
 //!
 //! # The data order
@@ -135,6 +135,8 @@ mod held_out_batches;
 mod held_out_split;
 pub mod hub;
 pub mod ledger;
+mod ledger_audit;
+mod ledger_replay;
 mod local_files;
 mod memory_bound;
 mod mixture;
@@ -162,10 +164,12 @@ pub use documents::Documents;
 pub use error::{DataError, MissingColumn};
 pub use fingerprint::StreamFingerprint;
 pub use held_out_batches::{HeldOut, HeldOutBatches};
-pub use memory_bound::{expected_memory, max_workers, memory_bound};
+pub use ledger_audit::{Audit, AuditedComponent, AuditedEpoch, audit};
+pub use ledger_replay::replay;
+pub use memory_bound::{expected_memory, memory_bound};
 pub use mixture::Mixture;
 pub use skipped_rows::SkippedRows;
 pub use source::{DataSource, SourceDescription};
 pub use stream::{NextStage, StreamStage, TokenStream};
-pub use stream_settings::StreamSettings;
+pub use stream_settings::{StreamSettings, max_workers};
 pub use tokenizer::{DocumentTokens, NamedToken, Tokenizer};

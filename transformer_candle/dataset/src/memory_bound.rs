@@ -4,7 +4,7 @@
 use run_config::DataConfig;
 
 use crate::mixture::WINDOW_BYTES;
-use crate::open_shards::DEFAULT_OPEN_SHARDS;
+use crate::stream_settings::{DEFAULT_OPEN_SHARDS, max_workers};
 
 /// Text of a document, above FineWeb's mean of 3 KB.
 const DOCUMENT_BYTES: u64 = 4 << 10;
@@ -15,11 +15,6 @@ const WINDOW_COPIES: u64 = 4;
 const OPEN_SHARD_BYTES: u64 = 14 << 20;
 /// The words that a worker's encoder caches.
 const ENCODER_BYTES: u64 = 100 << 20;
-
-/// Threads that tokenise for a run at most.
-pub fn max_workers(data: &DataConfig) -> usize {
-    data.num_workers.at_most(std::thread::available_parallelism().map_or(1, usize::from))
-}
 
 /// What a worker's encoder takes in the first thousands of documents, measured: few of the words that it may cache.
 const FRESH_ENCODER_BYTES: u64 = 1_500_000;

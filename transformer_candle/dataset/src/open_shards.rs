@@ -23,9 +23,6 @@ use crate::permutation::{Purpose, key, permutation};
 use crate::skipped_rows::SkippedRows;
 use crate::{DataError, DataSource};
 
-/// Shards of a component that are open at the same time, by default.
-pub(crate) const DEFAULT_OPEN_SHARDS: usize = 16;
-
 /// The shards of one epoch, in their permuted order.
 pub(crate) struct EpochShards<'a> {
     pub source: &'a DataSource,

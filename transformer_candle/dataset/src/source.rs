@@ -25,7 +25,7 @@ const MAX_SHARDS_PROBED: usize = 16;
 
 /// A data set whose shards are known. Cheap to clone; clones share the listing.
 ///
-/// Reading it on the caller's thread ([`crate::Documents`], [`crate::HeldOut`], [`crate::ledger::audit`]) ends with
+/// Reading it on the caller's thread ([`crate::Documents`], [`crate::HeldOut`], [`crate::audit`]) ends with
 /// [`DataError::Interrupted`] when the token that it was opened with is cancelled.
 #[derive(Clone)]
 pub struct DataSource {

@@ -1,11 +1,12 @@
 //! The settings of a token stream.
 
-use run_config::{Packing, ResolvedRun};
+use run_config::{DataConfig, Packing, ResolvedRun};
 
 use crate::held_out_split::SplitSettings;
-use crate::memory_bound::max_workers;
-use crate::open_shards::DEFAULT_OPEN_SHARDS;
 use crate::{ChatSettings, DataError};
+
+/// Shards of a component that are open at the same time, by default.
+pub(crate) const DEFAULT_OPEN_SHARDS: usize = 16;
 
 /// What the order of a stream depends on besides the sources and the tokenizer, and how the stream is prepared.
 #[derive(Clone, Debug, PartialEq)]
@@ -31,6 +32,11 @@ pub struct StreamSettings {
     pub epochs: Option<u64>,
     /// Threads that tokenize. Not part of the fingerprint.
     pub workers: usize,
+}
+
+/// Threads that tokenise for a run at most.
+pub fn max_workers(data: &DataConfig) -> usize {
+    data.num_workers.at_most(std::thread::available_parallelism().map_or(1, usize::from))
 }
 
 impl Default for StreamSettings {

@@ -14,6 +14,7 @@ use candle_core::DType;
 
 use crate::access::{Access, Arguments};
 use crate::element::with_element;
+use crate::packed_outputs::{PackedOutputs, size};
 use crate::{Buffer, DeviceKind, Result, WriteMode, cpu, cuda, linear};
 
 /// `z_NR = scale x_NI a_RI^T`.
@@ -45,8 +46,8 @@ pub fn expand(
     workspace: &mut Buffer,
 ) -> Result<()> {
     const OPERATION: &str = "lora::expand";
-    let (dtype, packed) = (z_NR.dtype(), Packed::new(z_NR, b_OR, y_NP, first_column));
-    let Packed { n, r, o, p, .. } = packed;
+    let (dtype, packed) = (z_NR.dtype(), PackedOutputs::new(z_NR, b_OR, y_NP, first_column));
+    let PackedOutputs { n, r, o, p, .. } = packed;
     let arguments = Arguments::new(OPERATION)
         .input("z_NR", z_NR, dtype, &[n, r])
         .input("b_OR", b_OR, dtype, &[o, r])
@@ -74,8 +75,8 @@ pub fn backward_expand(
     workspace: &mut Buffer,
 ) -> Result<()> {
     const OPERATION: &str = "lora::backward_expand";
-    let (dtype, packed) = (dy_NP.dtype(), Packed::new(dz_NR, b_OR, dy_NP, first_column));
-    let Packed { n, r, o, p, .. } = packed;
+    let (dtype, packed) = (dy_NP.dtype(), PackedOutputs::new(dz_NR, b_OR, dy_NP, first_column));
+    let PackedOutputs { n, r, o, p, .. } = packed;
     let arguments = Arguments::new(OPERATION)
         .input("dy_NP", dy_NP, dtype, &[n, p])
         .require(packed.is_inside(), || packed.problem())
@@ -103,8 +104,8 @@ pub fn backward_b(
     workspace: &mut Buffer,
 ) -> Result<()> {
     const OPERATION: &str = "lora::backward_b";
-    let (dtype, packed) = (dy_NP.dtype(), Packed::new(z_NR, db_OR, dy_NP, first_column));
-    let Packed { n, r, o, p, .. } = packed;
+    let (dtype, packed) = (dy_NP.dtype(), PackedOutputs::new(z_NR, db_OR, dy_NP, first_column));
+    let PackedOutputs { n, r, o, p, .. } = packed;
     let arguments = Arguments::new(OPERATION)
         .input("dy_NP", dy_NP, dtype, &[n, p])
         .require(packed.is_inside(), || packed.problem())
@@ -145,36 +146,6 @@ pub fn backward_input(dz_NR: &Buffer, a_RI: &Buffer, dx_NI: &mut Buffer, workspa
 /// Elements of F32 workspace for all functions of a module of I inputs and O outputs, and for the gradient of A.
 pub fn workspace_elements(n: usize, inputs: usize, rank: usize, outputs: usize, device: DeviceKind) -> usize {
     linear::workspace_elements(n, inputs, rank, device).max(linear::workspace_elements(n, rank, outputs, device))
-}
-
-/// The sizes of a module whose outputs are columns of wider rows.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Packed {
-    pub(crate) n: usize,
-    pub(crate) r: usize,
-    pub(crate) o: usize,
-    pub(crate) p: usize,
-    pub(crate) first_column: usize,
-}
-
-impl Packed {
-    /// As z [N, R], B [O, R] and y [N, P] have them; the callers then check every argument against these.
-    fn new(z_NR: &Buffer, b_OR: &Buffer, y_NP: &Buffer, first_column: usize) -> Self {
-        Self { n: size(z_NR, 0), r: size(b_OR, 1), o: size(b_OR, 0), p: size(y_NP, 1), first_column }
-    }
-
-    fn is_inside(&self) -> bool {
-        self.first_column.checked_add(self.o).is_some_and(|end| end <= self.p)
-    }
-
-    fn problem(&self) -> String {
-        let Self { o, p, first_column, .. } = self;
-        format!("{o} columns from {first_column} on are not within rows of {p}")
-    }
-}
-
-fn size(buffer: &Buffer, axis: usize) -> usize {
-    buffer.shape().get(axis).copied().unwrap_or(0)
 }
 
 /// The operation in the plainest terms.

@@ -57,6 +57,7 @@ pub mod initialization;
 pub mod layout;
 pub mod linear;
 mod lora;
+mod lora_shape;
 pub mod mlp;
 pub mod norm;
 pub mod parameters;
@@ -71,7 +72,7 @@ pub use decoder::{Decoder, DecoderPlan, DecoderSettings, dtype_of, head_chunk_ro
 pub use error::{Error, Result};
 pub use generation::{Generator, GeneratorPlan};
 pub use layout::{Parameter, ParameterLayout};
-pub use lora::LoraShape;
+pub use lora_shape::LoraShape;
 pub use parameters::ParameterKind;
 pub use run_config::{ActivationRecompute, Precision};
 pub use sampling::{SamplingSettings, sample};

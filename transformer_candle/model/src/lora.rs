@@ -3,42 +3,12 @@
 use kernels::dropout::{self, Dropout};
 use kernels::memory::{Arena, BufferId, Category, Plan};
 use kernels::{Buffer, DType, DeviceKind, Upload, WriteMode, linear, lora};
-use run_config::{LoraConfig, TargetModule, TargetModules};
+use run_config::TargetModule;
 
 use crate::activations::ActivationSettings;
+use crate::lora_shape::LoraShape;
 use crate::weight::Weight;
 use crate::{Error, ModelShape, Result};
-
-/// The adapters of a model: everything that decides their parameters and their arithmetic.
-#[derive(Clone, Debug, PartialEq)]
-pub struct LoraShape {
-    /// Width between the two matrices, R.
-    pub rank: usize,
-    /// What an adapter's output is multiplied with, times R or its root.
-    pub alpha: f64,
-    /// Whether it is the root of R that `alpha` is divided by.
-    pub rslora: bool,
-    /// Probability that an input of an adapter is zero in training.
-    pub dropout: f64,
-    /// The modules of every block that have one.
-    pub modules: TargetModules,
-}
-
-impl LoraShape {
-    /// The adapters that a validated config asks for, if any.
-    pub fn from_config(config: &LoraConfig) -> Option<Self> {
-        let &LoraConfig { alpha, rslora, dropout, ref target_modules, .. } = config;
-        let of_rank =
-            |rank| Self { rank, alpha: alpha.unwrap_or(rank as f64), rslora, dropout, modules: target_modules.clone() };
-        config.rank.map(of_rank)
-    }
-
-    /// What an adapter's output is multiplied with.
-    pub fn scale(&self) -> f64 {
-        let rank = self.rank as f64;
-        self.alpha / if self.rslora { rank.sqrt() } else { rank }
-    }
-}
 
 /// Something for each parameter of a module's adapter: its place, its buffers, ...
 #[derive(Clone, Debug)]

@@ -8,7 +8,8 @@
 use std::convert::Infallible;
 
 use crate::ModelShape;
-use crate::lora::{AdapterParameters, LoraShape};
+use crate::lora::AdapterParameters;
+use crate::lora_shape::LoraShape;
 use run_config::TargetModule;
 
 /// Everything that the rest of the crate knows of a parameter.

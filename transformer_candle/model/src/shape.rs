@@ -4,7 +4,7 @@ use kernels::HeadLayout;
 use kernels::rope::{Frequencies, Llama3Scaling};
 use run_config::{Architecture, ModelConfig, RopeScalingConfig, RopeType};
 
-use crate::lora::LoraShape;
+use crate::lora_shape::LoraShape;
 
 /// Rows of the embedding and the head are padded to a multiple of this, so that GEMMs have whole tiles.
 const VOCABULARY_MULTIPLE: usize = 64;

@@ -19,6 +19,7 @@ mod lora;
 mod lora_init_from;
 mod mixture;
 mod model;
+mod near_divisor;
 mod optimizer;
 mod overrides;
 mod presets;

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use crate::check::Findings;
 use crate::error::Problem;
-use crate::fill::near_divisor;
+use crate::near_divisor::near_divisor;
 use crate::scheduler::ScheduleStrategy;
 use crate::tokenizer::SpecialTokens;
 use crate::{Algorithm, BatchSize, DataFormat, LoraConfig, Packing, RunConfig, TimeSpan, stages};

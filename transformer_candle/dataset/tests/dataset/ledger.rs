@@ -5,10 +5,8 @@ use std::path::Path;
 use crate::fixtures::{
     documents, folder_source, jsonl, open, parquet, parquet_rows, settings, stage, tokenizer, write,
 };
-use dataset::ledger::{
-    Audit, BeginRecord, Ledger, LedgerHead, LedgerRecord, StepRecord, audit, for_each_record, replay,
-};
-use dataset::{Batch, CancelToken, Cursor, DataError, DataSource, StreamSettings};
+use dataset::ledger::{BeginRecord, Ledger, LedgerHead, LedgerRecord, StepRecord, for_each_record};
+use dataset::{Audit, Batch, CancelToken, Cursor, DataError, DataSource, StreamSettings, audit, replay};
 use proptest::prelude::*;
 
 /// A folder with Parquet, JSON Lines, bad rows, and a row group with nothing but bad rows.

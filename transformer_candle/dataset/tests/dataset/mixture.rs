@@ -6,8 +6,8 @@ use crate::fixtures::{
     self, Sequence, documents, folder_source, held_out_texts, jsonl, mixed, parquet, rows, settings, split_texts,
     stage, tokenizer, write,
 };
-use dataset::ledger::{Ledger, LedgerHead, LedgerRecord, StepRecord, audit, for_each_record, replay};
-use dataset::{Batch, CancelToken, Cursor, DataError, DataSource, Mixture, StreamSettings, TokenStream};
+use dataset::ledger::{Ledger, LedgerHead, LedgerRecord, StepRecord, for_each_record};
+use dataset::{Batch, CancelToken, Cursor, DataError, DataSource, Mixture, StreamSettings, TokenStream, audit, replay};
 use proptest::prelude::*;
 
 /// 200 documents in many shards, 40 in one, and 3.

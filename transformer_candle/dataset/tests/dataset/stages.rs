@@ -5,10 +5,11 @@ use std::path::Path;
 
 use crate::fixtures::{self, documents, folder_source, jsonl, mixed, rows, settings, stage, tokenizer, write};
 use dataset::ledger::{
-    Audit, BeginRecord, Ledger, LedgerHead, LedgerRecord, SequenceRange, StageRecord, StepRecord, audit,
-    for_each_record, replay,
+    BeginRecord, Ledger, LedgerHead, LedgerRecord, SequenceRange, StageRecord, StepRecord, for_each_record,
 };
-use dataset::{Batch, CancelToken, Cursor, Mixture, NextStage, StreamSettings, StreamStage, TokenStream};
+use dataset::{
+    Audit, Batch, CancelToken, Cursor, Mixture, NextStage, StreamSettings, StreamStage, TokenStream, audit, replay,
+};
 use proptest::prelude::*;
 
 /// Sequences of 8, 32 and 16 tokens over the same data.

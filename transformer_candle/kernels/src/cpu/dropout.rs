@@ -6,7 +6,7 @@ use super::schedule::{ForEachTask, rows_per_task};
 use super::simd::vectorised;
 use crate::Element;
 use crate::counter_hash::mix;
-use crate::dropout::{Dropout, Key};
+use crate::dropout_mask::{Dropout, Key};
 
 pub(crate) fn forward<E: Element>(x: &[E], key: Key, dropout: Dropout, out: &mut [E], i: usize) {
     if i == 0 {

@@ -5,7 +5,7 @@ use rayon::prelude::*;
 use super::gemm::{Matrix, multiply, multiply_accumulate};
 use super::schedule::ForEachTask;
 use crate::buffer::PIECE;
-use crate::lora::Packed;
+use crate::packed_outputs::PackedOutputs;
 use crate::{Element, WriteMode};
 
 pub(crate) fn project<E: Element>(
@@ -20,8 +20,8 @@ pub(crate) fn project<E: Element>(
     scale_in_place(z, scale);
 }
 
-pub(crate) fn expand<E: Element>(z: &[E], b: &[E], y: &mut [E], packed: Packed, workspace: &mut [f32]) {
-    let Packed { n, r, o, p, first_column } = packed;
+pub(crate) fn expand<E: Element>(z: &[E], b: &[E], y: &mut [E], packed: PackedOutputs, workspace: &mut [f32]) {
+    let PackedOutputs { n, r, o, p, first_column } = packed;
     let (z, b) = (Matrix::new(z, n, r), Matrix::new(b, o, r).transposed());
     let y = y.get_mut(first_column..).unwrap_or_default();
     multiply_accumulate(z, b, y, p, WriteMode::Accumulate, workspace);
@@ -32,10 +32,10 @@ pub(crate) fn backward_expand<E: Element>(
     b: &[E],
     scale: f32,
     dz: &mut [E],
-    packed: Packed,
+    packed: PackedOutputs,
     workspace: &mut [f32],
 ) {
-    let Packed { o, r, .. } = packed;
+    let PackedOutputs { o, r, .. } = packed;
     multiply(columns(dy, packed), Matrix::new(b, o, r), dz, r, workspace);
     scale_in_place(dz, scale);
 }
@@ -45,10 +45,10 @@ pub(crate) fn backward_b<E: Element>(
     z: &[E],
     db: &mut [f32],
     write_mode: WriteMode,
-    packed: Packed,
+    packed: PackedOutputs,
     workspace: &mut [f32],
 ) {
-    let Packed { n, r, .. } = packed;
+    let PackedOutputs { n, r, .. } = packed;
     let dy = columns(dy, packed).transposed();
     multiply_accumulate(dy, Matrix::new(z, n, r), db, r, write_mode, workspace);
 }
@@ -64,7 +64,7 @@ pub(crate) fn backward_input<E: Element>(
 }
 
 /// The module's columns of rows of P.
-fn columns<E: Element>(y: &[E], Packed { n, o, p, first_column, .. }: Packed) -> Matrix<'_, E> {
+fn columns<E: Element>(y: &[E], PackedOutputs { n, o, p, first_column, .. }: PackedOutputs) -> Matrix<'_, E> {
     Matrix::strided(y.get(first_column..).unwrap_or_default(), n, o, p)
 }
 

@@ -3,7 +3,7 @@
 use super::KernelArg;
 use super::launch::{Axis, Launch, variant};
 use crate::counter_hash::mix;
-use crate::dropout::Dropout;
+use crate::dropout_mask::Dropout;
 
 /// See [`crate::dropout::forward`]; the arguments are x, the key and the output.
 pub(crate) fn forward(arguments: [KernelArg; 3], dropout: Dropout, sizes: [usize; 2]) -> [Launch; 1] {

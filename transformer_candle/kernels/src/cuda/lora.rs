@@ -1,7 +1,7 @@
 //! The GEMMs of low-rank adapters. Legend: N tokens, I inputs, R rank, O outputs, P width of a row of outputs.
 
 use super::{Matmul, Operand, Workspace};
-use crate::lora::Packed;
+use crate::packed_outputs::PackedOutputs;
 use crate::{Buffer, WriteMode};
 
 /// `z_NR = scale x_NI a_RI^T`; sizes are [N, I, R].
@@ -18,8 +18,8 @@ pub(crate) fn project(
 }
 
 /// `y_NP[:, columns] += z_NR b_OR^T`.
-pub(crate) fn expand(z_NR: &Buffer, b_OR: &Buffer, y_NP: &Buffer, packed: Packed, workspace: &Buffer) -> Matmul {
-    let Packed { n, r, o, first_column, .. } = packed;
+pub(crate) fn expand(z_NR: &Buffer, b_OR: &Buffer, y_NP: &Buffer, packed: PackedOutputs, workspace: &Buffer) -> Matmul {
+    let PackedOutputs { n, r, o, first_column, .. } = packed;
     let (z, b, y) = (Operand::from(z_NR), Operand::from(b_OR), Operand::from(y_NP).skip_columns(first_column));
     let matmul = Matmul::set(y, [n, o, r], z, b.transposed(), Workspace::from_buffer(workspace));
     Matmul { write_mode: WriteMode::Accumulate, ..matmul }
@@ -31,10 +31,10 @@ pub(crate) fn backward_expand(
     b_OR: &Buffer,
     scale: f32,
     dz_NR: &Buffer,
-    packed: Packed,
+    packed: PackedOutputs,
     workspace: &Buffer,
 ) -> Matmul {
-    let Packed { n, r, o, first_column, .. } = packed;
+    let PackedOutputs { n, r, o, first_column, .. } = packed;
     let (dy, b, dz) = (Operand::from(dy_NP).skip_columns(first_column), Operand::from(b_OR), Operand::from(dz_NR));
     Matmul { scale, ..Matmul::set(dz, [n, r, o], dy, b, Workspace::from_buffer(workspace)) }
 }
@@ -45,10 +45,10 @@ pub(crate) fn backward_b(
     z_NR: &Buffer,
     db_OR: &Buffer,
     write_mode: WriteMode,
-    packed: Packed,
+    packed: PackedOutputs,
     workspace: &Buffer,
 ) -> Matmul {
-    let Packed { n, r, o, first_column, .. } = packed;
+    let PackedOutputs { n, r, o, first_column, .. } = packed;
     let (dy, z, db) = (Operand::from(dy_NP).skip_columns(first_column), Operand::from(z_NR), Operand::from(db_OR));
     Matmul { write_mode, ..Matmul::set(db, [o, r, n], dy.transposed(), z, Workspace::from_buffer(workspace)) }
 }

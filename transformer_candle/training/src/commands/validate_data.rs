@@ -5,8 +5,7 @@ use std::path::{Path, PathBuf, absolute};
 
 use clap::Args;
 use dataset::hub::HubSettings;
-use dataset::ledger::{Audit, AuditedComponent, AuditedEpoch, audit, replay};
-use dataset::{CancelToken, StreamStage, TokenStream};
+use dataset::{Audit, AuditedComponent, AuditedEpoch, CancelToken, StreamStage, TokenStream, audit, replay};
 use run_config::{RESOLVED_CONFIG, ResolvedRun, RunConfig};
 use serde::Serialize;
 

@@ -15,10 +15,10 @@ use kernels::{Device, timing};
 use model::{ModelShape, ParameterLayout};
 use run_config::RunConfig;
 
-use super::{StepPart, allocate, cpu_speed::CpuSpeed};
+use super::{StepPart, cpu_speed::CpuSpeed};
 use crate::{
-    engine::{Algorithm, Engine, EngineSettings, StepOf, UpdateRule, synthetic_batch},
-    error::{Result, TrainerError},
+    engine::{Algorithm, Engine, EngineSettings, StagedBuffers, StepOf, UpdateRule, synthetic_batch},
+    error::Result,
     ranks::RankInfo,
     stop::StopSignal,
 };
@@ -89,11 +89,13 @@ impl<'a> Calibrator<'a> {
         // One process: ranks on this CPU divide its cores between them.
         let rank_info = RankInfo::default();
         let settings = EngineSettings { micro_batch: sample.micro_batch, rank_info, ..step.settings };
-        let mut engine = match allocate(&config, &shape, settings, &Device::Cpu) {
-            Ok(engine) => engine,
-            Err(TrainerError::OutOfMemory(_)) => return Ok(None),
-            Err(error) => return Err(error),
+        let buffers = StagedBuffers::new(&[StepOf { config: &config, shape: &shape, settings }]);
+        let arena = match buffers.plan.allocate(&Device::Cpu) {
+            Ok(arena) => arena,
+            Err(kernels::Error::OutOfMemory { .. } | kernels::Error::HostMemory { .. }) => return Ok(None),
+            Err(error) => return Err(error.into()),
         };
+        let mut engine = Engine::bind(&config, &buffers, &arena, &Device::Cpu)?;
         engine.initialize(config.runtime.seed)?;
         let batch = synthetic_batch(&config, shape.vocab_size, config.data.sequences_per_step);
         let (steps_done, step_seconds, operations) = (0, Vec::new(), BTreeMap::new());

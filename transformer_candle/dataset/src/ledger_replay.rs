@@ -2,8 +2,8 @@
 
 use std::path::Path;
 
-use super::{LedgerHead, LedgerRecord, StepRecord, WindowRecord, batch_hash, for_each_record};
 use crate::cursor::WindowStart;
+use crate::ledger::{LedgerHead, LedgerRecord, StepRecord, WindowRecord, batch_hash, for_each_record};
 use crate::sequence_packer::SequencePacker;
 use crate::{Batch, Cursor, DataError, Mixture, StreamFingerprint, StreamStage, TokenStream, Tokenizer};
 

@@ -9,7 +9,7 @@ use std::path::Path;
 use self::component::ComponentAuditor;
 pub use self::component::{AuditedComponent, AuditedEpoch};
 use self::problems::Problems;
-use super::{
+use crate::ledger::{
     BeginRecord, LedgerHead, LedgerRecord, SequenceRange, StageRecord, StepRecord, WindowRecord, for_each_record,
 };
 use crate::{DataError, DataSource, StreamStage};
