@@ -75,15 +75,16 @@ def table(results: dict[str, Result], speed: dict[str, float]) -> str:
 def compare(results: dict[str, Result], speed: dict[str, float]) -> str:
     """Markdown: what of the tokens and seconds of the best AdamW row at 10 M parameters our rows need for its loss.
 
-    By linear interpolation between evaluations. The loss falls most in the decay at the end of a run, so only shorter
-    runs, the rows whose names end in `half`, say what fewer tokens reach.
+    Of seed 1, by linear interpolation between evaluations. The loss falls most in the decay at the end of a run, so
+    only shorter runs, the rows with `half` in their names, say what fewer tokens reach.
     """
-    references = [result for name, result in results.items() if name.startswith("10m-adamw")]
+    ours = {name: result for name, result in results.items() if "-pytorch" not in name and "-seed" not in name}
+    references = [result for name, result in ours.items() if name.startswith("10m-adamw")]
     base = min(references, key=lambda result: result["loss"])
     lines = [f"| to {base['row']}'s {base['loss']:.4f} | of its tokens | of its seconds |", "|---|--:|--:|"]
-    for name, result in results.items():
+    for name, result in ours.items():
         tokens = reached(result, base["loss"])
-        if tokens and result["config"] == base["config"] and "-pytorch" not in name:
+        if tokens and result["config"] == base["config"]:
             ratio = tokens / base["tokens"]
             seconds = ratio * seconds_per_token(result, speed) / seconds_per_token(base, speed)
             lines.append(f"| {name} | {ratio:.2f} | {seconds:.2f} |")

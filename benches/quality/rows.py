@@ -48,7 +48,9 @@ def sweep(algorithm: str, config: str = "10m") -> list[Row]:
 def after_sweep(adamw: Row, muon: Row) -> list[Row]:
     """Everything that follows the sweep, by its winners; parts of the recipe are compared at half of the tokens."""
     half = muon.changed("half", f"scheduler.total_steps={STEPS // 2}", "scheduler.warmup_steps=24")
+    linear = "scheduler.decay_fraction=0.95"
     recipe = [
+        half.changed("linear", linear),
         half.changed("cosine", "scheduler.strategy=cosine"),
         half.changed("min-lr", f"scheduler.min_lr={0.1 * rate_of(muon):g}"),
         half.changed("polar-express", "optimizer.muon.polynomials=polar_express"),
@@ -57,8 +59,8 @@ def after_sweep(adamw: Row, muon: Row) -> list[Row]:
         half.changed("qk-norm", "model.architecture=qwen3"),
     ]
     larger = [replace(row, name=row.name.replace("10m", "25m"), config="25m") for row in (adamw, muon)]
-    seeds = [row.with_seed(seed) for seed in SEEDS for row in (adamw, half, muon)]
-    return [*seeds, *recipe, *larger]
+    seeds = [row.with_seed(seed) for seed in SEEDS[1:] for row in (adamw, half, muon)]
+    return [half, *recipe, adamw.changed("linear", linear), *larger, *seeds]
 
 
 def rate_of(row: Row) -> float:
