@@ -106,15 +106,15 @@ def seeds(results: dict[str, Result]) -> str:
 def sections(results: dict[str, Result], speed: dict[str, float]) -> Iterator[str]:
     """Markdown: every table that there are results for."""
     complete = {name: result for name, result in results.items() if result["complete"]}
-    dropped = {name: result for name, result in results.items() if not result["complete"]}
+    incomplete = {name: result for name, result in results.items() if not result["complete"]}
     if complete:
         yield "### Complete rows\n\n" + table(complete, speed)
     if any("-seed" in name for name in complete):
         yield "### Seeds\n\n" + seeds(complete)
     if speed and any(name.startswith("10m-adamw") for name in complete):
         yield "### Tokens and seconds to AdamW's loss\n\n" + compare(complete, speed)
-    if dropped:
-        yield "### Stopped early\n\n" + table(dropped, speed)
+    if incomplete:
+        yield "### Not trained to the end\n\n" + table(incomplete, speed)
 
 
 def rewrite(document: str, tables: str) -> str:

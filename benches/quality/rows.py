@@ -48,7 +48,7 @@ def sweep(algorithm: str, config: str = "10m") -> list[Row]:
 def after_sweep(adamw: Row, muon: Row) -> list[Row]:
     """Everything that follows the sweep, by its winners; parts of the recipe are compared at half of the tokens."""
     half = muon.changed("half", f"scheduler.total_steps={STEPS // 2}", "scheduler.warmup_steps=24")
-    linear = "scheduler.decay_fraction=0.95"
+    linear = "scheduler.decay_fraction=0.95"  # all that follows the warm-up
     recipe = [
         half.changed("linear", linear),
         half.changed("cosine", "scheduler.strategy=cosine"),

@@ -6,8 +6,8 @@
 //! `hash_k = SHA-256(hash_(k-1) || line_k)`, with hashes in hexadecimal and `hash_0` all zero. The last hash, the head,
 //! is stored in the checkpoint beside the weights and authenticates every line before it.
 //!
-//! [`crate::audit`] verifies the chain and that each row of each finished epoch was used exactly once; [`crate::replay`] makes the
-//! batch of any step again.
+//! [`crate::audit`] verifies the chain and that each row of each finished epoch was used exactly once; [`crate::replay`]
+//! makes the batch of any step again.
 
 use std::io::{self, BufRead, BufReader};
 use std::path::Path;

@@ -34,11 +34,6 @@ pub struct StreamSettings {
     pub workers: usize,
 }
 
-/// Threads that tokenise for a run at most.
-pub fn max_workers(data: &DataConfig) -> usize {
-    data.num_workers.at_most(std::thread::available_parallelism().map_or(1, usize::from))
-}
-
 impl Default for StreamSettings {
     /// An endless stream over all data, with nothing held out.
     fn default() -> Self {
@@ -94,4 +89,9 @@ impl StreamSettings {
     pub(crate) fn split_settings(&self) -> SplitSettings {
         SplitSettings { max_samples: self.max_samples, held_out_fraction: self.held_out_fraction }
     }
+}
+
+/// Threads that tokenise for a run at most.
+pub fn max_workers(data: &DataConfig) -> usize {
+    data.num_workers.at_most(std::thread::available_parallelism().map_or(1, usize::from))
 }

@@ -22,7 +22,7 @@ pub fn forward(
     inv_rms_N: &mut Buffer,
 ) -> Result<()> {
     const OPERATION: &str = "add_rms_norm::forward";
-    let (dtype, [n, d]) = (x_ND.dtype(), sizes(x_ND));
+    let (dtype, [n, d]) = (x_ND.dtype(), x_ND.sizes());
     let arguments = Arguments::new(OPERATION)
         .input("x_ND", x_ND, dtype, &[n, d])
         .input("weight_D", weight_D, dtype, &[d])
@@ -51,7 +51,7 @@ pub fn forward_add(
     inv_rms_N: &mut Buffer,
 ) -> Result<()> {
     const OPERATION: &str = "add_rms_norm::forward_add";
-    let (dtype, [n, d]) = (x_ND.dtype(), sizes(x_ND));
+    let (dtype, [n, d]) = (x_ND.dtype(), x_ND.sizes());
     let arguments = Arguments::new(OPERATION)
         .input("x_ND", x_ND, dtype, &[n, d])
         .input("output_ND", output_ND, dtype, &[n, d])
@@ -76,7 +76,7 @@ pub fn forward_add(
 /// The norm again from what forward saved, bit for bit what it wrote.
 pub fn normalize(sum_ND: &Buffer, weight_D: &Buffer, inv_rms_N: &Buffer, normed_ND: &mut Buffer) -> Result<()> {
     const OPERATION: &str = "add_rms_norm::normalize";
-    let (dtype, [n, d]) = (sum_ND.dtype(), sizes(sum_ND));
+    let (dtype, [n, d]) = (sum_ND.dtype(), sum_ND.sizes());
     let arguments = Arguments::new(OPERATION)
         .input("sum_ND", sum_ND, dtype, &[n, d])
         .input("weight_D", weight_D, dtype, &[d])
@@ -109,7 +109,7 @@ pub fn backward(
     workspace: &mut Buffer,
 ) -> Result<()> {
     const OPERATION: &str = "add_rms_norm::backward";
-    let (dtype, [n, d]) = (sum_ND.dtype(), sizes(sum_ND));
+    let (dtype, [n, d]) = (sum_ND.dtype(), sum_ND.sizes());
     let arguments = Arguments::new(OPERATION)
         .input("sum_ND", sum_ND, dtype, &[n, d])
         .input("weight_D", weight_D, dtype, &[d])
@@ -143,11 +143,6 @@ pub fn workspace_elements(n: usize, d: usize, device: DeviceKind) -> usize {
         DeviceKind::Cpu => cpu::column_sums::workspace_elements(n, d),
         DeviceKind::Cuda => cuda::add_rms_norm::workspace_elements(n, d),
     }
-}
-
-/// N, D of the rows; every argument is then checked against these.
-fn sizes(rows_ND: &Buffer) -> [usize; 2] {
-    [0, 1].map(|axis| rows_ND.shape().get(axis).copied().unwrap_or(0))
 }
 
 /// The operation in the plainest terms.

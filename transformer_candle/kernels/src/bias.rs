@@ -13,7 +13,7 @@ use crate::{Buffer, DeviceKind, Result, cpu};
 /// Adds the bias to every row, in place.
 pub fn forward(y_NO: &mut Buffer, bias_O: &Buffer) -> Result<()> {
     const OPERATION: &str = "bias::forward";
-    let (dtype, [n, o]) = (y_NO.dtype(), sizes(y_NO));
+    let (dtype, [n, o]) = (y_NO.dtype(), y_NO.sizes());
     let arguments = Arguments::new(OPERATION).input("bias_O", bias_O, dtype, &[o]).output("y_NO", y_NO, dtype, &[n, o]);
     let (y, bias) = (KernelArg::from(&*y_NO), KernelArg::from(bias_O));
     let cpu = |access: &Access<'_>| {
@@ -28,7 +28,7 @@ pub fn forward(y_NO: &mut Buffer, bias_O: &Buffer) -> Result<()> {
 /// Adds the sum of the rows to `dbias_O`. The gradient of the rows is that of the output itself.
 pub fn backward(dy_NO: &Buffer, dbias_O: &mut Buffer, workspace: &mut Buffer) -> Result<()> {
     const OPERATION: &str = "bias::backward";
-    let (dtype, [n, o]) = (dy_NO.dtype(), sizes(dy_NO));
+    let (dtype, [n, o]) = (dy_NO.dtype(), dy_NO.sizes());
     let arguments = Arguments::new(OPERATION)
         .input("dy_NO", dy_NO, dtype, &[n, o])
         .output("dbias_O", dbias_O, DType::F32, &[o])
@@ -49,11 +49,6 @@ pub fn workspace_elements(n: usize, o: usize, device: DeviceKind) -> usize {
         DeviceKind::Cpu => cpu::column_sums::workspace_elements(n, o),
         DeviceKind::Cuda => cuda::bias::workspace_elements(n, o),
     }
-}
-
-/// N, O of the rows; every argument is then checked against these.
-fn sizes(rows_NO: &Buffer) -> [usize; 2] {
-    [0, 1].map(|axis| rows_NO.shape().get(axis).copied().unwrap_or(0))
 }
 
 /// The operation in the plainest terms.

@@ -2,6 +2,8 @@
 
 mod contents;
 
+use std::array;
+
 use candle_core::{CpuStorage, DType, InplaceOp1, Layout, Storage, Tensor};
 use half::vec::HalfBitsVecExt;
 
@@ -64,6 +66,16 @@ impl Buffer {
     /// The sizes of the axes.
     pub fn shape(&self) -> &[usize] {
         self.tensor.dims()
+    }
+
+    /// The size of an axis; 0 if there is no such axis, which an operation's checks then refuse.
+    pub(crate) fn size(&self, axis: usize) -> usize {
+        self.shape().get(axis).copied().unwrap_or(0)
+    }
+
+    /// The sizes of the first N axes, as [`Self::size`] has them.
+    pub(crate) fn sizes<const N: usize>(&self) -> [usize; N] {
+        array::from_fn(|axis| self.size(axis))
     }
 
     /// The number of elements.

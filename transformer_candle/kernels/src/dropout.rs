@@ -14,7 +14,7 @@ use crate::{Buffer, Result, cpu};
 /// `out_NI = mask x_NI / (1 - probability)`; `key` (U32) holds a [`Key`].
 pub fn forward(x_NI: &Buffer, key: &Buffer, dropout: Dropout, out_NI: &mut Buffer) -> Result<()> {
     const OPERATION: &str = "dropout::forward";
-    let (dtype, sizes) = (x_NI.dtype(), sizes(x_NI));
+    let (dtype, sizes) = (x_NI.dtype(), x_NI.sizes());
     let arguments = Arguments::new(OPERATION)
         .input("x_NI", x_NI, dtype, &sizes)
         .input("key", key, DType::U32, &[KEY_ELEMENTS])
@@ -33,7 +33,7 @@ pub fn forward(x_NI: &Buffer, key: &Buffer, dropout: Dropout, out_NI: &mut Buffe
 /// `dx_NI += mask dout_NI / (1 - probability)` with the mask of [`forward`].
 pub fn backward(dout_NI: &Buffer, key: &Buffer, dropout: Dropout, dx_NI: &mut Buffer) -> Result<()> {
     const OPERATION: &str = "dropout::backward";
-    let (dtype, sizes) = (dout_NI.dtype(), sizes(dout_NI));
+    let (dtype, sizes) = (dout_NI.dtype(), dout_NI.sizes());
     let arguments = Arguments::new(OPERATION)
         .input("dout_NI", dout_NI, dtype, &sizes)
         .input("key", key, DType::U32, &[KEY_ELEMENTS])
@@ -47,11 +47,6 @@ pub fn backward(dout_NI: &Buffer, key: &Buffer, dropout: Dropout, dx_NI: &mut Bu
         })
     };
     arguments.run(cpu, |gpu| cuda::run(gpu, &cuda::dropout::backward(on_gpu, dropout, sizes)))
-}
-
-/// N, I of the rows; every argument is then checked against these.
-fn sizes(rows_NI: &Buffer) -> [usize; 2] {
-    [0, 1].map(|axis| rows_NI.shape().get(axis).copied().unwrap_or(0))
 }
 
 #[cfg(test)]

@@ -14,7 +14,7 @@ use crate::{Buffer, DeviceKind, Error, Result, cpu};
 /// An id that is not below V is [`Error::OutOfRange`] on the CPU. A GPU cannot say so before it is done: the token's
 /// row is NaN there, which shows in the loss, and keeps the optimizer from taking the step.
 pub fn forward(table_VD: &Buffer, ids_N: &Buffer, out_ND: &mut Buffer) -> Result<()> {
-    let (n, [v, d]) = (ids_N.elements(), size(table_VD));
+    let (n, [v, d]) = (ids_N.elements(), table_VD.sizes());
     let dtype = table_VD.dtype();
     let arguments = Arguments::new("embedding::forward")
         .input("table_VD", table_VD, dtype, &[v, d])
@@ -36,7 +36,7 @@ pub fn forward(table_VD: &Buffer, ids_N: &Buffer, out_ND: &mut Buffer) -> Result
 ///
 /// An id that is not below V is [`Error::OutOfRange`] on the CPU; a GPU leaves its gradient out.
 pub fn backward(ids_N: &Buffer, dout_ND: &Buffer, dtable_VD: &mut Buffer, workspace: &mut Buffer) -> Result<()> {
-    let (n, [v, d]) = (ids_N.elements(), size(dtable_VD));
+    let (n, [v, d]) = (ids_N.elements(), dtable_VD.sizes());
     let dtype = dout_ND.dtype();
     let arguments = Arguments::new("embedding::backward")
         .input("ids_N", ids_N, DType::U32, &[n])
@@ -61,11 +61,6 @@ pub fn workspace_elements(tokens: usize, device: DeviceKind) -> usize {
         DeviceKind::Cpu => 0,
         DeviceKind::Cuda => cuda::embedding::workspace_elements(tokens),
     }
-}
-
-fn size(table: &Buffer) -> [usize; 2] {
-    let shape = table.shape();
-    [shape.first().copied().unwrap_or(0), shape.get(1).copied().unwrap_or(0)]
 }
 
 fn checked_ids<'a>(operation: &'static str, ids: &'a [u32], limit: usize) -> Result<&'a [u32]> {

@@ -175,9 +175,8 @@ pub fn workspace_elements(chunk_rows: usize, hidden_size: usize, vocabulary: usi
 impl HeadSizes {
     fn new(inputs: &Inputs<'_>, logits_CW: &Buffer) -> Self {
         let &Inputs { hidden_ND, weight_VD, vocab_size, .. } = inputs;
-        let size = |buffer: &Buffer, axis: usize| buffer.shape().get(axis).copied().unwrap_or(0);
-        let ([v, d], [c, w]) = [weight_VD, logits_CW].map(|buffer| [size(buffer, 0), size(buffer, 1)]).into();
-        Self { n: size(hidden_ND, 0), d, v, vocab_size, c, w }
+        let ([v, d], [c, w]) = (weight_VD.sizes(), logits_CW.sizes());
+        Self { n: hidden_ND.size(0), d, v, vocab_size, c, w }
     }
 
     /// The arguments that both directions share.

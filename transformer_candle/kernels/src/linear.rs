@@ -89,8 +89,7 @@ pub fn workspace_elements(n: usize, inputs: usize, outputs: usize, device: Devic
 
 /// N, I, O as the tensor [N, I] and the weight [O, I] have them; the callers then check every argument against these.
 fn sizes(rows_NI: &Buffer, weight_OI: &Buffer) -> [usize; 3] {
-    let size = |buffer: &Buffer, axis: usize| buffer.shape().get(axis).copied().unwrap_or(0);
-    [size(rows_NI, 0), size(weight_OI, 1), size(weight_OI, 0)]
+    [rows_NI.size(0), weight_OI.size(1), weight_OI.size(0)]
 }
 
 /// The plain version.

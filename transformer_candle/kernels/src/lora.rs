@@ -14,13 +14,13 @@ use candle_core::DType;
 
 use crate::access::{Access, Arguments};
 use crate::element::with_element;
-use crate::packed_outputs::{PackedOutputs, size};
+use crate::packed_outputs::PackedOutputs;
 use crate::{Buffer, DeviceKind, Result, WriteMode, cpu, cuda, linear};
 
 /// `z_NR = scale x_NI a_RI^T`.
 pub fn project(x_NI: &Buffer, a_RI: &Buffer, scale: f32, z_NR: &mut Buffer, workspace: &mut Buffer) -> Result<()> {
     const OPERATION: &str = "lora::project";
-    let (dtype, sizes @ [n, i, r]) = (x_NI.dtype(), [size(x_NI, 0), size(a_RI, 1), size(a_RI, 0)]);
+    let (dtype, sizes @ [n, i, r]) = (x_NI.dtype(), [x_NI.size(0), a_RI.size(1), a_RI.size(0)]);
     let arguments = Arguments::new(OPERATION)
         .input("x_NI", x_NI, dtype, &[n, i])
         .input("a_RI", a_RI, dtype, &[r, i])
@@ -126,7 +126,7 @@ pub fn backward_b(
 /// `dx_NI += dz_NR a_RI`.
 pub fn backward_input(dz_NR: &Buffer, a_RI: &Buffer, dx_NI: &mut Buffer, workspace: &mut Buffer) -> Result<()> {
     const OPERATION: &str = "lora::backward_input";
-    let (dtype, sizes @ [n, i, r]) = (dz_NR.dtype(), [size(dz_NR, 0), size(a_RI, 1), size(a_RI, 0)]);
+    let (dtype, sizes @ [n, i, r]) = (dz_NR.dtype(), [dz_NR.size(0), a_RI.size(1), a_RI.size(0)]);
     let arguments = Arguments::new(OPERATION)
         .input("dz_NR", dz_NR, dtype, &[n, r])
         .input("a_RI", a_RI, dtype, &[r, i])

@@ -2,7 +2,7 @@
 
 use crate::Buffer;
 
-/// The sizes of a module whose outputs are columns of wider rows.
+/// The sizes of a module whose outputs are columns of wider rows: N tokens, rank R, O outputs in rows of P.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct PackedOutputs {
     pub(crate) n: usize,
@@ -15,7 +15,7 @@ pub(crate) struct PackedOutputs {
 impl PackedOutputs {
     /// As z [N, R], B [O, R] and y [N, P] have them; the callers then check every argument against these.
     pub(crate) fn new(z_NR: &Buffer, b_OR: &Buffer, y_NP: &Buffer, first_column: usize) -> Self {
-        Self { n: size(z_NR, 0), r: size(b_OR, 1), o: size(b_OR, 0), p: size(y_NP, 1), first_column }
+        Self { n: z_NR.size(0), r: b_OR.size(1), o: b_OR.size(0), p: y_NP.size(1), first_column }
     }
 
     pub(crate) fn is_inside(&self) -> bool {
@@ -26,9 +26,4 @@ impl PackedOutputs {
         let Self { o, p, first_column, .. } = self;
         format!("{o} columns from {first_column} on are not within rows of {p}")
     }
-}
-
-/// The size of an axis, 0 if there is no such axis.
-pub(crate) fn size(buffer: &Buffer, axis: usize) -> usize {
-    buffer.shape().get(axis).copied().unwrap_or(0)
 }

@@ -10,7 +10,7 @@ use crate::{Buffer, Result, cpu};
 
 /// `out = silu(gate) * up` with `silu(x) = x / (1 + e^-x)`. Both F32 or both BF16.
 pub fn forward(gate_up_N2I: &Buffer, out_NI: &mut Buffer) -> Result<()> {
-    let (dtype, [n, i]) = (out_NI.dtype(), sizes(out_NI));
+    let (dtype, [n, i]) = (out_NI.dtype(), out_NI.sizes());
     let arguments = Arguments::new("swiglu::forward").input("gate_up_N2I", gate_up_N2I, dtype, &[n, 2 * i]).output(
         "out_NI",
         out_NI,
@@ -31,7 +31,7 @@ pub fn forward(gate_up_N2I: &Buffer, out_NI: &mut Buffer) -> Result<()> {
 ///
 /// With s = sigmoid(gate): `dgate = dout * up * s * (1 + gate * (1 - s))`, `dup = dout * gate * s`.
 pub fn backward(gate_up_N2I: &mut Buffer, dout_NI: &Buffer) -> Result<()> {
-    let (dtype, [n, i]) = (dout_NI.dtype(), sizes(dout_NI));
+    let (dtype, [n, i]) = (dout_NI.dtype(), dout_NI.sizes());
     let arguments = Arguments::new("swiglu::backward").input("dout_NI", dout_NI, dtype, &[n, i]).output(
         "gate_up_N2I",
         gate_up_N2I,
@@ -52,7 +52,7 @@ pub fn backward(gate_up_N2I: &mut Buffer, dout_NI: &Buffer) -> Result<()> {
 /// gradient. For those who did not keep the output and need it next.
 pub fn backward_recomputing(gate_up_N2I: &mut Buffer, out_NI: &mut Buffer) -> Result<()> {
     const OPERATION: &str = "swiglu::backward_recomputing";
-    let (dtype, [n, i]) = (out_NI.dtype(), sizes(out_NI));
+    let (dtype, [n, i]) = (out_NI.dtype(), out_NI.sizes());
     let arguments = Arguments::new(OPERATION).output("out_NI", out_NI, dtype, &[n, i]).output(
         "gate_up_N2I",
         gate_up_N2I,
@@ -67,11 +67,6 @@ pub fn backward_recomputing(gate_up_N2I: &mut Buffer, out_NI: &mut Buffer) -> Re
         })
     };
     arguments.run(cpu, |gpu| cuda::run(gpu, &cuda::swiglu::backward_recomputing(gate_up, out, [n, i])))
-}
-
-/// N, I of the tensor that has them; every argument is then checked against these.
-fn sizes(rows_NI: &Buffer) -> [usize; 2] {
-    [0, 1].map(|axis| rows_NI.shape().get(axis).copied().unwrap_or(0))
 }
 
 /// The operation in the plainest terms; `i` is I.

@@ -94,15 +94,23 @@ impl StageEngine {
 }
 
 impl Engine {
-    /// Binds the planned buffers to the memory that was allocated for them. All weights are zero: fill them, then
-    /// [`Engine::warm_up`].
+    /// Allocates every buffer of the stages of a run, at least one, and begins with the first. All weights are zero: fill
+    /// them, then [`Engine::warm_up`].
     ///
     /// # Errors
-    /// [`crate::TrainerError::Request`] if the threads cannot be started.
+    /// [`crate::TrainerError::Kernel`] if the device has too little memory, [`crate::TrainerError::Request`] if the threads
+    /// cannot be started.
+    pub(crate) fn allocate(config: &RunConfig, stages: &[StepOf<'_>], device: &Device) -> Result<Self> {
+        let buffers = StagedBuffers::new(stages);
+        let arena = buffers.plan.allocate(device)?;
+        Self::bind(config, &buffers, &arena, device)
+    }
+
+    /// Binds the planned buffers to the memory that was allocated for them.
     ///
     /// # Panics
     /// If there is no stage.
-    pub fn bind(config: &RunConfig, buffers: &StagedBuffers, arena: &Arena, device: &Device) -> Result<Self> {
+    fn bind(config: &RunConfig, buffers: &StagedBuffers, arena: &Arena, device: &Device) -> Result<Self> {
         let stages = buffers.stages.iter().map(|(settings, stage)| StageEngine::bind(*settings, stage, arena));
         let mut later_stages = stages.collect::<Result<VecDeque<_>>>()?;
         let StageEngine { decoder, micro_batch } = later_stages.pop_front().expect("there is at least one stage");

@@ -185,6 +185,11 @@ impl TrainerError {
         code as u8
     }
 
+    /// Whether there was too little memory.
+    pub(crate) fn is_out_of_memory(&self) -> bool {
+        self.exit_code() == ExitCode::OutOfMemory as u8
+    }
+
     /// An error of the model, messages from what was asked of it: a prompt or settings that it refuses end with exit
     /// code 2.
     pub(crate) fn from_request(error: model::Error) -> Self {

@@ -24,20 +24,18 @@ pub fn allocate(config: &RunConfig, shape: &ModelShape, settings: EngineSettings
 
 /// As [`allocate`], for the stages of a run. The engine begins with the first one.
 pub(crate) fn allocate_stages(config: &RunConfig, stages: &[StepOf<'_>], device: &Device) -> Result<Engine> {
-    let buffers = StagedBuffers::new(stages);
-    let arena = buffers.plan.allocate(device).map_err(|error| does_not_fit(error, config, stages, device))?;
-    Engine::bind(config, &buffers, &arena, device)
+    Engine::allocate(config, stages, device).map_err(|error| does_not_fit(error, config, stages, device))
 }
 
 /// What to tell a run whose device refused the buffers although they fitted the plan: something else took the memory
 /// meanwhile.
-fn does_not_fit(error: kernels::Error, config: &RunConfig, stages: &[StepOf<'_>], device: &Device) -> TrainerError {
-    let left = PlanTarget::open(device).ok().and_then(|target| budget::here(config, Limit::of_config(config), &target));
-    match (error, left) {
-        (kernels::Error::OutOfMemory { .. } | kernels::Error::HostMemory { .. }, Some(mut budget)) => {
-            budget.bytes = budget.bytes.min(StagedBuffers::new(stages).plan.bytes() - 1);
-            TrainerError::OutOfMemory(Box::new(fit::shortage(stages, &budget)))
-        }
-        (error, _) => error.into(),
+fn does_not_fit(error: TrainerError, config: &RunConfig, stages: &[StepOf<'_>], device: &Device) -> TrainerError {
+    if !error.is_out_of_memory() {
+        return error;
     }
+    let left = PlanTarget::open(device).ok().and_then(|target| budget::here(config, Limit::of_config(config), &target));
+    left.map_or(error, |mut budget| {
+        budget.bytes = budget.bytes.min(StagedBuffers::new(stages).plan.bytes() - 1);
+        TrainerError::OutOfMemory(Box::new(fit::shortage(stages, &budget)))
+    })
 }

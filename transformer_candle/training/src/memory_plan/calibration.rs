@@ -17,7 +17,7 @@ use run_config::RunConfig;
 
 use super::{StepPart, cpu_speed::CpuSpeed};
 use crate::{
-    engine::{Algorithm, Engine, EngineSettings, StagedBuffers, StepOf, UpdateRule, synthetic_batch},
+    engine::{Algorithm, Engine, EngineSettings, StepOf, UpdateRule, synthetic_batch},
     error::Result,
     ranks::RankInfo,
     stop::StopSignal,
@@ -89,13 +89,12 @@ impl<'a> Calibrator<'a> {
         // One process: ranks on this CPU divide its cores between them.
         let rank_info = RankInfo::default();
         let settings = EngineSettings { micro_batch: sample.micro_batch, rank_info, ..step.settings };
-        let buffers = StagedBuffers::new(&[StepOf { config: &config, shape: &shape, settings }]);
-        let arena = match buffers.plan.allocate(&Device::Cpu) {
-            Ok(arena) => arena,
-            Err(kernels::Error::OutOfMemory { .. } | kernels::Error::HostMemory { .. }) => return Ok(None),
-            Err(error) => return Err(error.into()),
+        let part = StepOf { config: &config, shape: &shape, settings };
+        let mut engine = match Engine::allocate(&config, &[part], &Device::Cpu) {
+            Ok(engine) => engine,
+            Err(error) if error.is_out_of_memory() => return Ok(None),
+            Err(error) => return Err(error),
         };
-        let mut engine = Engine::bind(&config, &buffers, &arena, &Device::Cpu)?;
         engine.initialize(config.runtime.seed)?;
         let batch = synthetic_batch(&config, shape.vocab_size, config.data.sequences_per_step);
         let (steps_done, step_seconds, operations) = (0, Vec::new(), BTreeMap::new());
