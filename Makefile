@@ -20,7 +20,7 @@ CUDA := export CARGO_BUILD_BUILD_DIR="$(TARGET)" CARGO_TARGET_DIR="$(TARGET)/cud
 	environment="$$(PYTHON=$(PYTHON) tools/cuda/toolchain.sh "$(TARGET)/cuda-toolchain")" && eval "$$environment" &&
 STAND_IN := environment="$$(tools/cuda/stand_in.sh "$(TARGET)/cuda-emulated/libraries")" && eval "$$environment" &&
 
-.PHONY: help demo test build cuda cuda-emulated lint format ci oracle check-kernels check-cuda learning-proof bench bench-cpu bench-data bench-quality check-examples audit lock wheel binaries clean
+.PHONY: help demo test set-up build cuda cuda-emulated lint format ci oracle check-kernels check-cuda learning-proof bench bench-cpu bench-data bench-quality check-examples audit lock wheel binaries clean
 .NOTPARALLEL:
 
 help:
@@ -38,14 +38,14 @@ help:
 	@echo "make lock    update requirements/*.txt from pyproject.toml"
 
 # The demo trains from the first step each time; its tokenizer and text are reused.
-demo: $(VENV)/.extension-dev binaries
+demo: set-up
 	rm -rf "$${ORCHESTRATE_RUNS_ROOT:-runs}/demo"
 	$(BIN)/orchestrate --stream --dataset demo --experiment demo
 
 # `make test SELECTED=` runs the slow ones too.
 SELECTED ?= -m "not slow"
-test: $(VENV)/.dev $(VENV)/.extension-dev binaries
-	cargo test --workspace --locked
+test: set-up
+	$(MAKE) $(VENV)/.dev & cargo test --workspace --locked; status=$$?; wait $$! && exit $$status
 	$(BIN)/python -m pytest $(WAITING) --ignore=tests/oracles --ignore=tests/cuda_emulator $(SELECTED)
 
 build: $(VENV)/.requirements
@@ -147,6 +147,11 @@ audit: $(VENV)/.dev
 WHEELS ?= dist
 wheel: $(VENV)/.requirements
 	$(BIN)/maturin build --profile dev --out "$(WHEELS)"
+
+# Packages are unpacked on one core; the trainer compiles meanwhile.
+set-up:
+	$(MAKE) $(VENV)/.requirements & $(MAKE) binaries; status=$$?; wait $$! && exit $$status
+	$(MAKE) $(VENV)/.extension-dev
 
 binaries:
 	cargo build --locked
