@@ -23,7 +23,7 @@ impl Cuda {
         if self.is_capturing() {
             return Err(refuse(
                 "stream capture",
-                "no variant has been chosen for it, and none can be timed during capture: run it before",
+                "no variant has been chosen for it, and none can be timed during capture: run it once before",
             ));
         }
         let run = |variant: usize| {

@@ -91,7 +91,8 @@ impl Cuda {
         if self.is_capturing() {
             let (ordinal, call) = (self.ordinal(), format!("capturing {shape}"));
             let reason =
-                "no algorithm has been chosen for it, and none can be timed during capture: run it before".to_owned();
+                "no algorithm has been chosen for it, and none can be timed during capture: run it once before"
+                    .to_owned();
             return Err(Error::Cuda { ordinal, call, reason });
         }
         let choice = self.search(&shape, matmul)?;
