@@ -1,8 +1,6 @@
 //! Configs on disk: what lies beside them, the files of `configs/`, streaming configs, and files
 //! that cannot be read.
 
-#![allow(clippy::unwrap_used)]
-
 use std::fs;
 use std::path::{Path, PathBuf};
 

@@ -1,7 +1,5 @@
 //! The files of `configs/`, configs of the first version, and keys that follow from others.
 
-#![allow(clippy::unwrap_used)]
-
 use std::fs;
 use std::path::Path;
 

@@ -1,7 +1,5 @@
 //! Stages: what each takes from the rest of the config, and what is refused.
 
-#![allow(clippy::unwrap_used, clippy::float_cmp)]
-
 use run_config::{BatchSize, Format, RunConfig, StageStart};
 
 const BASE: &str = "

@@ -1,8 +1,6 @@
 //! Properties of all configs: what is written reads back the same, and no text makes the reader
 //! panic.
 
-#![allow(clippy::unwrap_used)]
-
 use std::path::PathBuf;
 
 use proptest::prelude::*;

@@ -1,7 +1,5 @@
 //! The keys of `lora`: what they default to, what they take from adapters, and what cannot work.
 
-#![allow(clippy::unwrap_used)]
-
 use std::fs;
 use std::path::Path;
 

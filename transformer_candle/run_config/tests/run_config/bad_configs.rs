@@ -1,7 +1,5 @@
 //! Every mistake of a config is refused with the name of its key.
 
-#![allow(clippy::unwrap_used)]
-
 use run_config::{BatchSize, Format, RunConfig, presets};
 
 /// Key of the smoke config, a value it may not have, and a word that the message must hold.

@@ -1,7 +1,5 @@
 //! `streaming_config.json` as the guide's users have it, and as this program writes it.
 
-#![allow(clippy::unwrap_used)]
-
 use std::fs;
 use std::path::PathBuf;
 

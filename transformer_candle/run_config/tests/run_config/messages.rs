@@ -1,7 +1,5 @@
 //! The texts that people read when a config is wrong.
 
-#![allow(clippy::unwrap_used)]
-
 use insta::assert_snapshot;
 use run_config::{Format, RunConfig, presets};
 
