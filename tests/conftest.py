@@ -1,4 +1,4 @@
-"""Fixtures of the suite: a place of one's own for every test, and a Hub on loopback."""
+"""Fixtures of the suite: a folder of its own for every test, and a Hub on loopback."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def workspace(tmp_path: Path) -> Workspace:
 
 @pytest.fixture(scope="session")
 def hub_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What the Hub serves: a small FineWeb, unless a module has something else."""
+    """The folder that the fake Hub serves: a small FineWeb, unless a module has another."""
     root = tmp_path_factory.mktemp("hub")
     write_fineweb(root)
     return root

@@ -54,14 +54,14 @@ class EmulatedTerminal:
             return True
         try:
             piece = os.read(self.descriptor, 65536)
-        except OSError:  # what Linux says at the end
+        except OSError:  # Linux raises it once the program has closed the terminal
             return False
         self.written += piece
         self.stream.feed(piece)
         return bool(piece)
 
     def press(self, keys: str) -> None:
-        """Type."""
+        """Type keys."""
         os.write(self.descriptor, keys.encode())
 
     def resize(self, columns: int, lines: int) -> None:
@@ -87,7 +87,7 @@ class EmulatedTerminal:
             self.descriptor = -1
 
     def modes_now(self) -> list[object]:
-        """The terminal's modes."""
+        """Return the terminal's modes."""
         return list(termios.tcgetattr(self.descriptor))
 
 

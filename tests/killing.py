@@ -1,4 +1,4 @@
-"""Training runs that are killed: at a moment drawn by lot, counted in what can be seen of the run from outside."""
+"""Training runs that are killed at a random moment, counted in what can be seen of the run from outside."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class KilledRun:
         return self.workspace.run_folder(self.experiment)
 
     def watch(self, hub: FakeHub) -> None:
-        """Let the requests to the Hub be moments too."""
+        """Count the requests to the Hub as moments too."""
         hub.on_request = self.moments.put
 
     def live(self, moments: int | None = None) -> bool:
@@ -73,14 +73,14 @@ class KilledRun:
         self.moments.put(None)
 
     def proof(self) -> dict[str, Any]:
-        """What validate-data says of the run."""
+        """Return the report of `validate-data` on the run."""
         done = self.workspace.trainer("validate-data", self.folder, "--replay=1", "--json").succeeded()
         report = json.loads(done.out)
         assert isinstance(report, dict)
         return report
 
     def results(self) -> dict[str, bytes]:
-        """What a run leaves that must not depend on how often it was killed."""
+        """Return the contents of the run's files that must not depend on how often it was killed."""
         latest = (self.folder / "checkpoints" / "latest").read_text().strip()
         names = ("model.safetensors", "optimizer.safetensors", "trainer_state.json")
         checkpoint = {name: (self.folder / "checkpoints" / latest / name).read_bytes() for name in names}
@@ -88,7 +88,7 @@ class KilledRun:
 
 
 def prepare(workspace: Workspace, dataset: str, samples: int, *experiments: str) -> list[KilledRun]:
-    """Runs of CONFIG that stream one epoch of `samples` documents with one tokenizer, made but not started."""
+    """Make runs of CONFIG that stream one epoch of `samples` documents with one tokenizer, and do not start them."""
     stream = ("--stream", f"--dataset={dataset}", f"--max-samples={samples}", "--vocab-size=384")
     flags = ("--preset=smoke_cpu", "--steps=1", "--launch=none", "--experiment=template")
     workspace.orchestrate(*stream, *flags).succeeded()

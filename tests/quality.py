@@ -23,7 +23,7 @@ TINY = Row(
 
 
 def small_bench(folder: Path, monkeypatch: pytest.MonkeyPatch) -> run.Bench:
-    """A bench on 300 small modules."""
+    """Return a bench on 300 small modules."""
     package = folder / "packages" / "sympy"
     package.mkdir(parents=True)
     for index, content in enumerate(list(documents())[:300]):

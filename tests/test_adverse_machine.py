@@ -98,7 +98,7 @@ def unprivileged(run: Run, *arguments: str | Path) -> Finished:
 
 
 def read_until(process: subprocess.Popen[str], words: str) -> str:
-    """The lines up to the one that holds `words`."""
+    """Return the lines up to the one that holds `words`."""
     assert process.stdout
     seen = ""
     for line in process.stdout:
@@ -308,7 +308,7 @@ def test_an_address_space_limit_bounds_what_fits(run: Run, tmp_path: Path) -> No
 
 
 def model_said_to_have(run: Run, folder: Path, **sizes: int) -> Path:
-    """A model directory whose config.json speaks of other sizes than its weights have."""
+    """Make a model directory whose config.json has other sizes than its weights."""
     run.train("--max-steps=1").succeeded()
     shutil.copytree(run.checkpoint(1), folder)
     (folder / "MANIFEST.json").unlink()

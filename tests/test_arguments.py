@@ -1,4 +1,4 @@
-"""What no option takes, whichever it is: nothing, too much, bytes that are no text, and Ctrl-C at once."""
+"""Values that every option refuses: empty, too large, not UTF-8; and Ctrl-C at the start of a command."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from workspace import ORCHESTRATE, TINY_MODEL, TRAINER, Workspace
 
 GROUP: Any = typer.main.get_command(cli.app)
 COMMANDS = {"": GROUP, **GROUP.commands}
-# What belongs to Typer itself.
+# Options of Typer itself.
 NOT_OURS = {"install_completion", "show_completion", "help"}
 
 
 def options(takes: str) -> list[tuple[str, str]]:
-    """Commands with each of their options that takes an integer, or anything else that is no flag."""
+    """Return every command with each of its options that takes an integer, or of those that take any other value."""
     return [
         (name, max(parameter.opts, key=len))
         for name, command in COMMANDS.items()

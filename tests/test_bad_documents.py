@@ -18,7 +18,7 @@ from workspace import TRAINER, Workspace
 
 HUGE = 50 << 20
 GOOD = 120
-# Of two files of JSON lines, one of Parquet, and a text file with a bad piece.
+# Numbers of bad documents in two files of JSON lines, one of Parquet, and a text file with a bad piece.
 LEFT_OUT = {"without text": 5, "empty": 3, "not UTF-8": 4, "not a JSON object with a string": 2, "over 16 MiB": 3}
 
 
@@ -32,7 +32,7 @@ def json_lines(texts: list[str]) -> bytes:
 
 
 def write_shards(folder: Path) -> None:
-    """Every kind of bad document in every format that can have it."""
+    """Write every kind of bad document in every format that can have it."""
     folder.mkdir()
     texts = iter(documents(mean_characters=300))
 
@@ -57,7 +57,7 @@ def shards(tmp_path: Path) -> Path:
 
 
 def made(workspace: Workspace, shards: Path, experiment: str, workers: int) -> KilledRun:
-    """A run of one epoch over the shards, not started."""
+    """Make a run of one epoch over the shards, and do not start it."""
     if not workspace.run_folder("template").exists():
         flags = ("--preset=smoke_cpu", "--vocab-size=384", "--steps=1", "--launch=none", "--experiment=template")
         workspace.orchestrate("--input", workspace.write_text(), *flags).succeeded()

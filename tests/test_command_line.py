@@ -1,4 +1,4 @@
-"""What people type wrong, what they ask for, and what they read."""
+"""The command line: wrong input, options and their values, and the text that people read."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ class Gpu:
 
 
 class OldGpu(Gpu):
-    """One without bf16."""
+    """A GPU without bf16."""
 
     compute_capability = (7, 5)
     refusal = "Tesla T4 has compute capability 7.5, 8.0 is needed"

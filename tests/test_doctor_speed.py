@@ -1,4 +1,4 @@
-"""What `doctor` says of a machine that is slower than it could be: its GPU, by a stand-in for NVML, and the host."""
+"""`doctor` on a machine that is slower than it could be: its GPU, by a stand-in for NVML, and the host."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def nvml(tmp_path_factory: pytest.TempPathFactory) -> None:
 
 
 def found(monkeypatch: pytest.MonkeyPatch, **settings: object) -> dict[str, Finding]:
-    """The findings on a GPU that is `FAST` but for the settings; None takes one away."""
+    """Return the findings on a GPU that is `FAST` but for the settings; None takes one away."""
     named = {name: value for name, value in {**FAST, **settings}.items() if value is not None}
     monkeypatch.setenv("NVML_STAND_IN", ",".join(f"{name}={value}" for name, value in named.items()))
     monkeypatch.setattr(

@@ -27,7 +27,7 @@ FILES = {
 
 
 def train(workspace: Workspace, *flags: str | Path) -> Path:
-    """The newest checkpoint of a short run named E, which may go on."""
+    """Train a short run named E; return its newest checkpoint."""
     steps = ["--steps=4", "--evaluate-every=2", "--checkpoint-every=2"]
     workspace.orchestrate(*TINY_MODEL, *steps, "--experiment=E", *flags).succeeded()
     return workspace.run_folder("E") / "checkpoints" / workspace.checkpoints("E")[-1]
@@ -38,7 +38,7 @@ def names(folder: Path) -> set[str]:
 
 
 def raw_tensors(folder: Path) -> dict[str, bytes]:
-    """The bytes of every tensor, whatever its type and file."""
+    """Return the bytes of every tensor, whatever its type and file."""
     found = {}
     for name, metadata in get_local_safetensors_metadata(folder).files_metadata.items():
         content = (folder / name).read_bytes()

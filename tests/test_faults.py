@@ -38,7 +38,7 @@ PLACES: dict[Kind, str] = {
     "no_range": CONTENT, "wrong_content_range": CONTENT, "short_file": CONTENT, "corrupt": CONTENT, "expired": CONTENT,
     "unresolved": REDIRECTS,
 }  # fmt: skip
-# What a proxy hands on of the faults behind it; the others it must find itself.
+# The faults of the Hub that a proxy passes on; the others the proxy has to notice itself.
 PROXIED: tuple[Kind, ...] = ("429", "rate_limit", "500", "502", "503", "truncate", "reset")
 
 
@@ -77,7 +77,7 @@ def proxy(hub: FakeHub, tmp_path: Path) -> Iterator[str]:
 
 
 def add_faults(hub: FakeHub, chance: random.Random) -> None:
-    """Every kind of fault, in an order drawn by lot, with correct answers between."""
+    """Add every kind of fault, in random order, with correct answers between them."""
     kinds = [kind for kind in KINDS for _ in range(FAULTS_OF_A_KIND)]
     chance.shuffle(kinds)
     for number, kind in enumerate(kinds):
@@ -85,7 +85,7 @@ def add_faults(hub: FakeHub, chance: random.Random) -> None:
 
 
 def starved(workspace: Workspace, hub: FakeHub, kind: Kind, retry_after: int = 0) -> tuple[subprocess.Popen[str], str]:
-    """A run in training whose Hub begins to fail, and the first line it prints about that."""
+    """Start a run whose Hub fails once it trains; return it and the first line that it prints about that."""
     (run,) = prepare(workspace, DATASET, SAMPLES, "starved")
     process = workspace.start(TRAINER, "train", "--config", run.folder / "training.yaml")
     assert process.stdout
@@ -95,7 +95,7 @@ def starved(workspace: Workspace, hub: FakeHub, kind: Kind, retry_after: int = 0
 
 
 def used_rows(run: KilledRun) -> Counter[tuple[int, int, int]]:
-    """How often the ledger names each row, as (file, group, row)."""
+    """Return how often the ledger names each row, as (file, group, row)."""
     rows: Counter[tuple[int, int, int]] = Counter()
     for record in map(json.loads, (run.folder / "ledger.jsonl").read_text().splitlines()):
         for piece in record.get("pieces", []):
@@ -104,7 +104,7 @@ def used_rows(run: KilledRun) -> Counter[tuple[int, int, int]]:
 
 
 def assert_used_once(run: KilledRun) -> None:
-    """Every document of the epoch was trained on exactly once, by validate-data and by our own count."""
+    """Check that every document of the epoch was trained on exactly once, by validate-data and by our own count."""
     proof = run.proof()
     assert proof["problems"] == []
     (epoch,) = proof["components"][0]["epochs"]

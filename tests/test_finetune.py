@@ -26,7 +26,7 @@ SMALL = ["--seq-len=64", "--batch-size=4", "--grad-accum=1", "--learning-rate=3e
 
 
 def conversation(index: int) -> dict[str, Any]:
-    """A conversation; one in three has two turns more."""
+    """Return a conversation; one in three has two turns more."""
     turns = [("user", f"What is {index}?"), ("assistant", f"A number: {index}.")]
     turns += [("user", "And twice?"), ("assistant", f"It is {2 * index}.")] if index % 3 == 0 else []
     return {"messages": [{"role": role, "content": content} for role, content in turns]}
@@ -97,7 +97,7 @@ def test_adapters_are_trained_beside_the_model(workspace: Workspace, pretrained:
 
 
 def stored_as(model: Path, dtype: str, folder: Path) -> Path:
-    """A copy of a model in f32 whose weights are of another type."""
+    """Copy a model in f32 and name another type in its config; for float16 its weights are converted too."""
     shutil.copytree(model, folder)
     tensors = load_file(folder / "model.safetensors")
     if dtype == "float16":
@@ -126,7 +126,7 @@ def test_weights_of_two_bytes_are_trained_in_bf16(
 
 
 def header(path: Path) -> dict[str, Any]:
-    """What a safetensors file says of its tensors."""
+    """Return the header of a safetensors file, which describes its tensors."""
     with path.open("rb") as file:
         described: dict[str, Any] = json.loads(file.read(int.from_bytes(file.read(8), "little")))
     described.pop("__metadata__", None)
@@ -200,7 +200,7 @@ def test_what_cannot_be_trained_with_is_refused(workspace: Workspace, pretrained
 
 
 def typed_below(out: str, heading: str) -> list[list[str]]:
-    """The commands of ours under a heading of the summary, as words."""
+    """Return our commands under a heading of the summary, as words."""
     lines = out[out.index(heading) :].splitlines()[1:]
     return [line.split("#")[0].split()[1:] for line in takewhile(str.strip, lines)]
 

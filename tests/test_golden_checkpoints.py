@@ -54,7 +54,7 @@ def test_golden_run_resumes_with_its_data_and_losses(workspace: Workspace, golde
 
 
 def keys(document: Any, place: str = "") -> set[str]:
-    """The paths of all keys in a JSON document; elements of an array count as one."""
+    """Return the paths of all keys in a JSON document; elements of an array count as one."""
     if isinstance(document, list):
         return set().union(*(keys(element, f"{place}[]") for element in document))
     if not isinstance(document, dict):

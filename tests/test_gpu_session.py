@@ -55,7 +55,7 @@ def script(path: Path, text: str) -> Path:
 
 
 def session_of(folder: Path, *options: str, only: tuple[str, ...] = (), path: str = "") -> tuple[str, dict[str, Any]]:
-    """Runs a session with the programs above: the table, and what results.json holds."""
+    """Run a session with the programs above; return the table and the content of results.json."""
     program, python = folder / "transformer-candle.gz", script(folder / "python", PYTHON)
     program.write_bytes(gzip.compress(TRAINER.encode()))
     words = [word for part in only for word in ("--only", part)]
@@ -122,7 +122,7 @@ def test_parts_are_sized_by_the_measured_step(tmp_path: Path) -> None:
 
 
 def test_our_bench_has_time_for_its_steps_on_every_gpu() -> None:
-    """Steps of a 5090, an A100 and an H200; within a limit that ends after the budget."""
+    """The steps are those of a 5090, an A100 and an H200; the time limit ends after the budget."""
     [ours] = session.measurements("program", "python", Path("c.yaml"), ["ours"])[:1]
     for step in (6.6, 7.0, 1.9):
         found = session.fit_to_budget(ours, session.Measured(step=step), 400)
@@ -167,7 +167,7 @@ def test_a_missing_sanitizer_is_reported_after_failures_only(tmp_path: Path, mon
 
 
 def test_libraries_are_those_of_the_given_interpreter(tmp_path: Path) -> None:
-    """In a virtual environment the interpreter is a link to one with other packages."""
+    """A virtual environment's interpreter is a link to one with other packages."""
     environment = tmp_path / "an environment"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", environment], check=True)
     python = environment / "bin" / "python"

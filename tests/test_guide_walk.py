@@ -13,7 +13,7 @@ PREPARE = "--stream --split train --max-samples 300 --vocab-size 384 --launch no
 
 
 def prepare(workspace: Workspace, experiment: str) -> None:
-    """The first three steps of the guide: stream and tokenizer, a config, the special tokens."""
+    """Take the first three steps of the guide: stream and tokenizer, a config, the special tokens."""
     workspace.orchestrate(*PREPARE, "--dataset", "HuggingFaceFW/fineweb", "--experiment", experiment).succeeded()
     run = workspace.run_folder(experiment)
     (run / "training.yaml").write_text(TINY_CONFIG)

@@ -14,7 +14,7 @@ STAND_IN = Path(__file__).parent / "process_stand_in.c"
 
 @pytest.mark.slow
 def test_swap_a_slow_disk_and_growth_are_named(workspace: Workspace) -> None:
-    """Takes over a minute, most of it asleep: less says nothing of growth."""
+    """It takes over a minute, most of it asleep: growing memory cannot be told in less."""
     text = workspace.write_text()
     workspace.orchestrate(*TINY_MODEL, "--input", text, "--experiment=held", "--launch=none").succeeded()
     library = workspace.root / "stand_in.so"

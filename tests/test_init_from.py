@@ -20,7 +20,7 @@ def hub_root(tmp_path: Path) -> Path:
 
 
 def pretrain(workspace: Workspace) -> tuple[Path, Path]:
-    """The text and the last checkpoint of a short run."""
+    """Train a short run; return its text and its last checkpoint."""
     text = workspace.write_text()
     flags = [*TINY_MODEL, f"--input={text}", "--steps=8", "--evaluate-every=8", "--experiment=first"]
     workspace.orchestrate(*flags, "--override=data.held_out_fraction=0.1").succeeded()

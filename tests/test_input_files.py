@@ -1,4 +1,4 @@
-"""What people name as input that is not what it seems: pipes, links, byte order marks, columns that are not there."""
+"""Input files that are not what they seem: pipes, links, byte order marks, columns that are not there."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ GUARD = 30
 
 
 def made(workspace: Workspace) -> Path:
-    """The folder of a small run."""
+    """Train a small run; return its folder."""
     text = workspace.write_text(characters=40_000)
     workspace.orchestrate(*TINY_MODEL, "--input", text, "--steps=3", "--experiment=made").succeeded()
     return workspace.run_folder("made")
@@ -185,7 +185,7 @@ def test_a_byte_order_mark_in_a_file_of_a_run_is_no_content(workspace: Workspace
 
 
 def renumbered(workspace: Workspace, name: str, gap: int) -> Path:
-    """The tokenizer of the small run with a gap behind its 300th id."""
+    """Return the tokenizer of the small run with a gap after its 300th id."""
     tokenizer = json.loads((workspace.root / "artifacts/tokenizer/made/tokenizer.json").read_text())
     vocab = tokenizer["model"]["vocab"]
     tokenizer["model"]["vocab"] = {token: number + gap * (number >= 300) for token, number in vocab.items()}

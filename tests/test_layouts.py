@@ -155,7 +155,7 @@ def ask(script: str, asks: list[tuple[str, str | None, str]], hub: FakeHub, cach
 
 @pytest.fixture(scope="module")
 def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str | None, str], tuple[Any, Any]]:
-    """What `datasets` and we say to every question, by layout, config and split."""
+    """The answers of `datasets` and ours to every question, by layout, config and split."""
     root = tmp_path_factory.mktemp("layouts")
     questions = []
     for number, (title, layout) in enumerate(LAYOUTS.items()):

@@ -30,7 +30,7 @@ def base(workspace: Workspace, text: Path) -> Path:
 
 
 def train(workspace: Workspace, base: Path, text: Path, experiment: str, *flags: str) -> Path:
-    """The folder of checkpoints of a run of six steps."""
+    """Train a run of six steps; return its folder of checkpoints."""
     flags = (*RUN, *LORA, *(flags or CUT))
     workspace.orchestrate(f"--init-from={base}", f"--input={text}", f"--experiment={experiment}", *flags).succeeded()
     return workspace.run_folder(experiment) / "checkpoints"

@@ -21,7 +21,7 @@ from tokenizers import Tokenizer
 from workspace import TINY_MODEL, Workspace
 
 LONGEST = 1 << 18
-"""More tokens than a window: no document is cut."""
+"""A sequence length of more tokens than a window has, so that no document is cut."""
 CONFIG = """
 model: {{hidden_size: 32, intermediate_size: 32, num_layers: 1, num_attention_heads: 1,
         max_position_embeddings: {longest}}}
@@ -48,7 +48,7 @@ PROMPT = "def main(arguments):\n    return caf\u00e9 \u4e2d\u6587"
 
 
 def fuzz(count: int) -> Iterator[str]:
-    """Random texts of characters that tokenizers treat differently, and of any others."""
+    """Yield random texts of characters that tokenizers treat differently, and of any others."""
     chosen = random.Random(0)
     for _ in range(count):
         pieces = []
@@ -60,7 +60,7 @@ def fuzz(count: int) -> Iterator[str]:
 
 
 def streamed(config: Path) -> Iterator[tuple[int, ...]]:
-    """The documents of a run's stream, as targets up to the end of each."""
+    """Yield the documents of a run's stream, as targets up to the end of each."""
     run = RunConfig.load(config)
     for _, targets in TokenStream(run):
         document: list[int] = []
@@ -100,7 +100,7 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def make_model(workspace: Workspace, kind: str, text: Path, **roles: Any) -> Path:
-    """A model folder as it is published, with a tokenizer of this kind; its weights are those of a short run."""
+    """Make a model folder as it is published, with a tokenizer of this kind and the weights of a short run."""
     flags = [*TINY_MODEL, f"--input={text}", "--steps=8", "--experiment=first"]
     workspace.orchestrate(*flags).succeeded()
     folder = workspace.root / "model"
@@ -118,14 +118,14 @@ def make_model(workspace: Workspace, kind: str, text: Path, **roles: Any) -> Pat
 
 
 def train_on(workspace: Workspace, model: Path, text: Path, *flags: str) -> Path:
-    """The last checkpoint of continued pre-training."""
+    """Continue pre-training from a model; return the last checkpoint."""
     start: list[str | Path] = ["--init-from", model, "--input", text, *SETTINGS, "--experiment=second", *flags]
     workspace.orchestrate(*start).succeeded()
     return workspace.run_folder("second") / "checkpoints" / "step-00000004"
 
 
 def greedy_ids(checkpoint: Path, ids: list[int], count: int) -> list[int]:
-    """What the most likely continuation is, from the logits alone."""
+    """Return the most likely continuation, from the logits alone."""
     for _ in range(count):
         logits = orchestrator.logits(checkpoint, ids, device="cpu")
         ids = [*ids, int(np.argmax(logits[-1]))]

@@ -51,7 +51,7 @@ def slices(trace: Trace) -> dict[int, dict[str, Any]]:
 
 
 def table(text: str, head: str) -> dict[str, list[float]]:
-    """The rows of a table of the summary: a name, then numbers."""
+    """Return the rows of a table of the summary: a name, then numbers."""
     rows = {}
     for line in text.split(head, 1)[1].splitlines()[1:]:
         if not line:

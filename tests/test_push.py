@@ -48,28 +48,28 @@ def workspace(tmp_path: Path, hub: FakeHub) -> Workspace:
 
 
 def pushed(workspace: Workspace, *flags: str | Path) -> str:
-    """What a push of `E` prints."""
+    """Push `E`; return what is printed."""
     done = workspace.orchestrate("push", "alice/tiny", "--experiment=E", *flags).succeeded()
     assert TOKEN not in done.out + done.err
     return done.out
 
 
 def exported(workspace: Workspace, name: str = "exported") -> dict[str, bytes]:
-    """The files of `export --format hf`, less the card, which names another folder to load from."""
+    """Return the files of `export --format hf`, less the card, which names another folder to load from."""
     workspace.orchestrate("export", "--experiment=E", "--format=hf", "--out", name).succeeded()
     folder = workspace.root / name
     return {path.name: path.read_bytes() for path in folder.iterdir() if path.name != "README.md"}
 
 
 def downloaded(workspace: Workspace, revision: str) -> dict[str, bytes]:
-    """What the real client downloads of the repository."""
+    """Return the files that the real client downloads from the repository."""
     command = [sys.executable, "-c", DOWNLOAD, "alice/tiny", revision]
     folder = Path(workspace.command(*command).succeeded().out.strip())
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
 def sent(hub: FakeHub) -> list[str]:
-    """The large files that arrived, each as often as it was sent."""
+    """Return the large files that arrived, each as often as it was sent."""
     return [request.path for request in hub.requests if request.method == "PUT" and request.status == 200]
 
 

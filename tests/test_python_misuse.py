@@ -125,7 +125,7 @@ def test_a_trainer_survives_what_it_is_asked(run: Path) -> None:
 
 
 def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """The way to everything in a value of dicts and lists."""
+    """Yield the path to everything in a value of dicts and lists."""
     inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     for key, part in inner:
         yield (*path, key)
@@ -133,7 +133,7 @@ def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
 
 
 def changed(value: Any, path: tuple[Any, ...], part: Any) -> Any:
-    """A copy of the value with another part in it."""
+    """Return a copy of the value with another part at a path."""
     value = copy.deepcopy(value)
     place = value
     for key in path[:-1]:

@@ -1,4 +1,4 @@
-"""What the README types works as typed."""
+"""The commands of the README work as typed."""
 
 from __future__ import annotations
 

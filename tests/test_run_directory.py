@@ -22,7 +22,7 @@ def train(workspace: Workspace, experiment: str, text: Path, *more: str) -> Path
 
 
 def answers(workspace: Workspace, *model: str) -> list[object]:
-    """What both programs generate and measure with a model."""
+    """Return the texts that both programs generate with a model, and the losses that they measure."""
     found: list[object] = []
     for program in (workspace.orchestrate, workspace.trainer):
         found.append(json.loads(program("generate", *model, *SAMPLE).succeeded().out)["completion"])
@@ -31,7 +31,7 @@ def answers(workspace: Workspace, *model: str) -> list[object]:
 
 
 def contents(folder: Path) -> dict[str, tuple[int, bytes]]:
-    """Every file, but for those that a run in training appends to, with its time of change and its bytes."""
+    """Return time of change and bytes of every file, but for those that a run in training appends to."""
     growing = ("ledger.jsonl", "metrics.jsonl", "tensorboard")
     files = (path for path in sorted(folder.rglob("*")) if path.is_file())
     files = (path for path in files if path.relative_to(folder).parts[0] not in growing)
@@ -82,7 +82,7 @@ def test_run_of_an_older_version_follows_its_folder(workspace: Workspace) -> Non
     golden = Path(__file__).parent / "golden" / "checkpoints" / "first_fp32"
     shutil.copytree(golden, workspace.root, dirs_exist_ok=True)
     run = workspace.root / "run"
-    # Where it was made, the tokenizer lies no more: the checkpoint has it.
+    # The tokenizer is no longer where it was made: the checkpoint has it.
     config = json.loads((run / "resolved_config.json").read_text())
     assert not Path(config["runtime"]["checkpoint"]["directory"]).exists()
     config["data"]["train_shards"] = [str(workspace.root / "corpus.jsonl")]

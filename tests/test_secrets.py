@@ -33,13 +33,13 @@ def private(request: pytest.FixtureRequest, hub_root: Path, tmp_path: Path) -> I
 
 
 def secret(finished: Finished) -> Finished:
-    """A program that did not print the token."""
+    """Check that a program did not print the token, and return it."""
     assert CANARY not in finished.out + finished.err
     return finished
 
 
 def assert_kept(workspace: Workspace, hub: FakeHub) -> None:
-    """The token is in no file but its own, and went to no host but the endpoint's."""
+    """Check that the token is in no file but its own, and went to no host but the endpoint's."""
     files = [path for path in workspace.root.rglob("*") if path.is_file() and path != workspace.root / "hf/token"]
     assert len(files) > 5
     assert [path for path in files if CANARY.encode() in path.read_bytes()] == []
@@ -51,7 +51,7 @@ def assert_kept(workspace: Workspace, hub: FakeHub) -> None:
 
 
 def family(first: Popen[str]) -> list[Path]:
-    """The folders in /proc of a program and all that it started."""
+    """Return the folders in /proc of a program and all that it started."""
     children: dict[int, list[int]] = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):

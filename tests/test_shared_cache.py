@@ -1,4 +1,4 @@
-"""What was read once is read from this machine's disk afterwards: by a second epoch, and by runs side by side."""
+"""Data that was read once is read from this machine's disk afterwards: by a second epoch, by runs side by side."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ STAGES = (
 
 
 def prepared(workspace: Workspace, *experiments: str) -> list[KilledRun]:
-    """Runs in stages over local text, made but not started."""
+    """Make runs in stages over local text, and do not start them."""
     text = workspace.write_text()
     flags = [*TINY_MODEL, "--input", str(text), "--checkpoint-every=4", "--evaluate-every=5", "--launch=none"]
     for experiment in experiments:

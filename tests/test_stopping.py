@@ -37,7 +37,7 @@ def silent_workspace(root: Path, silent: socket.socket) -> Workspace:
 
 
 def wait_until_asked(silent: socket.socket) -> socket.socket:
-    """The connection on which the silent Hub was asked something."""
+    """Wait for a request to the silent Hub; return its connection."""
     connection, _ = silent.accept()
     assert connection.recv(1)
     return connection

@@ -26,7 +26,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
 
 
 def on_a_terminal(workspace: Workspace, *command: str | Path) -> str:
-    """What a program prints where stdout and stderr are a terminal."""
+    """Return what a program prints where stdout and stderr are a terminal."""
     ours, theirs = pty.openpty()
     process = subprocess.Popen(
         [str(word) for word in command], cwd=workspace.root, env={**workspace.environment, "TERM": "xterm"},
@@ -37,7 +37,7 @@ def on_a_terminal(workspace: Workspace, *command: str | Path) -> str:
     try:
         while piece := os.read(ours, 65536):
             printed += piece
-    except OSError:  # what Linux says at the end
+    except OSError:  # Linux raises it once the program has closed the terminal
         pass
     finally:
         os.close(ours)
@@ -46,7 +46,7 @@ def on_a_terminal(workspace: Workspace, *command: str | Path) -> str:
 
 
 def obeyed(printed: str) -> list[str]:
-    """The parts of what was printed that the terminal would have obeyed: none but colours and lines are ours."""
+    """Return the parts of the output that would control the terminal; our programs print only colours and lines."""
     return [part for part in ("\x1b[2J", "\x1b]", "\x07", "\x9b", "\u202e", "\u2066", "b\rc") if part in printed]
 
 

@@ -99,7 +99,7 @@ def test_a_terminal_shows_a_bar(workspace: Workspace) -> None:
 def _read(terminal: int) -> bytes:
     try:
         return os.read(terminal, 1 << 16)
-    except OSError:  # how Linux says that the other side has closed
+    except OSError:  # Linux raises it once the other side has closed
         return b""
 
 

@@ -1,4 +1,4 @@
-"""What the guide on troubleshooting types works, and its figures are what `plan` says."""
+"""The commands of the guide on troubleshooting work, and its figures are what `plan` says."""
 
 from __future__ import annotations
 

@@ -181,7 +181,7 @@ def test_a_killed_search_repeats_what_was_running_and_keeps_the_rest(prepared: W
 
 
 def wait_for_running_trial(workspace: Workspace) -> FrozenTrial:
-    """A trial that has drawn all of its values."""
+    """Return a running trial, once it has drawn all of its values."""
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         for trial in trials(workspace):
@@ -328,7 +328,7 @@ def test_optuna_dashboard_opens_the_study(prepared: Workspace) -> None:
 
 
 def get(port: int, path: str) -> Any:
-    """What a server that is starting answers once it listens."""
+    """Return the answer of a server, after waiting until it listens."""
     deadline = time.monotonic() + 60
     while True:
         try:

@@ -24,14 +24,14 @@ WATCH: list[str | Path] = [ORCHESTRATE, "watch", "--interval=0.2"]
 
 
 def start(workspace: Workspace) -> subprocess.Popen[str]:
-    """A run without end, past its only checkpoint, of step 20."""
+    """Start a run without end, and wait until it is past its only checkpoint, of step 20."""
     text = workspace.write_text()
     workspace.orchestrate(*TINY_MODEL, "--input", text, "--steps=20", "--evaluate-every=10", NAME).succeeded()
     return resume(workspace)
 
 
 def resume(workspace: Workspace) -> subprocess.Popen[str]:
-    """The run in training. It prints into a file: a pipe that nobody reads would stop it."""
+    """Resume the run. It prints into a file: a pipe that nobody reads would stop it."""
     log, config = workspace.root / "train.log", workspace.run_folder("watched") / "training.yaml"
     log.write_text("")
     into_log = ["bash", "-c", 'exec "$@" >> train.log 2>&1', "bash"]

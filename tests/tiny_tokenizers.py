@@ -20,7 +20,7 @@ SPLITS = {
     "qwen_2": rf"{WORDS}|\p{{N}}|{OTHERS}",
     "mistral_nemo": rf"{CASED}|\p{{N}}|{OTHERS_WITH_SLASHES}",
 }
-"""The expressions that these models cut text by, as their tokenizer.json has them."""
+"""The regular expressions that split text in the tokenizer.json of these models."""
 SPECIAL_TOKENS = {
     "gpt_2": ["<|endoftext|>", "<|pad|>"],
     "smollm_2": ["<|endoftext|>", "<|im_start|>", "<|im_end|>"],
@@ -41,7 +41,7 @@ ROLES: dict[str, dict[str, Any]] = {
     "llama_3": {"bos_token": "<|begin_of_text|>", "eos_token": "<|end_of_text|>"},
     "qwen_2": {"bos_token": None, "eos_token": "<|endoftext|>", "add_bos_token": False},
 }
-"""What tokenizer_config.json says of special tokens."""
+"""The roles of special tokens in tokenizer_config.json."""
 
 
 def train(kind: str, texts: Iterable[str], vocab_size: int) -> Tokenizer:
@@ -90,7 +90,7 @@ def _byte_level(kind: str, texts: Iterable[str], vocab_size: int) -> Tokenizer:
 
 
 def _words(kind: str) -> pre_tokenizers.PreTokenizer:
-    """Return what cuts text into the words that merges do not cross."""
+    """Return the pre-tokenizer, which cuts text into the words that merges do not cross."""
     if kind in SPLITS:
         split = pre_tokenizers.Split(Regex(SPLITS[kind]), behavior="isolated")
         return pre_tokenizers.Sequence([split, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
@@ -101,7 +101,7 @@ def _words(kind: str) -> pre_tokenizers.PreTokenizer:
 
 
 def _sentencepiece(kind: str, texts: Iterable[str], vocab_size: int) -> Tokenizer:
-    """BPE with a token per byte; trained on words, as the merges of whole texts would take long."""
+    """Return a BPE with a token per byte; trained on words, as the merges of whole texts would take long."""
     tokenizer = Tokenizer(models.BPE(byte_fallback=True, unk_token="<unk>", fuse_unk=True))
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(SPACE, prepend_scheme="always", split=True)
     specials = SPECIAL_TOKENS[kind]

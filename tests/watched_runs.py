@@ -25,7 +25,7 @@ def train_row(step: int, **other: object) -> Row:
 
 
 def train_rows(steps: int, everything: bool = False) -> list[Row]:
-    """A run of so many steps; with all kinds of lines, those of every fiftieth step."""
+    """Return the rows of a run of `steps` steps; with `everything` also other kinds of rows, every 50 steps."""
     rows: list[Row] = []
     for step in range(1, steps + 1):
         rows.append(train_row(step))
@@ -46,7 +46,7 @@ def as_lines(rows: Iterable[Row]) -> str:
 
 
 def write_run(run: Path, rows: Iterable[Row], checkpoints: Iterable[int] = (), best: int | None = None) -> Path:
-    """Write a run directory; its lock is nobody's."""
+    """Write a run directory, whose lock nobody holds."""
     run.mkdir(parents=True, exist_ok=True)
     (run / ".trainer.lock").write_text("")
     (run / "resolved_config.json").write_text(json.dumps({"scheduler": {"total_steps": 1000}}))

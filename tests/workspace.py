@@ -48,7 +48,7 @@ class Finished:
         return self
 
     def refused(self, code: int, *words: str) -> Finished:
-        """Ended with `code` and one clear paragraph that holds all `words`."""
+        """Check that it ended with `code` and one clear paragraph that holds all `words`."""
         assert self.code == code, f"exit code {self.code}\n{self.out[-1500:]}\n{self.err[-3000:]}"
         assert "Traceback" not in self.err, self.err
         assert "panicked" not in self.err, self.err
@@ -59,14 +59,14 @@ class Finished:
 
 @dataclass
 class Workspace:
-    """Programs run with `root` as the current folder, so that ./runs and ./artifacts lie inside it."""
+    """A folder `root` that programs are run in, so that ./runs and ./artifacts lie inside it."""
 
     root: Path
     extra_environment: dict[str, str] = field(default_factory=dict)
 
     @property
     def environment(self) -> dict[str, str]:
-        """The caller's, less what would point outside, with this folder's cache."""
+        """The caller's environment, less what would point outside, with this folder's cache."""
         keep = {k: v for k, v in os.environ.items() if not k.startswith(("HF_", "ORCHESTRATE_"))}
         own = {
             "ORCHESTRATE_CACHE_ROOT": str(self.root / "cache"),
@@ -115,7 +115,7 @@ class Workspace:
         return sorted(path.name for path in found)
 
     def write_text(self, name: str = "book.txt", characters: int = 120_000) -> Path:
-        """A text file of Python sources below the root."""
+        """Write a text file of Python sources below the root; return its path."""
         path = self.root / name
         path.parent.mkdir(parents=True, exist_ok=True)
         text = ""

@@ -33,7 +33,7 @@ PEERS = {
 
 
 def write_model(folder: Path) -> None:
-    """A model directory of this shape; neither side reads its weights."""
+    """Write the config of a model of this shape into a folder; neither side reads its weights."""
     model: dict[str, Any] = yaml.safe_load(SHAPE.read_text())["model"]
     described = {
         "architectures": ["LlamaForCausalLM"],
@@ -47,7 +47,7 @@ def write_model(folder: Path) -> None:
 
 
 def measure(programs: Programs, contender: str, steps: int) -> Row:
-    """Tokens per second, and the peak resident memory."""
+    """Train with a contender; return tokens per second and the peak resident memory."""
     counted = ["--config", str(SHAPE), "--steps", str(steps)]
     if contender in OURS:
         keys = {
@@ -67,7 +67,7 @@ def measure(programs: Programs, contender: str, steps: int) -> Row:
 
 
 def report(rounds: list[dict[str, Row]]) -> str:
-    """A table: the median speed of each, and that of ours over it."""
+    """Return a table: the median speed of each contender, and our speed over it."""
     lines = [f"{'LoRA, S2':<30}{'tokens/s':>10}{'peak MiB':>10}{'speed of ours / its':>22}{'of each round':>18}"]
     for contender in rounds[0]:
         speeds, peaks = ([one[contender][name] for one in rounds] for name in ("tokens_per_second", "peak_mebibytes"))

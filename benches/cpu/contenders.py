@@ -14,12 +14,12 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 TARGET = Path(os.environ.get("CARGO_TARGET_DIR", HERE.parents[1] / "target"))
 PROFILES = {"release": "release", "debug": "dev"}
-"""Folders of the target directory, and the profiles whose programs lie there."""
+"""Cargo's profiles, by the folders of the target directory that their programs are in."""
 UNLOCKED = "unlocked"
-"""Ends the name of a contender that MKL treats as if it ran on Intel's processors, and that keeps freed memory."""
+"""Suffix of contenders for which MKL takes every processor for Intel's, and whose allocator keeps freed memory."""
 OURS = {"ours-fp32": "fp32", "ours-bf16": "bf16"}
 DTYPES = {"ours-fp32": "f32", "ours-bf16": "bf16"}
-"""Elements in our steps, as operations and models name them."""
+"""The element type of each of our contenders, as operations and models name it."""
 PEERS = {
     "eager-fp32": "eager",
     "compile-fp32": "compile",
@@ -29,18 +29,18 @@ PEERS = {
 }
 OPERATIONS = ("ours", "torch", "torch-unlocked")
 GENERATION = ("transformers", "ours")
-"""In this order: transformers writes the models."""
+"""The contenders of generation, in the order in which they run: transformers writes the models."""
 Row = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Shape:
-    """What is measured of a config beside its operations."""
+    """The measurements of a config besides its operations; 0 leaves one out."""
 
     steps: int = 0
-    """That are trained."""
+    """Training steps to measure."""
     tokens: int = 0
-    """That are generated."""
+    """Tokens to generate."""
 
 
 SHAPES = {"s1": Shape(steps=150), "s2": Shape(steps=6, tokens=480), "wide": Shape()}
@@ -48,7 +48,7 @@ SHAPES = {"s1": Shape(steps=150), "s2": Shape(steps=6, tokens=480), "wide": Shap
 
 @dataclass(frozen=True)
 class Programs:
-    """What was built for a run."""
+    """The programs built for a run of the benchmark, and how they are run."""
 
     trainer: Path
     mkl_unlock: Path
@@ -57,7 +57,7 @@ class Programs:
 
     @classmethod
     def build(cls, scratch: Path, threads: int) -> Programs:
-        """The newest build of the trainer, and what unlocks MKL; `scratch` is an empty folder."""
+        """Find the newest build of the trainer and build the library that unlocks MKL; `scratch` is an empty folder."""
         builds = [TARGET / folder / "transformer-candle" for folder in PROFILES]
         trainer = max((path for path in builds if path.exists()), key=lambda path: path.stat().st_mtime, default=None)
         if trainer is None:
@@ -68,7 +68,7 @@ class Programs:
 
     @cached_property
     def operations(self) -> Path:
-        """The benchmark of the kernels' operations, built as the trainer is."""
+        """The benchmark program of the kernels' operations, built with the trainer's profile."""
         options = ["--profile", PROFILES[self.trainer.parent.name], "--locked", "--no-run"]
         target = ["-p", "kernels", "--bench", "operations", "--message-format", "json-render-diagnostics"]
         built = subprocess.run(
@@ -92,14 +92,14 @@ class Programs:
         return {**kept, "peak_mebibytes": peak}
 
     def operation_rows(self, contender: str, shape: str, seconds: float) -> list[Row]:
-        """Times the operations one by one, each for `seconds`. Ours follow a row about the machine."""
+        """Time the operations one by one, each for `seconds`. Our rows follow a row about the machine."""
         options = ["--config", HERE / f"{shape}.yaml", "--threads", self.threads, "--seconds", seconds]
         program = [self.operations] if contender == "ours" else [sys.executable, HERE / "operations.py"]
         rows, _ = self.run(contender, [str(word) for word in [*program, *options]])
         return rows
 
     def generation_rows(self, contender: str, shape: str) -> list[Row]:
-        """Generates with weights of every type, always the most likely token."""
+        """Generate greedily with weights of every type."""
         models, tokens = self.scratch / f"models-{shape}", str(SHAPES[shape].tokens)
         if contender == "transformers":
             options = ["--config", HERE / f"{shape}.yaml", "--folder", models, "--threads", self.threads]
@@ -115,7 +115,7 @@ class Programs:
         return rows
 
     def run(self, contender: str, command: list[str]) -> tuple[list[Row], int]:
-        """The JSON lines that a command prints, and the mebibytes that it had resident at most."""
+        """Run a command; return the JSON lines that it prints, and its peak resident memory in mebibytes."""
         pools = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "RAYON_NUM_THREADS")
         environment = {**os.environ, **dict.fromkeys(pools, str(self.threads))}
         if contender.endswith(UNLOCKED):

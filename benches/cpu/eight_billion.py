@@ -69,7 +69,7 @@ def shapes(layers: int) -> Iterator[tuple[str, list[int]]]:
 
 
 def write_model(folder: Path, layers: int) -> int:
-    """A model directory whose tensors are pieces of one file of normal numbers; its number of parameters."""
+    """Write a model directory whose tensors are slices of the same normal numbers; return its number of parameters."""
     tensors = dict(shapes(layers))
     sizes = {name: int(np.prod(shape)) for name, shape in tensors.items()}
     numbers, ones, most = folder.with_suffix(".numbers"), folder.with_suffix(".ones"), max(sizes.values())
@@ -87,7 +87,7 @@ def write_model(folder: Path, layers: int) -> int:
         stored[name] = StoredTensor("BF16", shape, elements, source, start, 2 * elements)
     folder.mkdir()
     total = 2 * sum(sizes.values())
-    # Those of the real model are of at most 5 GB, which gives 4.
+    # The real model's shards have at most 5 GB, which gives 4.
     write_shards(stored, folder, "5GB" if total > 15e9 else total // 3)
     numbers.unlink()
     ones.unlink()
@@ -102,7 +102,7 @@ def write_model(folder: Path, layers: int) -> int:
 
 
 def peak_of(command: list[str]) -> int:
-    """Runs a command; the most bytes that it had resident."""
+    """Run a command; return its peak resident memory in bytes."""
     with subprocess.Popen(command, stdout=sys.stderr) as process:
         # Not `wait`, which would not tell this one process's memory.
         _, status, usage = os.wait4(process.pid, 0)
@@ -113,7 +113,7 @@ def peak_of(command: list[str]) -> int:
 
 
 def measure(root: Path, program: Path, options: argparse.Namespace) -> dict[str, Any]:
-    """Plans and trains the run; both numbers of bytes."""
+    """Plan and train the run; return the planned and the peak bytes, with other figures."""
     started = time.monotonic()
     parameters = write_model(root / "model", options.layers)
     written = time.monotonic()

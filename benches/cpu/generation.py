@@ -1,4 +1,4 @@
-"""Generation in transformers: prints one JSON line a type of weights.
+"""Generation in transformers: prints one JSON line per type of weights.
 
 The models have a config's sizes and random weights. Those of a folder that does not exist are written first, for
 transformers and for us.
@@ -19,11 +19,11 @@ from transformers.utils import logging
 
 DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16}
 END, PROMPT = "<|endoftext|>", "1"
-"""Every other token is its own number as a word."""
+"""The end-of-text token and the prompt. Every other token is its own number as a word."""
 
 
 def write(folder: Path, model: dict[str, int]) -> None:
-    """The same model in every type, each with a tokenizer, as `save_pretrained` lays them out."""
+    """Save one random model in every type, each with a tokenizer, by `save_pretrained`."""
     vocabulary = {END: 0, **{str(number): number for number in range(1, model["vocab_size"])}}
     words = Tokenizer(models.WordLevel(vocabulary, unk_token=END))
     words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()

@@ -1,4 +1,4 @@
-"""The operations of a training step one by one in PyTorch: prints one JSON line a row.
+"""The operations of a training step one by one in PyTorch: prints one JSON line per row.
 
 Sizes, and the rows' names, as in `transformer_candle/kernels/benches/operations`. What torch.compile fuses is timed
 compiled as well. With bf16 the optimizer has f32 masters and moments, as under autocast: that is what ours keeps.
@@ -21,7 +21,7 @@ import yaml
 from peer import rotated
 
 CALLS = 3
-"""Of a row at least, however long they take."""
+"""The smallest number of timed calls of a row, however long they take."""
 Call = Callable[[], object]
 Row = tuple[str, str, Call]
 """The operation's name, whether it is eager or compiled, and a call of it."""
@@ -37,7 +37,7 @@ def linear_maps(model: dict[str, int], tokens: int) -> Iterator[Row]:
 
 
 def shapes(model: dict[str, int]) -> list[tuple[str, int, int]]:
-    """Name, outputs and inputs of a block's linear maps, as the kernels join them."""
+    """Return name, outputs and inputs of a block's linear maps, joined as in the kernels (QKV, gate and up)."""
     hidden, inner = model["hidden_size"], model["intermediate_size"]
     packed = hidden + 2 * model["num_key_value_heads"] * (hidden // model["num_attention_heads"])
     return [
@@ -143,13 +143,13 @@ def optimizer(model: dict[str, int], _tokens: int) -> Iterator[Row]:
 
 
 def fused(name: str, function: Callable[..., Any], *inputs: torch.Tensor) -> Iterator[Row]:
-    """Forward and backward of a function, eager and compiled."""
+    """Yield the rows of a function's forward and backward pass, eager and compiled."""
     yield name, "eager", both(function, *inputs)
     yield name, "compile", both(torch.compile(function, dynamic=False), *inputs)
 
 
 def both(function: Callable[..., Any], *inputs: torch.Tensor) -> Call:
-    """Forward and backward, the gradients as new tensors."""
+    """Return a call of a function's forward and backward pass, which allocates the gradients."""
     leaves = [tensor.clone().requires_grad_() for tensor in inputs]
     results = function(*leaves)
     gradients = [torch.randn_like(result) for result in (results if isinstance(results, tuple) else (results,))]
@@ -161,7 +161,7 @@ def both(function: Callable[..., Any], *inputs: torch.Tensor) -> Call:
 
 
 def times(call: Call, seconds: float) -> list[float]:
-    """The times of the calls that fit into `seconds`, after two warm-up calls."""
+    """Return the times of the calls that fit into `seconds`, at least `CALLS`, after two warm-up calls."""
     call()
     call()
     taken: list[float] = []

@@ -32,7 +32,7 @@ HUNDRED_MILLION = (
 
 
 def random_shape(numbers: random.Random) -> str:
-    """A config of 1 to 40 M parameters with sizes, precision, optimizer and recompute mode drawn at random."""
+    """Return a config of 1 to 40 M parameters with random sizes, precision, optimizer and recompute mode."""
     heads = numbers.choice([4, 6, 8, 10])
     hidden = heads * numbers.choice([32, 64])
     micro_batch = numbers.choice([2, 4, 8])
@@ -65,7 +65,7 @@ def random_shape(numbers: random.Random) -> str:
 
 
 def configs(folder: Path, seed: int) -> Iterator[tuple[str, Path]]:
-    """The name and the file of every config that is checked."""
+    """Yield the name and the file of every config that is checked."""
     yield "S1", REPOSITORY / "benches" / "cpu" / "s1.yaml"
     yield "S2", REPOSITORY / "benches" / "cpu" / "s2.yaml"
     yield "smoke_cpu", REPOSITORY / "configs" / "smoke_cpu.yaml"
@@ -78,7 +78,7 @@ def configs(folder: Path, seed: int) -> Iterator[tuple[str, Path]]:
 
 
 def bench(program: Path, config: Path, steps: int) -> dict[str, Any]:
-    """The report of one run of `bench`."""
+    """Return the report of one run of `bench`."""
     command = [program, "bench", f"--config={config}", f"--steps={steps}"]
     finished = subprocess.run(command, stdout=subprocess.PIPE, check=True, text=True)
     report: dict[str, Any] = json.loads(finished.stdout)
@@ -86,7 +86,7 @@ def bench(program: Path, config: Path, steps: int) -> dict[str, Any]:
 
 
 def main() -> int:
-    """Prints a table; 1 if a prediction is further off than 10 %."""
+    """Print a table; return 1 if a prediction is further off than 10 %."""
     parser = argparse.ArgumentParser(description="Predicted beside measured step times.")
     parser.add_argument("--program", type=Path, default=REPOSITORY / "target" / "release" / "transformer-candle")
     parser.add_argument("--rounds", type=int, default=5)

@@ -12,50 +12,50 @@ from pathlib import Path
 from contenders import DTYPES, GENERATION, OPERATIONS, OURS, PEERS, TARGET, Row
 
 ROWS = TARGET / "bench-cpu.jsonl"
-"""Where `run.py` writes the measurements by default."""
+"""The file that `run.py` writes the measurements to by default."""
 
 
 class Round(list[Row]):
-    """What one round measured of one shape."""
+    """The rows that one round measured for one shape."""
 
     def select(self, field: str, **values: str) -> list[Row]:
-        """The rows that have the field, and these values."""
+        """Return the rows that have a field, and these values of others."""
         return [row for row in self if field in row and all(row[name] == value for name, value in values.items())]
 
     def speed(self, contender: str) -> float:
-        """Tokens per second."""
+        """Return the tokens per second of training."""
         return float(self.select("tokens_per_second", contender=contender)[0]["tokens_per_second"])
 
     def peak(self, contender: str) -> float:
-        """Mebibytes."""
+        """Return the peak resident memory in mebibytes."""
         return float(self.select("peak_mebibytes", contender=contender)[0]["peak_mebibytes"])
 
     def generated(self, contender: str, dtype: str) -> float:
-        """Tokens per second."""
+        """Return the tokens per second of generation."""
         return float(self.select("generated_per_second", contender=contender, dtype=dtype)[0]["generated_per_second"])
 
     def weights(self, dtype: str) -> int:
-        """Bytes that a generated token reads."""
+        """Return the bytes of weights that generating a token reads."""
         return int(self.select("weight_bytes_per_token", dtype=dtype)[0]["weight_bytes_per_token"])
 
     def read(self) -> float:
-        """GB/s that the machine reads from its memory."""
+        """Return the GB/s that the machine reads from its memory."""
         bandwidths = self.select("machine")[0]["machine"]["bandwidths"]
         return float(bandwidths[-1]["read_gigabytes_per_second"])
 
     def parts(self, contender: str) -> dict[str, float]:
-        """Milliseconds of our step and of its parts."""
+        """Return the milliseconds of our step and of its parts."""
         return dict(self.select("tokens_per_second", contender=contender)[0]["milliseconds"])
 
     def milliseconds(self, contender: str, **operation: str) -> float:
-        """Of the faster, where it was measured both eager and compiled."""
+        """Return the milliseconds of an operation, of the faster where it was measured both eager and compiled."""
         return min(float(row["milliseconds"]) for row in self.select("operation", contender=contender, **operation))
 
     def limits(self, dtype: str) -> tuple[float, float, float]:
-        """A step's milliseconds: its operations one by one; each at its limit with bytes from memory; and from caches.
+        """Return a step's milliseconds: its operations as timed; at their limits with bytes from memory; from caches.
 
-        An operation is bound by its GEMMs, at the best rate that any contender reached in one of this shape, or by
-        its bytes, whichever take longer.
+        An operation's limit is the longer of two times: of its FLOPs, at the best rate that any contender reached in
+        an operation of this shape, and of its bytes.
         """
         ours = self.select("per_step", dtype=dtype)
         flops = {row["operation"]: row["flops"] for row in ours}
@@ -72,7 +72,7 @@ class Round(list[Row]):
 
 
 def report(rows: list[Row]) -> str:
-    """Tables of every shape: steps against PyTorch's, where ours go, and single operations."""
+    """Return the tables of every shape: steps against PyTorch's, the parts of ours, and single operations."""
     lines: list[str] = []
     for shape in dict.fromkeys(row["shape"] for row in rows):
         numbered: dict[int, Round] = {}
@@ -111,7 +111,7 @@ def steps(shape: str, rounds: list[Round]) -> Iterator[str]:
 
 
 def generation(shape: str, rounds: list[Round]) -> Iterator[str]:
-    """Tokens per second, and the time of one over the time in which its weights can be read from memory."""
+    """Yield tokens per second, and a token's time over the time in which its weights can be read from memory."""
     columns = f"{'tokens/s':>10}{'GB/s of weights':>18}{'x limit':>10}{'speed of ours / its':>22}"
     yield f"{shape + ', generating':<30}{columns}"
     for dtype, contender in product(DTYPES.values(), reversed(GENERATION)):
@@ -128,7 +128,7 @@ def generation(shape: str, rounds: list[Round]) -> Iterator[str]:
 
 
 def where(contender: str, rounds: list[Round]) -> Iterator[str]:
-    """The parts of our step, the largest first."""
+    """Yield the parts of our step, the largest first."""
     parts = {name: median(it.parts(contender)[name] for it in rounds) for name in rounds[0].parts(contender)}
     step = parts.pop("step")
     shares = sorted(((time / step, name) for name, time in parts.items()), reverse=True)
@@ -136,7 +136,7 @@ def where(contender: str, rounds: list[Round]) -> Iterator[str]:
 
 
 def limits(contender: str, dtype: str, rounds: list[Round]) -> Iterator[str]:
-    """Our step beside its operations measured alone, and beside what the machine's limits would make of them."""
+    """Yield the time of our step beside its operations' measured alone, and beside theirs at the machine's limits."""
     names = (
         "its operations, measured one by one",
         "their limits: GEMMs at the best rate measured here, the rest at main memory's",
@@ -149,7 +149,7 @@ def limits(contender: str, dtype: str, rounds: list[Round]) -> Iterator[str]:
 
 
 def machine(rounds: list[Round]) -> Iterator[str]:
-    """The machine's limits, the best of all rounds."""
+    """Yield the machine's limits, the best of all rounds."""
     measured = [row["machine"] for it in rounds for row in it.select("machine")]
     f32, bf16 = (max(it[f"{dtype}_gigaflops"] or 0 for it in measured) for dtype in DTYPES.values())
     yield f"the machine at its best, on {measured[0]['threads']} threads: f32 {f32:.0f} GFLOP/s, " + (
@@ -162,9 +162,9 @@ def machine(rounds: list[Round]) -> Iterator[str]:
 
 
 def operations(shape: str, dtype: str, rounds: list[Round]) -> Iterator[str]:
-    """Each operation of ours beside the faster of PyTorch's, eager or compiled.
+    """Yield each operation of ours beside the faster of PyTorch's, eager or compiled.
 
-    What caches keep from call to call takes a rate above the peak.
+    Rates above the peak are of operations whose operands stay in caches from call to call.
     """
     ours, *peers = OPERATIONS
     columns = (

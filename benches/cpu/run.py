@@ -2,7 +2,7 @@
 
 Every round runs each contender once, one after the other: first with training steps, then generating, then with single
 operations. Ratios are taken within a round and their median is reported, so that a machine that slows down slows all of
-them. Writes one JSON line a measurement to a file, and prints tables of it (`report.py`).
+them. Writes one JSON line per measurement to a file, and prints tables of it (`report.py`).
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ VOCAB_SIZE = 32_000
 TRAINING_BYTES = 10_000_000
 BATCH = 1000
 LONGEST_DOCUMENT = 20_000
-"""Characters; longer ones, such as pages of HTML, are cut."""
+"""Characters of a document at most; longer ones, such as pages of HTML, are cut."""
 
 
 def main() -> int:

@@ -68,7 +68,7 @@ def make(root: Path, megabytes: int) -> dict[str, Any]:
 
 
 def documents(folders: Iterable[Path] = (), suffixes: Iterable[str] = ()) -> Iterator[str]:
-    """Sources and texts in an order without order, cut at blank lines into documents of a web page's length.
+    """Yield sources and texts in random order, cut at blank lines into documents of a web page's length.
 
     `folders` are read beside those of every machine, and files that end with `suffixes` beside the usual ones.
     """
@@ -105,7 +105,7 @@ def _write(writer: pq.ParquetWriter, group: list[str]) -> None:
 
 
 def _make_tokenizers(root: Path, folder: Path) -> None:
-    """One of our own kind, and the same with an empty normaliser: the same ids, from the `tokenizers` library."""
+    """Train a tokenizer; a copy with an empty normaliser gives the same ids, but by the `tokenizers` library."""
     texts = (text for path in sorted(folder.iterdir()) for text in pq.read_table(path)["text"].to_pylist())
     source = {"name": NAME, "text_column": "text"}
     request = tokenizer.Request(
@@ -119,6 +119,6 @@ def _make_tokenizers(root: Path, folder: Path) -> None:
 
 
 def _tokens(setting: Setting) -> int:
-    """Of an epoch, end-of-text after each document among them; the same for every contender."""
+    """Return the tokens of an epoch, the same for every contender, with an end-of-text after each document."""
     run = RunConfig.load(config(setting), overrides=["scheduler.total_steps=null", "scheduler.total_epochs=1"])
     return sum(int((targets >= 0).sum()) for _, targets in TokenStream(run))

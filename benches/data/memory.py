@@ -2,7 +2,7 @@
 
 Documents of a web page's length and of a megabyte, the default window and one that only its 64 MiB of text bound, from
 this disk and from a Hub on loopback. Each measurement is a process of its own; what the program takes without a window
-is measured first and taken off. Prints one JSON line a measurement.
+is measured first and taken off. Prints one JSON line per measurement.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ WINDOW_BYTES = 64 << 20
 BLOCK_BYTES = 8 << 20
 DECODED_BYTES = 2 << 20
 ROWS_PER_PAGE = 1024
-"""At least, whatever its size: how pyarrow writes."""
+"""Rows of a page at least, whatever their size, as pyarrow writes."""
 ENCODER_BYTES = 100 << 20
 CASES = ((3_000, 8192), (3_000, 65_536), (1_000_000, 8192))
-"""Bytes of a document, `data.shuffle_buffer_size`."""
+"""Bytes of a document, and `data.shuffle_buffer_size`."""
 
 
 def make(root: Path, document_bytes: int, megabytes: int) -> None:
-    """As many files as open shards, each of one row group, below `root`."""
+    """Write `OPEN_SHARDS` files below `root`, each of one row group."""
     folder = root / "datasets" / NAME / "data"
     folder.mkdir(parents=True)
     texts = cycle(_pieces(document_bytes, 50_000_000))
@@ -58,7 +58,7 @@ def _pieces(document_bytes: int, most: int) -> list[str]:
 
 
 def stream(setting: Setting, batches: int, address: str | None, answer: Any) -> None:
-    """Send the peak bytes of `batches` batches above those of a nearly empty stream, and the latter."""
+    """Send the peak memory of `batches` batches above that of a nearly empty stream, and the latter, in bytes."""
     if address:
         os.environ["HF_ENDPOINT"] = address
     from orchestrator import RunConfig, TokenStream
@@ -77,7 +77,7 @@ def stream(setting: Setting, batches: int, address: str | None, answer: Any) -> 
 
 
 def bound(document_bytes: int, rows: int, setting: Setting, tokens_per_byte: float) -> int:
-    """As the page of the `dataset` crate has it, for row groups of `rows` rows."""
+    """Return the bound on the memory in bytes, as the `dataset` crate documents it, for row groups of `rows` rows."""
     text = min(setting.shuffle_buffer_size * document_bytes, WINDOW_BYTES + OPEN_SHARDS * document_bytes)
     tokens = int(4 * tokens_per_byte * text)
     open_shard = BLOCK_BYTES + min(rows, ROWS_PER_PAGE) * document_bytes + DECODED_BYTES

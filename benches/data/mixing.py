@@ -80,7 +80,7 @@ def theirs(setting: Setting) -> Take:
 
 
 def mixing(order: np.ndarray, documents_per_file: int) -> dict[str, Any]:
-    """Measures of an order; `order[i]` is the number, by the listing, of the document that was delivered as i-th."""
+    """Return measures of an order; `order[i]` is the number in the listing of the i-th document delivered."""
     position = np.empty(len(order), np.int64)
     position[order] = np.arange(len(order))
     apart = np.abs(np.diff(position.reshape(-1, documents_per_file), axis=1)).ravel()
@@ -96,7 +96,7 @@ def mixing(order: np.ndarray, documents_per_file: int) -> dict[str, Any]:
 
 
 def resumed(take: Take, batches: int, documents: int) -> dict[str, int]:
-    """Documents of the epoch that were never delivered, and those that were delivered again, after one resume."""
+    """Count the documents of an epoch that were never delivered, and those delivered again, with one resume."""
     before, state = take(batches // 2, None)
     after, _ = take(batches - batches // 2, state)
     counts = np.bincount(np.concatenate([before, after]), minlength=documents)

@@ -1,4 +1,4 @@
-"""This project's stream of batches."""
+"""Batches from this project's stream."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from orchestrator import RunConfig, TokenStream
 from setting import Setting
 
 MODEL = {"hidden_size": 64, "intermediate_size": 64, "num_layers": 1, "num_attention_heads": 1}
-"""A config must have one; nothing computes with it."""
+"""A model for the config, which must have one; nothing computes with it."""
 STEPS = 1_000_000
-"""More than anyone takes: the stream has no end."""
+"""More steps than any task takes, so that the stream does not end."""
 
 
 @dataclass

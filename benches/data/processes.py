@@ -22,7 +22,7 @@ SAMPLE_INTERVAL = 0.1
 def run_worker(
     contender: str, task: str, root: Path, hub: tuple[str, str] | None = None, options: dict[str, Any] | None = None
 ) -> dict[str, Any]:
-    """A worker's answer and `peak_mebibytes`. `hub`: the data set's name and the Hub's address."""
+    """Run a worker; return its answer and `peak_mebibytes`. `hub`: the data set's name and the Hub's address."""
     with tempfile.TemporaryDirectory() as scratch:
         options_given = {"contender": contender, "task": task, "root": root, "scratch": scratch, **(options or {})}
         environment = {**os.environ, "PYTHONPATH": f"{HERE}:{TESTS}", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
@@ -42,7 +42,7 @@ def run_worker(
 
 @contextmanager
 def peak_memory(pid: int) -> Iterator[list[int]]:
-    """Samples, in KiB, of the memory of the process and its descendants; shared pages count once (Linux's PSS)."""
+    """Sample the memory of a process and its descendants, in KiB; shared pages count once (Linux's PSS)."""
     ended, seen = threading.Event(), [0]
 
     def watch() -> None:
@@ -80,7 +80,7 @@ def _proportional_size(pid: int) -> int:
 
 @contextmanager
 def fake_hub(root: Path, latency: float) -> Iterator[str]:
-    """The address of a Hub that serves the data sets below `root`, in a process of its own."""
+    """Serve the data sets below `root` from a fake Hub in a process of its own; yield its address."""
     command = [sys.executable, "-m", "fake_hub", "--root", str(root), "--latency", str(latency)]
     environment = {**os.environ, "PYTHONPATH": str(TESTS)}
     process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)

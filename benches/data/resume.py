@@ -10,11 +10,11 @@ from typing import Any
 from processes import run_worker
 
 WAYS = (("ours", "resume"), ("datasets-stateful", "resume"), ("datasets", "skip"))
-"""By state; by the state of a StatefulDataLoader over `state_dict` of `datasets`; by reading up to there again."""
+"""Contender and task: by our state; by StatefulDataLoader's and `datasets`' `state_dict`; by reading up to there."""
 
 
 def resume(root: Path, batches: int) -> Iterator[dict[str, Any]]:
-    """Rows for a resume after `batches` batches."""
+    """Yield a row per way to resume after `batches` batches."""
     with tempfile.TemporaryDirectory() as folder:
         for contender, way in WAYS:
             options = {"batches": batches, "state": Path(folder) / f"{contender}.state"}

@@ -22,7 +22,7 @@ from setting import NAME, Setting
 
 CONTENDERS = ("ours", "ours-tokenizers", "datasets")
 SHARE = 0.95
-"""Of the material that is read: a loader's workers do not end together."""
+"""Fraction of the material that is read, not all of it: a loader's workers do not end together."""
 Hubs = dict[str, tuple[str, str] | None]
 
 
@@ -31,7 +31,7 @@ def say(**row: Any) -> None:
 
 
 def batches(made: dict[str, Any], share: float) -> int:
-    """Batches that this share of the material fills."""
+    """Return the number of batches that a fraction of the material fills."""
     setting = Setting(Path(), Path(), None)
     return int(made["tokens"] * share / setting.sequences / setting.sequence_length)
 

@@ -1,4 +1,4 @@
-"""What every contender is given."""
+"""The task of every contender: the material, and the batches to make of it."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from dataclasses import dataclass
 from pathlib import Path
 
 NAME = "bench/text"
-"""Of the material on the Hub."""
+"""The name of the material's data set on the Hub."""
 
 
 @dataclass(frozen=True)
 class Setting:
-    """The material and how its batches shall look: `sequences` rows of `sequence_length` inputs and targets."""
+    """The material and the shape of its batches: `sequences` rows of `sequence_length` inputs and targets."""
 
     root: Path
     """The material's folder."""
     scratch: Path
     """An empty folder of the contender's own."""
     hub: str | None
-    """The data set's name on the Hub of HF_ENDPOINT; none to read the files where they lie."""
+    """The data set's name on the Hub of HF_ENDPOINT; None to read the local files."""
     sequence_length: int = 2048
     sequences: int = 8
     shuffle_buffer_size: int = 8192

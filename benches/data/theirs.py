@@ -26,7 +26,7 @@ class Packed(torch.utils.data.IterableDataset):
     documents: IterableDataset
     setting: Setting
     left: np.ndarray
-    """Tokens of documents that were read and not delivered."""
+    """Tokens of documents that were read and are not in a batch yet."""
 
     def __iter__(self) -> Iterator[np.ndarray]:
         tokenizer = Tokenizer.from_file(str(self.setting.root / "tokenizer" / "tokenizer.json"))
@@ -52,7 +52,7 @@ class Packed(torch.utils.data.IterableDataset):
 
 @dataclass
 class Theirs:
-    """A worker a core, each encoding on its own; `stateful` for a loader that can tell where it is."""
+    """A worker per core, each encoding on its own; with `stateful` the loader can save its position."""
 
     setting: Setting
     stateful: bool = False

@@ -19,7 +19,7 @@ Batch = tuple[np.ndarray, np.ndarray]
 Batches = Iterator[Batch]
 CONTENDERS = ("ours", "ours-tokenizers", "datasets", "datasets-stateful")
 TASKS = ("read", "pace", "depart", "resume", "skip")
-"""Read all; read at a trainer's pace; read some, save the state and stop; resume from it; skip as many instead."""
+"""Read; read at a trainer's pace; read some and save the state; resume from it; skip as many batches instead."""
 COMPARED_BATCHES = 128
 """Batches after a stop whose hashes are compared."""
 TOKENS_PER_SECOND = 100_000
@@ -27,7 +27,7 @@ TOKENS_PER_SECOND = 100_000
 
 
 def contender(name: str, setting: Setting) -> Any:
-    # Imported only where it is asked for: each would count as the other's memory and start.
+    # Imported only where it is asked for: each would add to the other's memory and start-up time.
     if name.startswith("ours"):
         from ours import Ours
 
@@ -61,7 +61,7 @@ def pace(batches: Batches, begin: float, seconds: float) -> dict[str, float]:
 
 
 def digests(batches: Batches) -> list[str]:
-    """SHA-256 of each of the next batches."""
+    """Return the SHA-256 of each of the next batches."""
     return [
         hashlib.sha256(inputs.tobytes() + targets.tobytes()).hexdigest()
         for inputs, targets in itertools.islice(batches, COMPARED_BATCHES)
@@ -69,7 +69,7 @@ def digests(batches: Batches) -> list[str]:
 
 
 def following(batches: Batches, begin: float) -> dict[str, Any]:
-    """Hashes of the batches after a resume, and the seconds to the first and to all of them."""
+    """Return the hashes of the batches after a resume, and the seconds to the first and to all of them."""
     batches = itertools.chain([next(batches)], batches)
     first = time.perf_counter() - begin
     return {"first_batch_seconds": first, "digests": digests(batches), "seconds": time.perf_counter() - begin}

@@ -39,7 +39,7 @@ class Gpu:
 
 
 def _gpu(entry: dict[str, Any]) -> Gpu:
-    """A GPU of the table that `plan` has, with its optimistic fractions."""
+    """Return a GPU of `plan`'s table, with its optimistic fractions."""
     high = entry["high"]
     fractions = (high["gemm"], high["attention_forward"], high["attention_backward"], high["memory"])
     return Gpu(entry["name"], entry["bf16_flops"], entry["bytes_per_second"], *fractions, entry["multiprocessors"])
@@ -78,12 +78,12 @@ class Model:
 
     @property
     def parameters(self) -> int:
-        """In memory, the padding of the vocabulary included."""
+        """All parameters in memory, the padding of the vocabulary included."""
         return self.layers * (self.block_weights + 2 * self.hidden) + (self.vocabulary + 1) * self.hidden
 
     @property
     def flops_per_token(self) -> float:
-        """What MFU counts: 6 N_matmul + 6 L A T, see `ModelShape::flops_per_token`."""
+        """FLOPs per token that MFU counts: 6 N_matmul + 6 L A T, see `ModelShape::flops_per_token`."""
         gemm_weights = self.layers * self.block_weights + self.vocab_size * self.hidden
         return 6.0 * gemm_weights + 6.0 * self.layers * self.hidden * self.sequence
 
@@ -96,29 +96,29 @@ class Launch:
     name: str
     count: float
     flops: float
-    """Of one launch."""
+    """FLOPs of one launch."""
     bytes: float
-    """Of one launch."""
+    """Bytes that one launch moves."""
     per_step: bool = False
     result: tuple[int, int] | None = None
     """Rows and columns of a GEMM's result."""
 
 
 def gemm(name: str, part: str, m: int, n: int, k: int, count: float, out_bytes: int, accumulates: bool) -> Launch:
-    """`[m, k] x [k, n]` in bf16. `accumulates` (beta = 1): the result is read and written."""
+    """Return the launch of `[m, k] x [k, n]` in bf16. `accumulates` (beta = 1): the result is read and written."""
     moved = 2 * (m * k + k * n) + m * n * out_bytes * (2 if accumulates else 1)
     return Launch(part, name, count, 2.0 * m * n * k, moved, result=(m, n))
 
 
 def linear(model: Model, name: str, tokens: int, inputs: int, outputs: int) -> Iterator[Launch]:
-    """A linear layer of every block: forward, gradient of the input (dX) and of the weight (dW, accumulated in f32)."""
+    """Yield a linear layer of every block: forward, gradients of the input (dX) and the weight (dW, summed in f32)."""
     yield gemm(f"{name} forward", "GEMMs", tokens, outputs, inputs, model.layers, 2, False)
     yield gemm(f"{name} dX", "GEMMs", tokens, inputs, outputs, model.layers, 2, False)
     yield gemm(f"{name} dW", "GEMMs", outputs, inputs, tokens, model.layers, 4, True)
 
 
 def block(model: Model, tokens: int) -> Iterator[Launch]:
-    """The launches of all blocks in one micro-batch, forward and backward with selective recompute."""
+    """Yield the launches of all blocks in one micro-batch, forward and backward with selective recompute."""
     n, d, i, layers = tokens, model.hidden, model.intermediate, model.layers
     yield from linear(model, "qkv", n, d, model.packed)
     yield from linear(model, "attention output", n, d, d)
@@ -142,7 +142,7 @@ def block(model: Model, tokens: int) -> Iterator[Launch]:
 
 
 def head(model: Model, tokens: int, chunk: int) -> Iterator[Launch]:
-    """Head and loss in chunks of rows: f32 logits, read twice, and their bf16 gradients."""
+    """Yield the launches of head and loss in chunks of rows: f32 logits, read twice, and their bf16 gradients."""
     d, v = model.hidden, model.vocabulary
     chunks = tokens / chunk
     part = "head and loss"
@@ -153,12 +153,12 @@ def head(model: Model, tokens: int, chunk: int) -> Iterator[Launch]:
 
 
 def adamw(weights: int) -> Launch:
-    """Reads gradient, weight, low bits of the master weight and two moments; writes all but the gradient."""
+    """Return AdamW's launch: reads gradient, weight, low bits and two moments; writes all but the gradient."""
     return Launch("optimizer", "AdamW", 1, 0.0, (4 + 12 + 12) * weights, per_step=True)
 
 
 def muon(model: Model) -> Iterator[Launch]:
-    """Muon for the matrices of the blocks, with 5 iterations of 3 GEMMs; AdamW for the rest."""
+    """Yield Muon's launches for the matrices of the blocks, with 5 iterations of 3 GEMMs, and AdamW's for the rest."""
     part, d, i, layers = "optimizer", model.hidden, model.intermediate, model.layers
     matrices = layers * model.block_weights
     # Gradient and momentum are read, momentum and the bf16 update written; then the update is read for its norm, and
@@ -177,7 +177,7 @@ def muon(model: Model) -> Iterator[Launch]:
 
 
 def step(model: Model, micro_batch: int, chunk: int) -> list[Launch]:
-    """The launches of a micro-batch, and of the optimizer in a step."""
+    """Return the launches of a micro-batch, and of the optimizer in a step."""
     tokens, d = micro_batch * model.sequence, model.hidden
     row = 2 * tokens * d
     ends = [
@@ -195,7 +195,7 @@ def step(model: Model, micro_batch: int, chunk: int) -> list[Launch]:
 
 
 def seconds(launch: Launch, gpu: Gpu) -> float:
-    """Time of all launches of the kind in a micro-batch (or a step)."""
+    """Return the time of all launches of a kind in a micro-batch (or a step)."""
     peak = gpu.flops * {
         "attention forward": gpu.attention_forward,
         "attention backward": gpu.attention_backward,
@@ -204,12 +204,12 @@ def seconds(launch: Launch, gpu: Gpu) -> float:
 
 
 def memory_seconds(launch: Launch, gpu: Gpu) -> float:
-    """Time that the bytes alone take."""
+    """Return the time that the bytes of all launches of a kind take alone."""
     return launch.count * launch.bytes / (gpu.bytes_per_second * gpu.memory)
 
 
 def wave_efficiency(result: tuple[int, int], tile: tuple[int, int], multiprocessors: int) -> float:
-    """Fraction of the multiprocessors that work, one tile each at a time, until the last wave of tiles is done."""
+    """Return the fraction of the multiprocessors that work, one tile at a time each, until the last wave is done."""
     (m, n), (rows, columns) = result, tile
     tiles = -(-m // rows) * -(-n // columns)
     return m * n / (-(-tiles // multiprocessors) * multiprocessors * rows * columns)
@@ -219,7 +219,7 @@ SIDES = (64, 128, 192, 256)
 
 
 def best_wave_efficiency(result: tuple[int, int], multiprocessors: int) -> float:
-    """The same with the best of the usual tiles, of 128 x 64 to 256 x 128 elements."""
+    """Return `wave_efficiency` with the best of the usual tiles, of 128 x 64 to 256 x 128 elements."""
     tiles = [(rows, columns) for rows in SIDES for columns in SIDES if 64 * 128 <= rows * columns <= 256 * 128]
     return max(wave_efficiency(result, tile, multiprocessors) for tile in tiles)
 
@@ -227,13 +227,13 @@ def best_wave_efficiency(result: tuple[int, int], multiprocessors: int) -> float
 @dataclass(frozen=True)
 class Total:
     seconds: float
-    """Of a step."""
+    """Seconds of a step."""
     tokens_per_second: float
     mfu: float
 
 
 def total(model: Model, gpu: Gpu, micro_batch: int, chunk: int, overlapped: bool = True) -> Total:
-    """Of a step. Not overlapped, a GEMM's bytes arrive before its arithmetic starts: the pessimistic bound."""
+    """Return a step's times; if not `overlapped`, a GEMM moves its bytes before it computes: the pessimistic bound."""
     micro_batches = model.sequences_per_step / micro_batch
     spent = 0.0
     for launch in step(model, micro_batch, chunk):
@@ -247,7 +247,7 @@ def total(model: Model, gpu: Gpu, micro_batch: int, chunk: int, overlapped: bool
 
 
 def table(model: Model, gpu: Gpu, micro_batch: int, chunk: int) -> str:
-    """Markdown: a row per kind of launch, and the sums by part."""
+    """Return in Markdown a row per kind of launch, and the sums by part."""
     micro_batches = model.sequences_per_step / micro_batch
     whole = total(model, gpu, micro_batch, chunk)
     lines = [
@@ -279,7 +279,7 @@ def table(model: Model, gpu: Gpu, micro_batch: int, chunk: int) -> str:
 
 
 def sensitivity(model: Model, gpu: Gpu, micro_batch: int, chunk: int) -> str:
-    """Markdown: the MFU when one assumption or choice changes."""
+    """Return in Markdown the MFU when one assumption or choice changes."""
     roof = replace(gpu, gemm=1.0, attention_forward=1.0, attention_backward=1.0, memory=1.0)
 
     def attention(factor: float) -> Gpu:
@@ -306,7 +306,7 @@ def sensitivity(model: Model, gpu: Gpu, micro_batch: int, chunk: int) -> str:
 
 
 def fusions(model: Model, gpu: Gpu, micro_batch: int, chunk: int) -> str:
-    """Markdown: time that a step would save if fused launches moved fewer bytes."""
+    """Return in Markdown the time that a step would save if fused launches moved fewer bytes."""
     whole = total(model, gpu, micro_batch, chunk)
     row, wide = 2.0 * model.hidden, 2.0 * model.intermediate
     rotated = 2.0 * (model.heads + model.kv_heads) * model.head_size
@@ -329,7 +329,7 @@ def fusions(model: Model, gpu: Gpu, micro_batch: int, chunk: int) -> str:
 
 
 def tiles(model: Model, gpu: Gpu, micro_batch: int, chunk: int) -> str:
-    """Markdown: wave quantization, how evenly the tiles of each GEMM fill the GPU."""
+    """Return in Markdown the wave quantization: how evenly the tiles of each GEMM fill the GPU."""
     lines = ["| GEMM | result | tiles of 128 x 128 | the best tile |", "|---|---|--:|--:|"]
     for launch in step(model, micro_batch, chunk):
         if launch.result:
@@ -346,7 +346,7 @@ SECTIONS = {"table": table, "sensitivity": sensitivity, "fusions": fusions, "til
 
 
 def main() -> None:
-    """Prints the sections asked for."""
+    """Print the sections asked for."""
     parser = argparse.ArgumentParser(description="The roofline of a training step of configs/rtx5090_1b.yaml.")
     parser.add_argument("--gpu", choices=GPUS, default="rtx5090")
     parser.add_argument("--micro-batch", type=int, default=4, metavar="B")

@@ -23,12 +23,12 @@ MODELS = {
         "model.head_dim=128",
     ),
 }
-"""The preset, and the overrides that give it the sizes of Llama 3.2 3B."""
+"""Overrides of the preset 1b by model: none, and those that give it the sizes of Llama 3.2 3B."""
 
 
 @dataclass(frozen=True)
 class Machines:
-    """GPUs of one kind, and what connects them."""
+    """GPUs of one kind, and the network between their machines."""
 
     gpu: str
     ranks: int
@@ -59,7 +59,7 @@ ROWS = (
 
 
 def planned(model: str, machines: Machines) -> dict[str, Any]:
-    """Return what `plan` says."""
+    """Return the plan of a model on these machines."""
     overrides = [f"--override={override}" for override in MODELS[model]]
     printed: list[str] = []
     words = ["plan", f"--config={CONFIG}", "--json", *overrides, *machines.words()]

@@ -60,7 +60,7 @@ class Duration:
     steps: int = 0
 
     def to_seconds(self, step: float) -> float:
-        """In seconds, if a step takes `step` seconds."""
+        """Return the duration in seconds, if a step takes `step` seconds."""
         return self.seconds + self.steps * step
 
 
@@ -99,19 +99,19 @@ class PartResult:
 
     @property
     def failed(self) -> bool:
-        """Whether it was run and failed."""
+        """Whether the part was run and failed."""
         return self.seconds is not None and (self.failure is not None or self.result.get("passed") is False)
 
 
 def checks(program: str, only: list[str]) -> list[Part]:
-    """The parts of gpu-check, each in a process of its own so that a crash loses one part only."""
+    """Return the parts of gpu-check, each in a process of its own so that a crash loses one part only."""
     command = [program, "gpu-check", "--device", "cuda", "--json", "--only"]
     found = [Part(f"gpu-check {part}", [*command, part], Duration(seconds)) for part, seconds in CHECK_SECONDS.items()]
     return [part for part in found if is_selected(part.name, only)]
 
 
 def sanitizer(program: str, outcomes: list[PartResult]) -> Part | PartResult | None:
-    """The part that repeats failed checks under compute-sanitizer, or why there is none; None if all passed."""
+    """Return the part that repeats failed checks under compute-sanitizer, or why there is none; None if all passed."""
     failed = [outcome.part.removeprefix("gpu-check ") for outcome in outcomes if outcome.failed]
     if not failed:
         return None
@@ -124,14 +124,14 @@ def sanitizer(program: str, outcomes: list[PartResult]) -> Part | PartResult | N
 
 
 def installed_sanitizer() -> str | None:
-    """The path of compute-sanitizer, on PATH or in a CUDA toolkit."""
+    """Return the path of compute-sanitizer, on PATH or in a CUDA toolkit."""
     homes = [os.environ.get("CUDA_HOME", ""), "/usr/local/cuda"]
     folders = [os.environ.get("PATH", ""), *(f"{home}/bin" for home in homes if home)]
     return shutil.which(SANITIZER, path=os.pathsep.join(folders))
 
 
 def measurements(program: str, python: str, config: Path, only: list[str]) -> list[Part]:
-    """The benchmarks in order; the comparison of ours with torch.compile is repeated at the end."""
+    """Return the benchmarks in order; the comparison of ours with torch.compile is repeated at the end."""
     ours = [program, "bench", "--config", str(config), "--device", "cuda", "--steps", "6"]
     torch = [python, str(HERE / "torch_llama.py"), "--config", str(config), "--device", "cuda"]
     compiled = [*torch, "--mode", "compile", "--micro-batch"]
@@ -167,7 +167,7 @@ def is_selected(name: str, only: list[str]) -> bool:
 
 
 def fit_to_budget(part: Part, measured: Measured, left: float) -> tuple[list[str], float] | None:
-    """The command with its budget, and its time limit in seconds; None if too little time is left."""
+    """Return the command with its budget, and its time limit in seconds; None if too little time is left."""
     if left < part.minimum.to_seconds(measured.step):
         return None
     limit = part.limit.to_seconds(measured.step)
@@ -180,14 +180,14 @@ def fit_to_budget(part: Part, measured: Measured, left: float) -> tuple[list[str
 
 
 def update_measured(measured: Measured, result: dict[str, Any]) -> None:
-    """Takes from a result what sizes the parts after it."""
+    """Take from a result the measurements that size later parts."""
     if result.get("tokens_per_second") and result.get("tokens_per_step"):
         measured.step = result["tokens_per_step"] / result["tokens_per_second"]
     measured.peak_flops = result.get("nominal_flops_per_second") or measured.peak_flops
 
 
 def run(part: Part, measured: Measured, left: float, environment: dict[str, str], log: Path) -> PartResult:
-    """Runs a part if time is left for it. Its result is the last line of its output that is a JSON object."""
+    """Run a part if time is left for it. Its result is the last line of its output that is a JSON object."""
     found = fit_to_budget(part, measured, left)
     if found is None:
         needed = part.minimum.to_seconds(measured.step)
@@ -216,7 +216,7 @@ def run(part: Part, measured: Measured, left: float, environment: dict[str, str]
 
 
 def failure_reason(line: str) -> str:
-    """The last line of a failed part, or the first failed row if that line is a report of gpu-check."""
+    """Return the last line of a failed part, or the first failed row if that line is a report of gpu-check."""
     with contextlib.suppress(ValueError, TypeError, KeyError):
         failed = next((row for row in json.loads(line)["rows"] if row["failure"]), None)
         return f"{failed['check']}: {failed['failure']}" if failed else line
@@ -224,7 +224,7 @@ def failure_reason(line: str) -> str:
 
 
 def run_command(command: list[str], seconds: float, environment: dict[str, str], output: IO[str]) -> str | None:
-    """Runs a command with a time limit; how it failed, or None."""
+    """Run a command with a time limit; return how it failed, None if it did not."""
     try:
         # In its own process group, so that compilers started by PyTorch are killed with it.
         process = subprocess.Popen(
@@ -247,7 +247,7 @@ def run_command(command: list[str], seconds: float, environment: dict[str, str],
 
 
 def table(outcomes: list[PartResult]) -> str:
-    """A line per part, and the ratio of our tokens/s to torch.compile's within each round."""
+    """Return a line per part, and the ratio of our tokens/s to torch.compile's within each round."""
     lines = [f"{'part':24}{'tokens/s':>10}{'MFU':>8}{'micro-batch':>13}{'memory GB':>11}{'seconds':>9}"]
     for outcome in outcomes:
         result = outcome.result
@@ -268,7 +268,7 @@ def table(outcomes: list[PartResult]) -> str:
 
 
 def ratios(outcomes: list[PartResult]) -> list[str]:
-    """The median ratio over the rounds, with and without the memory limit."""
+    """Return the median ratio over the rounds, with and without the memory limit."""
     speeds: dict[str, list[float]] = {}
     for outcome in outcomes:
         if "tokens_per_second" in outcome.result and not outcome.failure:
@@ -283,9 +283,9 @@ def ratios(outcomes: list[PartResult]) -> list[str]:
 
 
 def library_path(python: str) -> str:
-    """LD_LIBRARY_PATH with the CUDA libraries of the Python environment, which the loader does not search by itself.
+    """Return LD_LIBRARY_PATH with the CUDA libraries of the Python environment, which the loader does not search.
 
-    The interpreter is asked for its packages: in a virtual environment it is a link to one with other packages.
+    The interpreter is asked for its packages: in a virtual environment it may be a link to one with other packages.
     """
     code = (
         "import importlib.util, json; found = importlib.util.find_spec('nvidia'); "
@@ -301,7 +301,7 @@ def library_path(python: str) -> str:
 
 
 def unpack(program: Path, folder: Path) -> str:
-    """The path of the program, decompressed into `folder` if it is gzipped."""
+    """Return the path of the program, decompressed into `folder` if it is gzipped."""
     if program.suffix != ".gz":
         return str(program.resolve())
     path = folder / "transformer-candle"
@@ -312,7 +312,7 @@ def unpack(program: Path, folder: Path) -> str:
 
 
 def describe_gpu() -> str:
-    """Name, driver, memory and clocks by nvidia-smi, without a CUDA context."""
+    """Return name, driver, memory and clocks by nvidia-smi, without a CUDA context."""
     command = ["nvidia-smi", f"--query-gpu={GPU_QUERY}", "--format=csv,noheader"]
     with contextlib.suppress(OSError):
         return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
@@ -331,18 +331,18 @@ class Session:
     outcomes: list[PartResult] = field(default_factory=list)
 
     def run_part(self, part: Part) -> None:
-        """Runs a part in the time that is left, and stores its result."""
+        """Run a part in the time that is left, and store its result."""
         left = self.end - time.monotonic()
         self.add(run(part, self.measured, left, self.environment, self.out / "log.txt"))
 
     def add(self, outcome: PartResult) -> None:
-        """Stores an outcome and rewrites results.json."""
+        """Store an outcome and rewrite results.json."""
         self.outcomes.append(outcome)
         parts = [vars(outcome) for outcome in self.outcomes]
         (self.out / "results.json").write_text(json.dumps({**self.facts, "parts": parts}, indent=1) + "\n")
 
     def check(self, program: str, only: list[str]) -> None:
-        """Runs the parts of gpu-check and, after a failure, compute-sanitizer."""
+        """Run the parts of gpu-check and, after a failure, compute-sanitizer."""
         for part in checks(program, only):
             self.run_part(part)
         repeated = sanitizer(program, self.outcomes)

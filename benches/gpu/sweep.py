@@ -46,7 +46,7 @@ class Problem:
     documents: bool = False
 
     def values(self, torch: Any, device: str) -> dict[str, Any]:
-        """The arguments of all kernels, by name. Operands are random: GPUs multiply zeros faster."""
+        """Return the arguments of all kernels, by name. Operands are random: GPUs multiply zeros faster."""
         tokens, width = self.batch * self.length, self.heads * self.head_size
         packed = width + 2 * self.kv_heads * self.head_size
         bf16 = {"dtype": torch.bfloat16, "device": device}
@@ -67,19 +67,19 @@ class Problem:
         }
 
     def _documents(self, torch: Any, device: str) -> Any:
-        """Where each token's document begins: four documents of equal length per sequence."""
+        """Return the position at which each token's document begins: four documents of equal length per sequence."""
         quarter = max(1, self.length // 4)
         begins = torch.arange(self.length, dtype=torch.int32, device=device) // quarter * quarter
         return begins.repeat(self.batch)
 
     def grid(self, operation: str, constants: dict[str, Any]) -> tuple[int, int]:
-        """The launch grid: heads and tiles of positions."""
+        """Return the launch grid: heads of all sequences, and tiles of positions."""
         keys = operation == "attention_backward_keys"
         tile = constants["BLOCK_L" if keys else "BLOCK_M"]
         return self.batch * (self.kv_heads if keys else self.heads), -(-self.length // tile)
 
     def kernel(self, operation: str) -> str:
-        """Name in the manifest."""
+        """Return the kernel's name in the manifest."""
         return f"{operation}.bf16.e{self.head_size}{'.documents' if self.documents else ''}"
 
 
@@ -93,18 +93,18 @@ class Variant:
     num_stages: int
 
     def constants(self, problem: Problem) -> dict[str, Any]:
-        """The values of the function's `tl.constexpr` parameters."""
+        """Return the values of the function's `tl.constexpr` parameters."""
         tiles = {"BLOCK_M": self.queries, "BLOCK_L": self.keys, "BLOCK_E": problem.head_size}
         return {"DOCUMENTS": problem.documents, "EXACT": True, **tiles}
 
 
 def variants() -> Iterator[Variant]:
-    """Every combination to time."""
+    """Return every combination to time."""
     return itertools.starmap(Variant, itertools.product(ROWS, ROWS, WARPS, STAGES))
 
 
 def declarations(operation: str) -> list[Any]:
-    """The kernels that the operation's source declares."""
+    """Return the kernels that the operation's source declares."""
     if str(KERNELS) not in sys.path:
         sys.path.insert(0, str(KERNELS))
     declared: list[Any] = importlib.import_module(SOURCES[operation]).KERNELS
@@ -112,14 +112,14 @@ def declarations(operation: str) -> list[Any]:
 
 
 def declared(problem: Problem, operation: str, families: Sequence[str]) -> Any:
-    """The kernel that a GPU with these families, in order of preference, uses without timing."""
+    """Return the kernel that a GPU with these families, in order of preference, uses without timing."""
     name = problem.kernel(operation)
     found = {one.family: one for one in declarations(operation) if one.name == name and not one.candidate}
     return next(found[family] for family in families if family in found)
 
 
 def families(capability: tuple[int, int]) -> list[str]:
-    """The families of a GPU in order of preference, as the trainer chooses them (`kernels/src/cuda/manifest.rs`)."""
+    """Return a GPU's families in order of preference, as the trainer chooses them (`kernels/src/cuda/manifest.rs`)."""
     if capability == (9, 0):
         return ["sm_90a", "sm_80"]
     if capability in ((8, 6), (8, 9)) or capability[0] >= 12:
@@ -128,7 +128,7 @@ def families(capability: tuple[int, int]) -> list[str]:
 
 
 def rows(torch: Any, problem: Problem, operation: str, device: str) -> Iterator[dict[str, Any]]:
-    """A row per variant: its milliseconds, or the reason that there are none."""
+    """Yield a row per variant: its milliseconds, or the reason that there are none."""
     from triton.testing import do_bench
 
     kernel = declared(problem, operation, families(torch.cuda.get_device_capability()))
@@ -158,7 +158,7 @@ def rows(torch: Any, problem: Problem, operation: str, device: str) -> Iterator[
 
 
 def main() -> int:
-    """Runs the sweep."""
+    """Run the sweep."""
     parser = argparse.ArgumentParser(description="Time attention's kernels with many tiles.")
     parser.add_argument("--operation", choices=SOURCES, action="append", help="repeatable; default: all")
     parser.add_argument("--head-size", type=int, choices=(64, 128), action="append", help="repeatable; default: both")

@@ -26,7 +26,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
 
 IGNORED = -100
-"""A target that is not trained on, as behind the last token of the data."""
+"""A target that is not trained on, such as that of the last token of the data."""
 ATTENTION = {"flash": SDPBackend.FLASH_ATTENTION, "cudnn": SDPBackend.CUDNN_ATTENTION}
 # What `transformer-candle plan` subtracts from the memory of a GPU: 2 % for fragmentation, and bytes for the CUDA
 # context and libraries.
@@ -52,7 +52,7 @@ class Shape:
         return self.hidden_size // self.num_attention_heads
 
     def flops_per_token(self) -> float:
-        """6 per weight that takes part in a matmul, and 6 L A T for causal attention, forward and backward."""
+        """Return 6 per weight that takes part in a matmul and 6 L A T for causal attention, forward and backward."""
         packed = (self.num_attention_heads + 2 * self.num_key_value_heads) * self.head_size
         block = (packed + self.hidden_size + 3 * self.intermediate_size) * self.hidden_size
         matmul_weights = self.num_layers * block + self.vocab_size * self.hidden_size
@@ -82,7 +82,7 @@ class Block(nn.Module):
 
 
 def apply_rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotates the two halves of each head, as Hugging Face's Llama does."""
+    """Rotate the two halves of each head, as Hugging Face's Llama does."""
     left, right = x.chunk(2, -1)
     return torch.cat([left * cos - right * sin, right * cos + left * sin], -1)
 
@@ -106,7 +106,7 @@ class Llama(nn.Module):
         self.register_buffer("sin", angles.sin())
 
     def forward(self, inputs: Tensor, targets: Tensor) -> Tensor:
-        """The sum of the losses over all targets."""
+        """Return the sum of the losses over all targets."""
         x = self.embedding(inputs)
         for block in self.blocks:
             if self.recompute:
@@ -153,7 +153,7 @@ class Trainer:
         self.tokens = torch.randint(0, shape.vocab_size, size, generator=generator).to(device)
 
     def accumulate(self, micro_batch: int, count: int) -> Tensor:
-        """Forward and backward of `count` micro-batches; their loss divided by the targets of a whole step."""
+        """Run forward and backward of `count` micro-batches; return their loss over the targets of a whole step."""
         total = torch.zeros((), device=self.device)
         targets = (self.tokens[1] != IGNORED).sum()
         with self.kernel():
@@ -165,7 +165,7 @@ class Trainer:
         return total
 
     def step(self, micro_batch: int) -> tuple[float, float]:
-        """One optimizer step; returns mean loss and gradient norm before the update."""
+        """Take an optimizer step; return the mean loss and the gradient norm before the update."""
         loss = self.accumulate(micro_batch, self.shape.sequences_per_step // micro_batch)
         norm = nn.utils.clip_grad_norm_(self.masters, 1.0, foreach=True)
         self.optimizer.step()
@@ -175,19 +175,19 @@ class Trainer:
         return loss.item(), norm.item()
 
     def zero_grad(self) -> None:
-        """Sets the f32 gradients to zero."""
+        """Set the f32 gradients to zero."""
         torch._foreach_zero_([master.grad for master in self.masters])
 
     @torch.no_grad()
     def load(self, values: dict[str, Tensor]) -> None:
-        """Sets the weights by their names."""
+        """Set the weights by their names."""
         for name, weight, master in zip(self.names, self.weights, self.masters, strict=True):
             master.copy_(values[name])
             weight.copy_(master)
 
 
 def accumulate_into(master: Tensor) -> Callable[[Tensor], None]:
-    """A hook that adds a bf16 gradient to the f32 gradient of its master weight once it is computed, and frees it."""
+    """Return a hook that adds a bf16 gradient, once computed, to its master weight's f32 gradient and frees it."""
 
     def add(weight: Tensor) -> None:
         assert master.grad is not None
@@ -198,7 +198,7 @@ def accumulate_into(master: Tensor) -> Callable[[Tensor], None]:
 
 
 def seconds_per_sequence(trainer: Trainer, micro_batch: int) -> float | None:
-    """Seconds of forward and backward per sequence; None if they run out of memory."""
+    """Return the seconds of forward and backward per sequence; None if they run out of memory."""
     count = min(2, trainer.shape.sequences_per_step // micro_batch)
     try:
         trainer.accumulate(micro_batch, count)
@@ -216,7 +216,7 @@ def seconds_per_sequence(trainer: Trainer, micro_batch: int) -> float | None:
 
 
 def choose_micro_batch(trainer: Trainer, asked: str) -> int:
-    """The fastest power of two that fits (auto), or the first that fits of a list."""
+    """Return the fastest power of two that fits (auto), or the first that fits of a list."""
     sequences = trainer.shape.sequences_per_step
     powers = [1 << power for power in range(int(math.log2(sequences)) + 1)]
     candidates = powers if asked == "auto" else [int(size) for size in asked.split(",")]
@@ -237,7 +237,7 @@ def choose_micro_batch(trainer: Trainer, asked: str) -> int:
 
 @contextmanager
 def timed(device: torch.device) -> Iterator[list[float]]:
-    """Seconds that the block takes, including the work that it launched on the GPU."""
+    """Measure the seconds that the block takes, including the work that it launched on the GPU."""
     synchronize = torch.cuda.synchronize if device.type == "cuda" else lambda: None
     seconds: list[float] = []
     synchronize()
@@ -248,7 +248,7 @@ def timed(device: torch.device) -> Iterator[list[float]]:
 
 
 def measure(trainer: Trainer, micro_batch: int, steps: int, end: float, peak: float | None) -> dict[str, Any]:
-    """Means over at most `steps` optimizer steps after one warm-up step.
+    """Return means over at most `steps` optimizer steps after one warm-up step.
 
     At least one step is measured, further ones only if they should end before `end`.
     """
@@ -279,7 +279,7 @@ def measure(trainer: Trainer, micro_batch: int, steps: int, end: float, peak: fl
 
 
 def read_shape(path: Path) -> Shape:
-    """The shape of a config in YAML or JSON."""
+    """Return the shape of a config in YAML or JSON."""
     text = path.read_text(encoding="utf-8")
     config = json.loads(text) if path.suffix == ".json" else read_yaml(text)
     if "vocab_size" not in config["model"]:
@@ -295,7 +295,7 @@ def shape_of(model: dict[str, Any], data: dict[str, Any]) -> Shape:
 
 
 def read_yaml(text: str) -> dict[str, Any]:
-    """The values of a config: by PyYAML if installed, else as `key: value` lines nested by indentation."""
+    """Return the values of a config: by PyYAML if installed, else as `key: value` lines nested by indentation."""
     try:
         import yaml
     except ImportError:
@@ -332,7 +332,7 @@ def scalar(text: str) -> Any:
 
 
 def limit_memory(text: str, device: torch.device) -> int | None:
-    """Limits PyTorch's allocator to what `transformer-candle plan` would use on a GPU of this size; returns bytes."""
+    """Limit PyTorch's allocator to what `transformer-candle plan` would use on a GPU of this size; return the bytes."""
     if text == "none" or device.type != "cuda":
         return None
     units = {"MiB": 1 << 20, "GiB": 1 << 30, "GB": 10**9}

@@ -25,7 +25,7 @@ RATES = {"adamw": 4e-3, "muon": 1e-2}
 
 
 def row(algorithm: str, width: int, is_scaled: bool) -> Row:
-    """A run at one width, constant rate after two steps of warm-up."""
+    """Return a run at one width, with a constant rate after two steps of warm-up."""
     sizes = (
         f"model.hidden_size={width}", f"model.intermediate_size={width * 8 // 3}", "model.num_layers=2",
         f"model.num_attention_heads={width // HEAD_SIZE}", f"model.num_key_value_heads={width // HEAD_SIZE // 2}",
@@ -38,7 +38,7 @@ def row(algorithm: str, width: int, is_scaled: bool) -> Row:
 
 
 def change(bench: Bench, trained: Row, tokens: list[int]) -> float:
-    """Root mean square of the logits' change in `STEPS` optimizer steps."""
+    """Return the root mean square of the logits' change in `STEPS` optimizer steps."""
     folder = bench.root / "runs" / trained.name
     shutil.rmtree(folder, ignore_errors=True)
     config = orchestrator.RunConfig.load(bench.write_config(trained, folder), overrides=bench.overrides(trained))

@@ -31,7 +31,7 @@ MAX_VALUE = {torch.float8_e4m3fn: 448.0, torch.float8_e5m2: 57344.0}
 
 
 def load_checkpoint(folder: Path) -> dict[str, Tensor]:
-    """The weights of a Hugging Face Llama directory by the names of `Llama`'s parameters."""
+    """Return the weights of a Hugging Face Llama directory by the names of `Llama`'s parameters."""
     stored = load_file(folder / "model.safetensors")
     joined = {
         "qkv": [f"self_attn.{name}_proj" for name in "qkv"],
@@ -67,14 +67,14 @@ class Fp8Linear(torch.autograd.Function):
 
 
 def fp8_matmul(left: Tensor, right: Tensor, left_dtype: torch.dtype = torch.float8_e4m3fn) -> Tensor:
-    """`left @ right` of operands rounded to fp8, `right` to e4m3. Every fp8 number is exact in bf16."""
+    """Return `left @ right` of operands rounded to fp8, `right` to e4m3. Every fp8 number is exact in bf16."""
     left_values, left_scale = to_fp8(left, left_dtype)
     right_values, right_scale = to_fp8(right, torch.float8_e4m3fn)
     return ((left_values @ right_values) * (left_scale * right_scale)).to(left.dtype)
 
 
 def to_fp8(values: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Rounds to fp8 with one scale for the tensor; returns the values in the tensor's own dtype, and the scale."""
+    """Round to fp8 with one scale for the tensor; return the values in the tensor's own dtype, and the scale."""
     scale = values.abs().amax().float().clamp(min=1e-30) / MAX_VALUE[dtype]
     return (values.float() / scale).to(dtype).to(values.dtype), scale
 
@@ -125,7 +125,7 @@ class Peer:
             use_fp8(self.trainer.module.blocks)
 
     def read_held_out(self) -> Tensor:
-        """Tokens [2, sequences, length] of the evaluation: inputs and targets, packed as the trainer packs them."""
+        """Return tokens [2, sequences, length] of the evaluation: inputs and targets, packed as by the trainer."""
         tokenizer = PreTrainedTokenizerFast(tokenizer_file=str(self.bench.tokenizer))
         end = tokenizer.convert_tokens_to_ids("<|endoftext|>")
         count = self.runtime["evaluation"]["max_batches"] * self.data["sequences_per_step"]
@@ -140,7 +140,7 @@ class Peer:
         return torch.stack([ids[:-1], ids[1:]]).view(2, count, length)
 
     def learning_rate(self, step: int) -> float:
-        """Warm-up, stable and decay phases; steps count from 1."""
+        """Return the rate of a step, with warm-up, stable and decay phases; steps count from 1."""
         peak, total, warmup = (
             self.settings["learning_rate"],
             self.scheduler["total_steps"],
@@ -151,7 +151,7 @@ class Peer:
         return peak * min(1.0, step / max(warmup, 1)) + (self.scheduler["min_lr"] - peak) * into_decay
 
     def train(self, max_steps: int | None = None) -> None:
-        """Trains to the end, or for `max_steps` steps, and writes the result."""
+        """Train to the end, or for `max_steps` steps, and write the result."""
         every, total = self.runtime["evaluation"]["every_n_steps"], self.scheduler["total_steps"]
         end = min(total, self.step + (max_steps or total))
         for inputs, targets in self.stream:
@@ -173,20 +173,20 @@ class Peer:
         self.bench.write_result(self.row, self.name, self.curve(), bits, complete=self.step == total)
 
     def curve(self) -> Curve:
-        """The held-out loss so far."""
+        """Return the held-out loss so far."""
         seconds = quiet_time(self.step_seconds)
         return [(step, tokens, step * seconds, loss) for step, tokens, loss in self.losses]
 
     @torch.no_grad()
     def evaluate(self) -> float:
-        """Mean loss over the held-out text, nats per token."""
+        """Return the mean loss over the held-out text, in nats per token."""
         inputs, targets = self.held_out
         size = self.data["batch_size"]
         batches = zip(inputs.split(size), targets.split(size), strict=True)
         return sum(self.trainer.module(*batch).item() for batch in batches) / targets.numel()
 
     def save(self) -> None:
-        """Replaces the saved state atomically."""
+        """Replace the saved state atomically."""
         state = {
             "masters": self.trainer.masters, "optimizer": self.trainer.optimizer.state_dict(), "step": self.step,
             "step_seconds": self.step_seconds, "losses": self.losses, "tokens": self.tokens,
@@ -197,7 +197,7 @@ class Peer:
         staging.replace(self.saved)
 
     def restore(self, config: RunConfig) -> None:
-        """Continues from the saved state."""
+        """Continue from the saved state."""
         state = torch.load(self.saved)
         self.trainer.load(dict(zip(self.trainer.names, state["masters"], strict=True)))
         self.trainer.optimizer.load_state_dict(state["optimizer"])

@@ -21,19 +21,19 @@ BEGIN, END = "<!-- tables of report.py -->", "<!-- end of the tables -->"
 
 
 def load(folder: Path) -> dict[str, Result]:
-    """The results of a folder by the names of their rows."""
+    """Return the results of a folder by the names of their rows."""
     files = sorted(path for path in folder.glob("*.json") if path.name != SPEED)
     return {result["row"]: result for result in (json.loads(file.read_text()) for file in files)}
 
 
 def load_speed(folder: Path) -> dict[str, float]:
-    """Seconds per token by config and optimizer; empty if they are not measured."""
+    """Return the seconds per token by config and optimizer; empty if they are not measured."""
     path = folder / SPEED
     return json.loads(path.read_text()) if path.exists() else {}
 
 
 def reached(result: Result, loss: float) -> float | None:
-    """Tokens after which the held-out loss stays at or below `loss`."""
+    """Return the tokens after which the held-out loss stays at or below `loss`; None if it does not."""
     point = None
     curve = [(0, 0, 0.0, float("inf")), *result["curve"]]
     for (_, tokens, _, before), (_, next_tokens, _, after) in pairwise(curve):
@@ -46,19 +46,19 @@ def reached(result: Result, loss: float) -> float | None:
 
 
 def seconds_per_token(result: Result, speed: dict[str, float]) -> float:
-    """The time per token of the result's config and optimizer, all measured in one run."""
+    """Return the time per token of a result's config and optimizer, all measured in one run."""
     algorithm = next(key.partition("=")[2] for key in result["overrides"] if key.startswith("optimizer.algorithm="))
     return speed[f"{result['config']}-{algorithm}"]
 
 
 def seconds(result: Result, speed: dict[str, float]) -> float:
-    """The time of a row: of ours by the measured time per token, of others and without one by the row's own steps."""
+    """Return a row's time: for ours by the measured time per token if there is one, else by the row's own steps."""
     ours = speed and "-pytorch" not in result["row"] and not result["row"].startswith("width")
     return float(result["tokens"] * seconds_per_token(result, speed) if ours else result["seconds"])
 
 
 def table(results: dict[str, Result], speed: dict[str, float]) -> str:
-    """Markdown: the rows, the lowest loss first."""
+    """Return in Markdown the rows of each config, the lowest loss first."""
     lines = [
         "| row | parameters | tokens | seconds | FLOPs | loss | bits per byte | commit | machine |",
         "|---|--:|--:|--:|--:|--:|--:|---|---|",
@@ -73,9 +73,9 @@ def table(results: dict[str, Result], speed: dict[str, float]) -> str:
 
 
 def compare(results: dict[str, Result], speed: dict[str, float]) -> str:
-    """Markdown: what of the tokens and seconds of the best AdamW row at 10 M parameters our rows need for its loss.
+    """Return in Markdown the parts of the best 10 M AdamW row's tokens and seconds that our rows need for its loss.
 
-    Of seed 1, by linear interpolation between evaluations. The loss falls most in the decay at the end of a run, so
+    Rows have seed 1; losses between evaluations are interpolated. The loss falls most in the decay of a run, so
     only shorter runs, the rows with `half` in their names, say what fewer tokens reach.
     """
     ours = {name: result for name, result in results.items() if "-pytorch" not in name and "-seed" not in name}
@@ -92,7 +92,7 @@ def compare(results: dict[str, Result], speed: dict[str, float]) -> str:
 
 
 def seeds(results: dict[str, Result]) -> str:
-    """Markdown: mean and standard deviation of rows that were trained with several seeds."""
+    """Return in Markdown mean and standard deviation of rows that were trained with several seeds."""
     groups: dict[str, list[float]] = {}
     for name, result in results.items():
         groups.setdefault(name.partition("-seed")[0], []).append(result["loss"])
@@ -104,7 +104,7 @@ def seeds(results: dict[str, Result]) -> str:
 
 
 def sections(results: dict[str, Result], speed: dict[str, float]) -> Iterator[str]:
-    """Markdown: every table that there are results for."""
+    """Yield in Markdown every table that there are results for."""
     complete = {name: result for name, result in results.items() if result["complete"]}
     incomplete = {name: result for name, result in results.items() if not result["complete"]}
     if complete:
@@ -118,7 +118,7 @@ def sections(results: dict[str, Result], speed: dict[str, float]) -> Iterator[st
 
 
 def rewrite(document: str, tables: str) -> str:
-    """The document with its tables replaced."""
+    """Return the document with its tables replaced."""
     before, begin, rest = document.partition(BEGIN)
     _, end, after = rest.partition(END)
     return f"{before}{begin}\n\n{tables}\n\n{end}{after}"

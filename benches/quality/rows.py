@@ -25,16 +25,16 @@ class Row:
     seed: int = 1
 
     def changed(self, suffix: str, *overrides: str) -> Row:
-        """The same run with further keys."""
+        """Return the run with further overrides, named with a suffix."""
         return replace(self, name=f"{self.name}-{suffix}", overrides=(*self.overrides, *overrides))
 
     def with_seed(self, seed: int) -> Row:
-        """The same run from other initial weights, on other data."""
+        """Return the run with another seed, and so other initial weights and another order of the data."""
         return self if seed == self.seed else replace(self, name=f"{self.name}-seed{seed}", seed=seed)
 
 
 def sweep(algorithm: str, config: str = "10m") -> list[Row]:
-    """One row per learning rate, at one seed."""
+    """Return a row per learning rate, at one seed."""
     return [
         Row(
             f"{config}-{algorithm}-{rate:g}",
@@ -46,7 +46,7 @@ def sweep(algorithm: str, config: str = "10m") -> list[Row]:
 
 
 def after_sweep(adamw: Row, muon: Row) -> list[Row]:
-    """Everything that follows the sweep, by its winners; parts of the recipe are compared at half of the tokens."""
+    """Return the rows that follow the sweep, from its winners; parts of the recipe are compared at half the tokens."""
     half = muon.changed("half", f"scheduler.total_steps={STEPS // 2}", "scheduler.warmup_steps=24")
     linear = "scheduler.decay_fraction=0.95"  # all that follows the warm-up
     recipe = [
@@ -64,13 +64,13 @@ def after_sweep(adamw: Row, muon: Row) -> list[Row]:
 
 
 def rate_of(row: Row) -> float:
-    """The row's peak learning rate."""
+    """Return the row's peak learning rate."""
     key = "optimizer.learning_rate="
     return float(next(override for override in row.overrides if override.startswith(key)).removeprefix(key))
 
 
 def transfer(is_scaled: bool) -> list[Row]:
-    """AdamW's rate at two widths, with rates and initial values scaled by the width or not, a quarter long."""
+    """Return AdamW runs of several rates at two widths, scaled by the width (muP) or not, a quarter long."""
     widths = {128: (344, 2, 1), 512: (1376, 8, 2)}
     rows = []
     for width, (intermediate, heads, kv_heads) in widths.items():
@@ -87,5 +87,5 @@ def transfer(is_scaled: bool) -> list[Row]:
 
 
 def better_half(rows: list[Row], loss: Callable[[Row], float]) -> list[Row]:
-    """The rows with the lower losses."""
+    """Return the half of the rows with the lower losses."""
     return sorted(rows, key=loss)[: len(rows) // 2]

@@ -32,7 +32,7 @@ RESULTS = HERE / "results"
 VOCABULARY = 4096
 
 Curve = list[tuple[int, int, float, float]]
-"""Step, tokens, seconds of training and held-out loss at each evaluation. Seconds are tokens times `quiet_time`."""
+"""Step, tokens, seconds of training and held-out loss of each evaluation. Seconds are tokens times `quiet_time`."""
 
 
 class Bench:
@@ -48,7 +48,7 @@ class Bench:
             subprocess.run([Path(sys.executable).parent / "orchestrate", *flags], cwd=root, check=True)
 
     def overrides(self, row: Row) -> list[str]:
-        """The keys that a row sets, as `KEY=VALUE`."""
+        """Return the keys that a row sets, as `KEY=VALUE`."""
         texts = self.root / "text"
         return [
             f"tokenizer.tokenizer_json={self.tokenizer}", f"data.train_shards=[{texts / 'train.jsonl'}]",
@@ -56,24 +56,24 @@ class Bench:
         ]  # fmt: skip
 
     def write_config(self, row: Row, folder: Path) -> Path:
-        """Writes a row's config file into the folder of a run."""
+        """Write a row's config file into the folder of a run."""
         config = folder / "config.yaml"
         folder.mkdir(parents=True, exist_ok=True)
         config.write_text((HERE / f"{row.config}.yaml").read_text())
         return config
 
     def flags(self, row: Row) -> list[str]:
-        """The trainer's flags for a row, whose config file is written."""
+        """Write a row's config file; return the trainer's flags for the row."""
         config = self.write_config(row, self.root / "runs" / row.name)
         return [f"--config={config}", *[f"--override={key}" for key in self.overrides(row)]]
 
     def held_out_texts(self) -> list[str]:
-        """The texts of the evaluation, in order."""
+        """Return the texts of the evaluation, in order."""
         lines = (self.root / "text" / "validation.jsonl").read_text().splitlines()
         return [json.loads(line)["text"] for line in lines]
 
     def train(self, row: Row, max_steps: int | None = None) -> None:
-        """Trains a row up to a step, or to its end, and writes its result."""
+        """Train a row up to a step, or to its end, and write its result."""
         result = self.result(row.name)
         if result and (result["complete"] or (max_steps and result["curve"][-1][0] >= max_steps)):
             return
@@ -94,7 +94,7 @@ class Bench:
         return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
 
     def curve(self, row: Row) -> Curve:
-        """The held-out loss of a run so far."""
+        """Return the held-out loss of a run so far."""
         evaluations, steps, tokens = [], [], 0
         for record in self.metrics(row):
             if record["kind"] == "train":
@@ -106,7 +106,7 @@ class Bench:
         return [(step, tokens, tokens * per_token, loss) for step, tokens, loss in evaluations]
 
     def result(self, name: str) -> dict[str, Any] | None:
-        """The result of a row so far. Ends the program if the row was trained on another text."""
+        """Return the result of a row so far, if any. End the program if the row was trained on another text."""
         path = self.results / f"{name}.json"
         result: dict[str, Any] | None = json.loads(path.read_text()) if path.exists() else None
         if result and result["text"] != self.text:
@@ -114,7 +114,7 @@ class Bench:
         return result
 
     def write_result(self, row: Row, name: str, curve: Curve, bits_per_byte: float | None, complete: bool) -> None:
-        """Writes the result `name` of a run of `row`, with its curve."""
+        """Write the result `name` of a run of `row`, with its curve."""
         plan = [str(self.program), "plan", *self.flags(row), "--json"]
         planned = json.loads(subprocess.run(plan, capture_output=True, check=True).stdout)
         commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=REPOSITORY, capture_output=True, text=True)
@@ -129,7 +129,7 @@ class Bench:
         (self.results / f"{name}.json").write_text(json.dumps(result) + "\n")
 
     def measure_speed(self, rounds: int = 5, steps: int = 3) -> None:
-        """Writes seconds per token of each config with each optimizer, the medians of interleaved rounds."""
+        """Write the seconds per token of each config with each optimizer, the medians of interleaved rounds."""
         measured: dict[str, list[float]] = {}
         for _ in range(rounds):
             for config in ("10m", "25m"):
@@ -142,22 +142,22 @@ class Bench:
         (self.results / SPEED).write_text(json.dumps({"machine": machine(), **speed}, indent=1) + "\n")
 
     def loss(self, row: Row, step: int | None = None) -> float:
-        """The held-out loss of a row with a result, at a step or at the end."""
+        """Return the held-out loss of a row with a result, at a step or at the end."""
         result = self.result(row.name)
         assert result is not None
         curve: Curve = result["curve"]
         return next(loss for at, _, _, loss in reversed(curve) if step is None or at == step)
 
     def finalists(self) -> list[list[Row]]:
-        """The better half of each sweep, whose rows are trained up to a quarter."""
+        """Return the better half of each sweep, by the losses after a quarter of the steps."""
         return [better_half(sweep(algorithm), lambda row: self.loss(row, QUARTER)) for algorithm in RATES]
 
     def winners(self) -> list[Row]:
-        """AdamW's and Muon's best rows, once their finalists are complete."""
+        """Return AdamW's and Muon's best rows, once their finalists are complete."""
         return [min(rows, key=self.loss) for rows in self.finalists()]
 
     def known_rows(self) -> dict[str, Row]:
-        """Every row that can be trained now: those after the sweep once it has winners."""
+        """Return every row that can be trained now: those after the sweep once it has winners."""
         swept = [*chain(*map(sweep, RATES))]
         rows = [*swept, *transfer(False), *transfer(True)]
         if all(self.result(row.name) for row in swept) and all(map(self.is_complete, chain(*self.finalists()))):
@@ -165,7 +165,7 @@ class Bench:
         return {row.name: row for row in rows}
 
     def train_everything(self) -> None:
-        """The sweeps by successive halving, then the rows of their winners, then the widths."""
+        """Train the sweeps by successive halving, then the rows of their winners, then the widths."""
         for row in chain(*map(sweep, RATES)):
             self.train(row, QUARTER)
         for row in chain(*self.finalists()):
@@ -175,7 +175,7 @@ class Bench:
 
 
 def machine() -> str:
-    """The CPU, its cores and its widest vectors."""
+    """Return the CPU's name, its cores and its widest vector instructions."""
     text = Path("/proc/cpuinfo").read_text()
     model = next((line.split(": ")[1] for line in text.splitlines() if line.startswith("model name")), "CPU")
     vectors = next((name for name in ("avx512_bf16", "avx512f", "avx2") if name in text), "no AVX2")
@@ -183,7 +183,7 @@ def machine() -> str:
 
 
 def quiet_time(seconds: list[float]) -> float:
-    """The 10th percentile: what a step takes when the machine does nothing else."""
+    """Return the 10th percentile: what a step takes when the machine does nothing else."""
     return sorted(seconds)[len(seconds) // 10]
 
 

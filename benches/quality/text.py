@@ -13,7 +13,7 @@ import sysconfig
 from pathlib import Path
 
 HELD_OUT = 100
-"""One file in so many is held out."""
+"""The average number of files of which one is held out."""
 PACKAGES = ("huggingface_hub", "mpmath", "pygments", "sympy", "torch", "torchgen", "transformers")
 
 
@@ -42,5 +42,5 @@ def prepare(folder: Path) -> str:
 
 
 def path_hash(path: Path) -> int:
-    """The SHA-256 of a relative path, which is the same on every machine."""
+    """Return the SHA-256 of a relative path, which is the same on every machine."""
     return int.from_bytes(hashlib.sha256(path.as_posix().encode()).digest(), "big")

@@ -59,7 +59,7 @@ def adamw(model: LlamaForCausalLM, settings: dict[str, Any], ranks: int) -> torc
 
 
 def stepper(config: dict[str, Any], ranks: int, compiled: bool) -> Callable[[], float]:
-    """Return what takes a step, and returns this rank's loss."""
+    """Return a function that takes a training step and returns this rank's loss."""
     data = config["data"]
     micro_batches = data["sequences_per_step"] // data["batch_size"] // ranks
     alone = llama(config["model"])

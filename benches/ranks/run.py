@@ -32,14 +32,14 @@ from orchestrator import RunConfig, memory_plan
 WARMUP = 2
 MKL_UNLOCK = Path(__file__).resolve().parents[1] / "cpu" / "mkl_unlock.c"
 PEERS = {"ddp": [], "ddp-compile": ["--compile"]}
-"""What else can train, and the options of `peer.py`."""
+"""The PyTorch contenders, and their options of `peer.py`."""
 
 
 class Kind(NamedTuple):
-    """What takes its turn."""
+    """A contender: a program and its number of processes."""
 
     program: str
-    """`ours` or one of `PEERS`."""
+    """`ours` or a key of `PEERS`."""
     ranks: int | None
     """None for one process without torchrun."""
     virtual_shards: int | None = None
@@ -47,7 +47,7 @@ class Kind(NamedTuple):
 
 @dataclass
 class Measured:
-    """Steps of a kind, and the bytes that crossed the loopback device in each run."""
+    """The seconds of a kind's steps, and the bytes that crossed the loopback device in each run."""
 
     seconds: list[float] = field(default_factory=list)
     sent: list[int] = field(default_factory=list)
@@ -89,7 +89,7 @@ def theirs(config: Path, kind: Kind, steps: int, environment: dict[str, str]) ->
 
 
 def unlocked(folder: Path) -> dict[str, str]:
-    """Return the environment in which MKL takes every processor for one of Intel's."""
+    """Return the environment variables with which MKL takes every processor for one of Intel's."""
     library = folder / "mkl_unlock.so"
     subprocess.run(["cc", "-shared", "-fPIC", "-o", library, MKL_UNLOCK], check=True)
     return {"LD_PRELOAD": str(library)}
@@ -98,7 +98,7 @@ def unlocked(folder: Path) -> dict[str, str]:
 def measure(
     config: Path, kind: Kind, steps: int, settings: list[str], preloaded: dict[str, str], into: Measured
 ) -> None:
-    """Take steps on all cores, those for warming up left out."""
+    """Measure steps on all cores, without those for warming up, and add them to `into`."""
     threads = str(max(1, len(os.sched_getaffinity(0)) // (kind.ranks or 1)))
     environment = {**os.environ, "RAYON_NUM_THREADS": threads, "OMP_NUM_THREADS": threads}
     before = loopback_bytes()
@@ -111,7 +111,7 @@ def measure(
 
 
 def row(kind: Kind, measured: dict[Kind, Measured], bound: float, steps: int) -> dict[str, object]:
-    """Return what is printed of a kind; `bound` is what a step of it sends at least."""
+    """Return the JSON line of a kind; `bound` is the bytes that its ranks must send per step at least."""
     times, alone = measured[kind].seconds, measured[Kind(kind.program, None)].seconds
     values: dict[str, object] = {
         "program": kind.program,

@@ -62,7 +62,7 @@ nvidia_wheels.make_known()
 
 
 def __getattr__(name: str) -> Any:
-    """Load the extension when something of it is first asked for."""
+    """Import the extension at the first access to one of its names."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = getattr(importlib.import_module("orchestrator._native"), name)

@@ -1,4 +1,4 @@
-"""`orchestrate`, and `python -m orchestrator`, which is the same.
+"""The entry point of `orchestrate` and of `python -m orchestrator`.
 
 Nothing heavy is imported before Ctrl-C is handled.
 """

@@ -14,26 +14,26 @@ ADAPTER_CONFIG = "adapter_config.json"
 
 @dataclass(frozen=True)
 class Adapters:
-    """Adapters that were compared with their model."""
+    """LoRA adapters that have been verified together with their base model."""
 
     WEIGHTS: ClassVar[str] = "adapter_model.safetensors"
 
     folder: Path
     base: Path
-    """The folder of their model."""
+    """The folder of the base model."""
     is_recorded: bool
-    """Whether they say what their model's files are, so that these are known to be the ones."""
+    """Whether they record the hashes of the base model's files, against which these have been verified."""
     rank: int
     scale: float
-    """What B A, the update of a weight, is multiplied by."""
+    """Factor of the update of a weight: W + scale * B A."""
 
     @property
     def repository(self) -> tuple[str, str] | None:
-        """The repository of the Hub that their model is from, and its commit."""
+        """The base model's repository on the Hub and its commit; None for a model that is not from the Hub."""
         return training_record.repository_of(self.base)
 
     def config(self) -> Row:
-        """Return adapter_config.json as it is exported: it names the model's repository, where it is from one."""
+        """Return the adapter_config.json to export: it names the base model's repository where there is one."""
         config = training_record.read_object(self.folder / ADAPTER_CONFIG)
         name, revision = self.repository or (str(self.base.absolute()), None)
         return config | {"base_model_name_or_path": name, "revision": revision}
@@ -67,10 +67,10 @@ def open_adapters(folder: Path, base_model: str | None) -> Adapters:
 
 
 def base_folder(folder: Path, base_model: str | None) -> Path | None:
-    """Return where the model of adapters is, downloaded if it is a repository's.
+    """Return the folder of the base model of adapters, downloaded if it is a repository of the Hub.
 
     Args:
-        folder: The directory of the adapters; one of a whole model has no other.
+        folder: The directory of the adapters, or of a whole model, which has no base model.
         base_model: A folder or a repository of the Hub that was typed.
 
     Returns:
@@ -87,7 +87,7 @@ def base_folder(folder: Path, base_model: str | None) -> Path | None:
 
 
 def named_base(folder: Path) -> str:
-    """Return the model that adapters say they belong to: a folder, or a repository of the Hub with its revision."""
+    """Return the base model that adapter_config.json names: a folder, or a repository of the Hub and its revision."""
     config = training_record.read_object(folder / ADAPTER_CONFIG)
     name, revision = str(config.get("base_model_name_or_path") or ""), config.get("revision")
     return f"{name}@{revision}" if revision and not Path(name).is_dir() else name

@@ -22,7 +22,7 @@ from orchestrator.tokenizer import Ready
 DEFAULT_PRESET = "smoke_cpu"
 LARGE_PRESET = "1b"
 GPU_PRESETS = (LARGE_PRESET, "500m", "350m", "125m", "25m")
-"""Largest first."""
+"""The presets for GPUs, largest first."""
 FORMATS: dict[str, Literal["yaml", "toml", "json"]] = {
     ".yaml": "yaml",
     ".yml": "yaml",
@@ -30,7 +30,7 @@ FORMATS: dict[str, Literal["yaml", "toml", "json"]] = {
     ".json": "json",
 }
 CONTINUED = ("optimizer.algorithm=adamw", "optimizer.learning_rate=5e-5", "scheduler.min_lr=null")
-"""Keys of a preset that suit random weights only, as a pretrained model takes them."""
+"""Overrides for a pretrained model, in place of values of a preset that only suit randomly initialised weights."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class BaseConfig:
     described: str
     is_preset: bool
     depth: int | None = None
-    """The number of layers that it was made from, with `--depth`."""
+    """The number of layers given with `--depth`, if the config was made from it."""
 
     @property
     def vocab_size(self) -> int | None:
@@ -88,7 +88,7 @@ class BaseConfig:
 
     @property
     def tokens_in_all(self) -> int | None:
-        """Tokens that the whole run takes, where the config says how long it is."""
+        """Tokens that the whole run trains on; None if the config gives no number of steps."""
         steps = self.values["scheduler"]["total_steps"]
         data = self.values["data"]
         stages: list[dict[str, int]] = self.values["stages"] or []
@@ -101,7 +101,7 @@ def choose(settings: Settings) -> BaseConfig:
     """Return the config to start from: --config, --depth, --preset, or the preset that suits this machine."""
     overrides, flags = settings.config_overrides(), settings.flags_of_keys()
     if settings.vocab_size is not None:
-        # What the tokenizer is asked for; the config that is written holds what came of it.
+        # The vocabulary size to train the tokenizer with; the config that is written holds the size that it then has.
         overrides.append(f"model.vocab_size={settings.vocab_size}")
     if settings.config is not None:
         text, kind = _read(settings.config)
@@ -112,7 +112,7 @@ def choose(settings: Settings) -> BaseConfig:
         return BaseConfig(values, f"depth {settings.depth}", is_preset=True, depth=settings.depth)
     name = settings.preset or _default_preset(settings)
     if settings.init_from is not None:
-        # Of a preset's model nothing is left: the keys that are empty are the pretrained model's.
+        # No key of the preset's model is kept: null keys take the pretrained model's values.
         sizes = [f"model.{key}=null" for key in _native.json_schema()["properties"]["model"]["properties"]]
         overrides = [*sizes, *CONTINUED, *settings.defaults, *overrides]
     values = _native.parse_config(preset_text(name), "yaml", overrides, flags=flags)
@@ -135,12 +135,12 @@ def config_file(name: str, text: str, folder: Path) -> Path:
 
 
 def preset_of_depth(layers: int, vocab_size: int | None, plan_options: dict[str, Any]) -> str:
-    """Return the config of `--depth`, with what the plan says of it.
+    """Return the config of `--depth` as YAML, with the memory that the plan needs for it as comments.
 
     Args:
         layers: The depth.
         vocab_size: Tokens in the vocabulary; None for the usual one.
-        plan_options: Those of `plan` that say what to plan for; this machine without one.
+        plan_options: Values of `plan`'s options `--gpu` and `--memory`; without one it plans for this machine.
     """
     text = depth.preset(layers, vocab_size)
     with tempfile.TemporaryDirectory() as folder:
@@ -169,17 +169,17 @@ def complete(
     shards: list[str] | None,
     mixture: list[dict[str, Any]] | None,
 ) -> dict[str, Any]:
-    """Return the config of a run that has a tokenizer of its own, with its vocabulary and the text to train on in it.
+    """Return the config of a run, with the tokenizer's vocabulary size and the text to train on filled in.
 
     Args:
         base: What the run starts from.
         settings: The flags.
         tokenizer: The tokenizer that is ready.
-        shards: The local files to train on; none when a data set is streamed.
-        mixture: The sources to mix, each pinned; none where there is but one.
+        shards: The local files to train on; None when a data set is streamed.
+        mixture: The sources to mix, each pinned to a commit; None where there is only one source.
     """
     values = copy.deepcopy(base.values)
-    # Left out, they are the run's own: its copy of the tokenizer, and special_tokens.txt.
+    # Null keys are completed from the run's folder: its copy of the tokenizer, and special_tokens.txt.
     values["tokenizer"].update(tokenizer_json=None, vocab=None, merges=None)
     # A config of the user's own that asks for a larger vocabulary than the tokenizer's gets it.
     if base.pretrained is None and (base.is_preset or settings.vocab_size or base.vocab_size is None):
@@ -194,7 +194,7 @@ def complete(
 
 
 def absolute(patterns: list[str]) -> list[str]:
-    """Return files, folders and globs so that they mean the same from every folder."""
+    """Return files, folders and globs as absolute paths."""
     return [shown(Path(pattern)) for pattern in patterns]
 
 
@@ -226,7 +226,7 @@ def _default_preset(settings: Settings) -> str:
 
 def _gpu(device: str) -> _native.Gpu | None:
     """Return the GPU that a run on this device would use. One that is asked for and is not there is an error."""
-    _native.parse_config(preset_text(DEFAULT_PRESET), "yaml", [f"runtime.device={device}"])  # refuses what is no device
+    _native.parse_config(preset_text(DEFAULT_PRESET), "yaml", [f"runtime.device={device}"])  # raises if it is no device
     if device == "cpu":
         return None
     try:
@@ -241,14 +241,14 @@ def _gpu(device: str) -> _native.Gpu | None:
     if gpu is not None and gpu.refusal is None:
         return gpu
     if device != "auto":
-        _native.open_device(device)  # refuses in a sentence
+        _native.open_device(device)  # raises with the reason
     if gpu is not None:
         note(f"Not using a GPU: {gpu.refusal}")
     return None
 
 
 def _fits(preset: str, gpu: _native.Gpu) -> bool:
-    """Whether a preset trains in what the GPU has free."""
+    """Whether the memory plan of a preset fits into the free memory of a GPU."""
     with tempfile.TemporaryDirectory() as folder:
         path = config_file(preset, preset_text(preset), Path(folder))
         config = _native.RunConfig.load_for_planning(path, [f"runtime.device=cuda:{gpu.ordinal}"])

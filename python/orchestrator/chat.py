@@ -26,7 +26,7 @@ HELP = "/reset starts a new conversation, /exit or Ctrl-D ends; Ctrl-C ends an a
 
 @dataclass(frozen=True)
 class Request:
-    """What is asked for."""
+    """The options of `orchestrate chat`."""
 
     source: Source
     once: str | None
@@ -35,26 +35,26 @@ class Request:
     device: str
     max_tokens: int
     sampling: dict[str, str | None]
-    """`temperature`, `top_k`, `top_p` and `seed` as `generate` takes them, those that were typed."""
+    """The options `temperature`, `top_k`, `top_p` and `seed` of `generate` as typed; None for one not given."""
 
     def settings(self) -> dict[str, Any]:
-        """Return the settings of sampling as numbers; those that were not typed keep their defaults."""
+        """Return the sampling settings that were typed, as numbers; the others keep their defaults."""
         typed = {name: text for name, text in self.sampling.items() if text is not None}
         return {name: _number(name, text) for name, text in typed.items()}
 
 
 @dataclass
 class Conversation:
-    """A model, and what has been said."""
+    """A model, and the messages of the conversation with it so far."""
 
     model: _native.ChatModel
     request: Request
     settings: dict[str, Any]
-    """Of sampling."""
+    """Sampling settings, as keyword arguments of `ChatModel.reply`."""
     said: list[dict[str, str]] = field(default_factory=list)
 
     def answer(self, text: str, show: Callable[[str], None]) -> str | None:
-        """Say something and show the answer as it grows; return why it ended early, if it did.
+        """Generate the answer to a message and show it piece by piece; return why it ended early, if it did.
 
         An answer that fails or is stopped before its first word leaves the conversation as it was.
         """
@@ -103,7 +103,7 @@ def run(request: Request) -> None:
             if line and not _obeyed(line, conversation):
                 _answer(conversation, line)
     except BrokenPipeError:
-        return  # whoever reads the answers has had enough
+        return  # the reader of the answers has closed the pipe
 
 
 def _lines() -> Iterator[str]:
@@ -176,7 +176,7 @@ def _show(piece: str) -> None:
 
 
 def _obeyed(line: str, conversation: Conversation) -> bool:
-    """Whether a line was a command, which is done."""
+    """Run a line if it is a command; return whether it was one."""
     if line != RESET:
         return False
     conversation.said.clear()

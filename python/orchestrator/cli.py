@@ -115,7 +115,7 @@ def plan(preset: str | None, depth: int | None, **typed: Any) -> None:
         try:
             code = _run_in_the_trainer(PLAN.words(typed))
         except _native.TrainerError as error:
-            # The file is gone when its name is read.
+            # The message names the temporary file, which no longer exists when it is read.
             raise CommandError(str(error).replace(str(Path(folder, f"{name}.yaml")), name), error.exit_code) from error
         raise typer.Exit(code)
 
@@ -318,7 +318,7 @@ def tune(
 
 
 def _add_trainer_command(name: str) -> None:
-    """Offer a command of the trainer as it is."""
+    """Add a command of the trainer, with the options that the trainer declares."""
     command = trainer_command(name)
 
     @app.command(name, cls=Command)

@@ -1,4 +1,4 @@
-"""How the command ends when something is wrong: one short paragraph and an exit code."""
+"""The error that ends a command: a message of one short paragraph, and an exit code."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import enum
 
 
 class ExitCode(enum.IntEnum):
-    """The exit codes of both programs, as README.md tells them and `training/src/error/exit_code.rs` has them."""
+    """The exit codes of both programs, as README.md lists them and `training/src/error/exit_code.rs` has them."""
 
     DONE = 0
     UNEXPECTED = 1

@@ -135,7 +135,7 @@ def _write_shard(folder: Path, index: int, texts: list[str]) -> str:
 
 
 def _replace(path: Path, content: bytes) -> None:
-    """Write a file so that it is there whole or not at all."""
+    """Write a file atomically, through a temporary file beside it."""
     descriptor, staging = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     try:
         with os.fdopen(descriptor, "wb") as file:

@@ -1,4 +1,4 @@
-"""The dial `--depth`: the sizes of a model, its rate, batch and length of training follow from the number of layers.
+"""The dial `--depth`: model sizes, learning rate, batch and length of training follow from the number of layers.
 
 A rule that was measured in this project names the record; any other names its source and says that it was not.
 """
@@ -16,12 +16,13 @@ WIDTH_PER_LAYER = 64
 HEAD_SIZE = 64
 QUERY_HEADS_PER_KV_HEAD = 4
 MULTIPLE = 64
-"""What the width of the MLP is rounded up to a multiple of."""
+"""The MLP's width is rounded up to a multiple of this."""
 TOKENS_PER_PARAMETER = 20
 MEASURED_WIDTH, MEASURED_RATE, HIGHEST_RATE = 320, 3e-3, 4e-3
-"""Where Muon's rate was swept, the best one, and the highest that was the best anywhere (docs/leaderboard.md)."""
+"""Hidden size at which Muon's learning rate was swept, the best rate there, and the highest rate that was the best at
+any size (docs/leaderboard.md)."""
 MEASURED_TOKENS, MEASURED_BATCH = 8.0e6, 8192
-"""Length and tokens per step of the rows of docs/leaderboard.md."""
+"""Tokens of the training runs in docs/leaderboard.md, and their tokens per step."""
 BATCH_EXPONENT = 0.383
 EVALUATIONS = 20
 WRAP = 118
@@ -44,12 +45,12 @@ class Sizes:
 
     @property
     def heads(self) -> int:
-        """Query heads."""
+        """The number of query heads."""
         return self.width // HEAD_SIZE
 
     @property
     def kv_heads(self) -> int:
-        """The divisor of the query heads that is nearest to a quarter of them."""
+        """The number of key/value heads: the divisor of the query heads that is nearest to a quarter of them."""
         divisors = [number for number in range(1, self.heads + 1) if self.heads % number == 0]
         return min(divisors, key=lambda number: (abs(number - self.heads / QUERY_HEADS_PER_KV_HEAD), -number))
 
@@ -77,17 +78,17 @@ class Sizes:
 
 
 def vocabulary(depth: int) -> int:
-    """Return the vocabulary of a model of so many layers."""
+    """Return the vocabulary size of a model with `depth` layers."""
     return 4096 if depth < 8 else 16384 if depth < 12 else 32768
 
 
 def sequence_length(depth: int) -> int:
-    """Return the tokens of a sequence for a model of so many layers."""
+    """Return the sequence length, in tokens, of a model with `depth` layers."""
     return 256 if depth < 4 else 512 if depth < 8 else 1024 if depth < 12 else 2048
 
 
 def keys(depth: int, vocab_size: int | None = None) -> Keys:
-    """Return the config of a model of so many layers, each value with its reason.
+    """Return the config of a model with `depth` layers, each value with its reason.
 
     Args:
         depth: From `MIN_DEPTH` to `MAX_DEPTH`.
@@ -212,7 +213,7 @@ def _power_of_two(number: float) -> int:
 
 
 def preset(depth: int, vocab_size: int | None = None, header: list[str] | None = None) -> str:
-    """Return the config of a model of so many layers as YAML, with the reasons as comments.
+    """Return the config of a model with `depth` layers as YAML, with the reasons as comments.
 
     Args:
         depth: From `MIN_DEPTH` to `MAX_DEPTH`.
@@ -255,7 +256,7 @@ def _opened(before: tuple[str, ...], path: tuple[str, ...]) -> list[str]:
 
 
 def reasons(depth: int, vocab_size: int | None, values: dict[str, Any]) -> str:
-    """Return the reasons as comments for a config's head: of those keys that have the dial's value in `values`."""
+    """Return the reasons as comments for the head of a config: of the keys whose value in `values` is the dial's."""
     lines = [f"# Chosen by --depth {depth}, where neither a flag nor the tokenizer says otherwise:", "#"]
     for key, (chosen, reason) in keys(depth, vocab_size).items():
         found: Any = values

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Format(str, enum.Enum):
-    """What is written."""
+    """The formats of `orchestrate export`."""
 
     GGUF = "gguf"
     HF = "hf"
@@ -35,7 +35,7 @@ class Type(str, enum.Enum):
 
 @dataclass(frozen=True)
 class Request:
-    """What is asked for."""
+    """The options of `orchestrate export`."""
 
     source: Source
     format: Format
@@ -79,7 +79,7 @@ def opened(source: Source, merge: bool, alone: bool) -> Model:
 
 
 def try_it(model: Model, source: str, revision: str | None = None) -> str:
-    """Return the command that completes a text, or answers, with a folder's or a repository's model."""
+    """Return a command that generates text with the exported model, loaded from a folder or a repository."""
     at = f", revision='{revision}'" if revision else ""
     prompt = "[dict(role='user', content='Hello!')]" if model.has_chat_template else "'Once upon a time'"
     call = f"print(pipeline('text-generation', '{source}'{at})({prompt})[0]['generated_text'])"

@@ -1,4 +1,4 @@
-"""What is exported: a model, a model with its LoRA adapters merged into it, or the adapters alone."""
+"""A model to export: as it is, with its LoRA adapters merged into it, or the adapters alone."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ TOKENIZER_FILES = (
     "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json",
     "merges.txt", "tokenizer.model", "chat_template.jinja",
 )  # fmt: skip
-"""Copied as they are, those that there are."""
+"""Files of a tokenizer that an export copies unchanged, where they exist."""
 F16_MAX = 65504
 CONFIG, GENERATION_CONFIG = "config.json", "generation_config.json"
 
 
 @dataclass(frozen=True)
 class Source:
-    """What is typed to name a model: a folder or an experiment, and the model of adapters where it has moved."""
+    """The options that name a model: a folder or an experiment, and the base model of adapters where it has moved."""
 
     checkpoint: Path | None
     experiment: str | None
     base_model: str | None = None
 
     def check(self, verb: str) -> None:
-        """Raise a `CommandError` unless the model is named in one of the two ways."""
+        """Raise a `CommandError` unless exactly one of a folder and an experiment is given."""
         if (self.checkpoint is None) == (self.experiment is None):
             raise CommandError(f"say what to {verb}: --experiment NAME or --checkpoint DIR")
 
@@ -49,7 +49,7 @@ class Source:
 
 
 class Kind(enum.Enum):
-    """What a model's weights are."""
+    """Which weights are exported: a whole model's, those with adapters merged into them, or adapters alone."""
 
     WHOLE = enum.auto()
     MERGED = enum.auto()
@@ -64,19 +64,19 @@ class Model:
     folder: Path
     name: str
     config: Row
-    """Its config.json, or adapter_config.json as it is exported."""
+    """The content of config.json, or of the adapter_config.json to export."""
     checked_config: Row
     """The config.json of the whole model with every key."""
     tensors: dict[str, StoredTensor]
     record: TrainingRecord
     files: dict[str, Path]
-    """Copied as they are, by their names in the exported folder."""
+    """The files to copy unchanged, by their names in the exported folder."""
     adapters: Adapters | None = None
-    """Those that are merged into the weights, or that are exported alone."""
+    """The adapters that are merged into the weights or exported alone; None for a model without."""
 
     @property
     def base_model(self) -> tuple[str, str] | None:
-        """The repository of the Hub and its commit that training started from."""
+        """The repository of the Hub and its commit that training started from; None without a model of the Hub."""
         return self.adapters.repository if self.adapters else self.record.base_model
 
     @property
@@ -96,9 +96,9 @@ class MergedTensor(StoredTensor):
     """A weight with an adapter, whose values are W + scale * B A in f32."""
 
     down: StoredTensor
-    """A [rank, inputs]"""
+    """Matrix A of the adapter, [rank, inputs]."""
     up: StoredTensor
-    """B [outputs, rank]"""
+    """Matrix B of the adapter, [outputs, rank]."""
     scale: float
 
     def values(self) -> NDArray[np.float32]:
@@ -126,7 +126,7 @@ class MergedTensor(StoredTensor):
 
 
 def open_whole(source: Source) -> Model:
-    """Find a checkpoint or model, verify it, and read what is known of it."""
+    """Find a checkpoint or model, verify it, and read how it was trained."""
     folder = source.folder()
     if has_adapters(folder):
         raise CommandError(
@@ -142,7 +142,7 @@ def open_whole(source: Source) -> Model:
 
 
 def open_merged(source: Source) -> Model:
-    """Like `open_whole`, of LoRA adapters and the model that they belong to, which is verified."""
+    """Like `open_whole`, for LoRA adapters merged into their base model, which is verified too."""
     adapters = _open_adapters(source, "there is nothing to merge, leave out --merge")
     folder, base = adapters.folder, adapters.base
     checked = json.loads(_native.checked_model_config(base, read_weights=not adapters.is_recorded))
@@ -156,7 +156,7 @@ def open_merged(source: Source) -> Model:
 
 
 def open_adapters_alone(source: Source) -> Model:
-    """Find LoRA adapters, verify them and the model that they belong to, and read what is known of them."""
+    """Find LoRA adapters, verify them and their base model, and read how they were trained."""
     adapters = _open_adapters(source, "--format hf and --format gguf export it")
     folder, base = adapters.folder, adapters.base
     checked = json.loads(_native.checked_model_config(base, read_weights=False))
@@ -187,7 +187,7 @@ def _name_and_record(source: Source, folder: Path) -> tuple[str, TrainingRecord]
 
 
 def _files(folder: Path, base: Path) -> dict[str, Path]:
-    """Return the files beside the weights: adapters without a tokenizer of their own have their model's."""
+    """Return the files beside the weights: adapters without a tokenizer of their own have their base model's."""
     owner = folder if (folder / "tokenizer.json").is_file() else base
     found = {name: owner / name for name in TOKENIZER_FILES if (owner / name).is_file()}
     own, of_base = folder / GENERATION_CONFIG, base / GENERATION_CONFIG
@@ -196,7 +196,7 @@ def _files(folder: Path, base: Path) -> dict[str, Path]:
 
 
 def _merged(name: str, tensor: StoredTensor, added: dict[str, StoredTensor], adapters: Adapters) -> StoredTensor:
-    """Return the tensor, with its adapter if it has one. Modules are one tensor each in the files of a model."""
+    """Return a tensor of the base model, merged with its adapter if it has one."""
     prefix = f"base_model.model.{name.removesuffix('.weight')}"
     down = added.get(f"{prefix}.lora_A.weight")
     if down is None:

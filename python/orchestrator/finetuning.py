@@ -26,17 +26,17 @@ LEFT_OUT = {
     "stream", "preset", "depth", "config", "init_from", "text_column", "data_format", "hidden_size",
     "intermediate_size", "layers", "heads", "kv_heads",
 }  # fmt: skip
-"""Flags of the pipeline that fine-tuning decides, or that a pretrained model does."""
+"""Flags of the pipeline that `finetune` does not take: fine-tuning or the pretrained model decides them."""
 
 BASE_PRESET = "smoke_cpu"
 SEQUENCE_LENGTH = 1024
-"""Tokens of a sequence, unless the model takes fewer: trl's `max_length`."""
+"""Default sequence length in tokens, unless the model's maximum is lower: trl's `max_length`."""
 SEQUENCES_PER_STEP = 16
 LEARNING_RATE, ADAPTER_LEARNING_RATE = "2e-5", "2e-4"
-"""trl's for all weights, and ten times that, as its documentation says of adapters."""
+"""trl's default for all weights, and ten times that, as its documentation recommends for adapters."""
 WARMUP_STEPS = 10
 HALF_PRECISION = ("bfloat16", "float16")
-"""Types of weights that are trained in bf16, as transformers names them."""
+"""The types of a model's weights, as transformers names them, with which training is in bf16 by default."""
 
 
 def parameters() -> list[Parameter]:
@@ -152,7 +152,7 @@ def _adapter_rank(chosen: Settings) -> str | None:
 
 
 def _described(folder: Path) -> dict[str, Any]:
-    """Return a model's `config.json`; empty if it cannot be read, of which the trainer says what is wrong."""
+    """Return a model's `config.json`; empty if it cannot be read: the trainer reports what is wrong with it."""
     try:
         described = json.loads(read_text(folder / "config.json"))
     except (OSError, ValueError):
@@ -161,21 +161,21 @@ def _described(folder: Path) -> dict[str, Any]:
 
 
 def _sequence_length(model: dict[str, Any]) -> int:
-    """Return the default length of a sequence: as much of it as the model takes."""
+    """Return the default sequence length: `SEQUENCE_LENGTH`, at most the model's maximum."""
     longest = model.get("max_position_embeddings")
     return min(SEQUENCE_LENGTH, longest) if isinstance(longest, int) else SEQUENCE_LENGTH
 
 
 def _precision(model: dict[str, Any]) -> str:
-    """Return the default precision: two bytes per frozen weight where the model is stored in two.
+    """Return the default precision: bf16 if the model is stored in a 16-bit type, else fp32.
 
-    A CPU without bf16 instructions multiplies bf16 as fast as f32, with half of the memory.
+    A CPU without bf16 instructions multiplies bf16 as fast as f32, and bf16 takes half of the memory.
     """
     return "bf16" if model.get("dtype", model.get("torch_dtype")) in HALF_PRECISION else "fp32"
 
 
 def _show(defaults: dict[str, str], chosen: Settings) -> None:
-    """Print what the run is trained with, as far as no flag says otherwise."""
+    """Print the main settings of the run: the defaults, replaced by the flags that were typed."""
     typed = dict(override.split("=", 1) for override in chosen.config_overrides() if "=" in override)
     values = defaults | typed
     unit = "step" if "scheduler.total_steps" in typed else "epoch"

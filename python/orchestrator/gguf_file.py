@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 Type = Literal["f32", "f16", "bf16", "q8_0"]
 TYPES: dict[Type, str] = {"f32": "ALL_F32", "f16": "MOSTLY_F16", "bf16": "MOSTLY_BF16", "q8_0": "MOSTLY_Q8_0"}
-"""The types of matrices, by gguf's name of a file of them. Vectors are always f32."""
+"""The types that matrices are written in, and gguf's name of such a file. Vectors are always f32."""
 
 OUTER = {
     "model.embed_tokens.weight": "token_embd.weight",
@@ -38,10 +38,10 @@ INNER = {
     "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down",
     "self_attn.q_norm": "attn_q_norm", "self_attn.k_norm": "attn_k_norm",
 }  # fmt: skip
-"""Hugging Face's names of a block's tensors, and GGUF's."""
+"""GGUF's names of a block's tensors, by Hugging Face's names."""
 BLOCK = re.compile(r"model\.layers\.(\d+)\.(.+)\.(weight|bias)")
 ARCHITECTURES = {"llama": "llama", "mistral": "llama", "qwen2": "qwen2", "qwen3": "qwen3"}
-"""`model_type`, and the architecture that llama.cpp runs it as."""
+"""The architecture that llama.cpp runs a model as, by its `model_type`."""
 
 
 def write(model: Model, target: Path, kind: Type) -> None:
@@ -92,7 +92,7 @@ def _add_sizes(writer: GGUFWriter, config: dict[str, Any]) -> None:
 
 
 def _rope_divisors(config: dict[str, Any]) -> NDArray[np.float32] | None:
-    """Return what llama.cpp divides each frequency by: Llama 3's scaling; none if there is no scaling."""
+    """Return the divisors of RoPE's frequencies, by which llama.cpp applies Llama 3's scaling; None without scaling."""
     import numpy as np
 
     rope, size = config["rope_parameters"], config["head_dim"]
@@ -136,7 +136,7 @@ def _write_tensors(writer: GGUFWriter, model: Model, config: dict[str, Any], kin
 
 
 def _weights(tensors: dict[str, StoredTensor], config: dict[str, Any]) -> Iterator[tuple[str, StoredTensor]]:
-    """Yield the stored tensors that do not follow from others: of those, old checkpoints may hold copies."""
+    """Yield the tensors without a tied head and RoPE's frequencies, of which old checkpoints may hold copies."""
     for name, tensor in tensors.items():
         if "rotary_emb" not in name and not (name == "lm_head.weight" and config["tie_word_embeddings"]):
             yield name, tensor
@@ -158,7 +158,7 @@ def _kind_of(tensor: StoredTensor, kind: GGMLQuantizationType) -> GGMLQuantizati
 
 
 def _interleaved(values: NDArray[np.float32], heads: int) -> NDArray[np.float32]:
-    """Reorder the rows of a head: in a Llama, llama.cpp rotates neighbours and Hugging Face the two halves."""
+    """Reorder the rows of each head: for a Llama, RoPE rotates neighbours in llama.cpp, halves in Hugging Face."""
     rows, columns = values.shape
     halves = values.reshape(heads, 2, rows // heads // 2, columns)
     interleaved: NDArray[np.float32] = halves.swapaxes(1, 2).reshape(rows, columns)

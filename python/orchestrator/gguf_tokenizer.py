@@ -26,12 +26,12 @@ PRE_TOKENIZERS = {
     rf"{WORDS}|\p{{N}}|{OTHERS}": "qwen2",
     rf"{CASED}|\p{{N}}|{OTHERS_WITH_SLASHES}": "tekken",
 }
-"""The expression that cuts text before BPE, and llama.cpp's name of it."""
+"""llama.cpp's names of pre-tokenizers, by the regular expression that splits text before BPE."""
 SPACE = "\u2581"
 
 
 def add(writer: GGUFWriter, model: Path, vocab_size: int) -> None:
-    """Add the tokenizer of a model directory; ids that stand for no token are filled up to `vocab_size`."""
+    """Add the tokenizer of a model directory; ids below `vocab_size` without a token get an unused one."""
     path = model / model_tokenizer.FILE
     tokenizer = model_tokenizer.read(model, vocab_size)
     if tokenizer is None:
@@ -105,11 +105,11 @@ def _merges(tokenizer: dict[str, Any]) -> list[Any]:
 
 
 def _pre_tokenizer(pre_tokenizer: dict[str, Any], ignores_merges: bool) -> str | None:
-    """Return llama.cpp's name of how text is cut into words, if it has one.
+    """Return llama.cpp's name of a pre-tokenizer, None if it has none.
 
     Args:
-        pre_tokenizer: As tokenizer.json has it.
-        ignores_merges: Whether a word that is a token is that token, whatever its merges make of it.
+        pre_tokenizer: The section `pre_tokenizer` of tokenizer.json.
+        ignores_merges: The key `ignore_merges`: a word that is in the vocabulary becomes that token without merges.
     """
     parts = pre_tokenizer.get("pretokenizers") or [pre_tokenizer]
     if parts[-1].get("type") != "ByteLevel" or parts[-1].get("add_prefix_space"):

@@ -93,7 +93,7 @@ def check_target(target: Path) -> None:
 
 
 def _sync(path: Path) -> None:
-    """Have a file or a folder on disk before what follows."""
+    """Flush a file or a folder to disk (fsync)."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -63,7 +63,7 @@ def _refusal(error: HfHubHTTPError, api: HfApi, repository: str) -> CommandError
 
 
 def _writable(api: HfApi) -> str:
-    """Say in whose name the token's owner can push."""
+    """Return advice on whose repositories the token's owner can push to."""
     try:
         user = api.whoami()
     except Exception:  # why the push failed matters more

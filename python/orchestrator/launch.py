@@ -28,7 +28,7 @@ FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 @dataclass(frozen=True)
 class Job:
-    """What to train, as the program's `train` command takes it."""
+    """A run to train: the options of the trainer's `train`, the lock, and the number of processes."""
 
     config: Path
     overrides: list[str] = field(default_factory=list)
@@ -38,7 +38,7 @@ class Job:
     lock: _native.RunLock | None = None
     """The run directory's lock, if it is held already: the trainer inherits it."""
     ranks: int | None = None
-    """The number of processes under torchrun; none for one without it."""
+    """The number of processes under torchrun; None for one process without it."""
 
     def words(self) -> list[str]:
         """Return the command line after the program's name."""
@@ -88,7 +88,7 @@ def start(words: list[str], launch: Launch, target: Path | None, lock: _native.R
 
     Args:
         words: The command line after the program's name.
-        launch: Whether a process or this process trains.
+        launch: Whether the Rust program or this process trains.
         target: Cargo's target directory, if one is given.
         lock: The run directory's lock, if it is held already: the trainer inherits it.
     """
@@ -123,7 +123,7 @@ def start_ranks(words: list[str], ranks: int, lock: _native.RunLock | None = Non
 
 
 def describe(job: Job, launch: Launch, target: Path | None) -> str:
-    """Describe what will train."""
+    """Return the command that will train, or the config and where it will be trained."""
     if job.ranks is not None:
         return f"{job.config} in {job.ranks} processes of torchrun"
     program = find_program(target) if launch in (Launch.AUTO, Launch.PROCESS) else None
@@ -154,10 +154,10 @@ def _in_a_process(command: list[str], lock: _native.RunLock | None) -> int:
 
 @dataclass
 class Stopping:
-    """How the signals that stop a run are answered."""
+    """How this process responds to the signals that stop a run."""
 
     ignored: bool = False
-    """Training has ended by itself, and the process has something to say before it ends."""
+    """Whether they are ignored: training has failed, and the process still has to report why."""
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from orchestrator.training_record import Row, Source, TrainingRecord
 
 FILE = "README.md"
 GENERATED = "<!-- Written by orchestrate. Remove this line after editing: `orchestrate push` then keeps the page. -->"
-"""A card on the Hub without this line is somebody's own."""
+"""Marks a generated card; a card on the Hub without this line is a user's and is kept."""
 MOST_EVALUATIONS = 12
 """Rows of the table of the loss curve, at most."""
 OPTIMIZERS = {"adamw": "AdamW", "muon": "Muon for the projections of the blocks, AdamW for the rest"}
@@ -170,7 +170,7 @@ def _linked(source: Source) -> str:
 
 
 def _stages(stages: list[dict[str, Any]]) -> dict[str, str]:
-    """Return the row of what the stages of a run differ in, which stands for its batch."""
+    """Return the row of a run with stages that replaces its row `batch`; empty for a run without."""
     texts = (
         f"{stage['steps']:,} steps of {stage['sequences_per_step']:,} sequences of {stage['sequence_length']:,} tokens"
         for stage in stages

@@ -9,7 +9,7 @@ VARIABLE = "ORCHESTRATE_NVIDIA_WHEELS"
 
 
 def make_known() -> None:
-    """Name the folders of the package `nvidia` in the environment, which the extension and the program both read."""
+    """Set an environment variable to the folders of the package `nvidia`; the extension and the program read it."""
     package = importlib.util.find_spec("nvidia")
     if package is not None and package.submodule_search_locations:
         os.environ.setdefault(VARIABLE, os.pathsep.join(package.submodule_search_locations))

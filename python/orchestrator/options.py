@@ -35,7 +35,7 @@ class ConfigFlag:
 
     @property
     def flag(self) -> str:
-        """What is typed."""
+        """The flag as it is typed, such as `--text-column`."""
         return f"--{self.name.replace('_', '-')}"
 
     def parameter(self) -> Parameter:

@@ -1,4 +1,4 @@
-"""Where runs, tokenizers and cached data live: the environment's roots or the defaults, read in this one place."""
+"""The folders of runs, tokenizers and cached data: the environment's roots or the defaults, read in this one place."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ EXPERIMENT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 @dataclass(frozen=True)
 class RunLocation:
-    """What a run is called and where it lives."""
+    """The name of a run, its folder and its tokenizer's."""
 
     experiment: str
     folder: Path
@@ -26,13 +26,13 @@ class RunLocation:
 
     @property
     def flags(self) -> str:
-        """What to type to mean this run."""
+        """The flags that select this run on the command line."""
         where = "" if self.is_usual else f" --run-dir {self.folder}"
         return f"--experiment {self.experiment}{where}"
 
     @property
     def model_flags(self) -> str:
-        """What to type to mean its newest checkpoint."""
+        """The flags that select the run's newest checkpoint on the command line."""
         return f"--experiment {self.experiment}" if self.is_usual else f"--checkpoint {self.folder}"
 
 
@@ -56,7 +56,7 @@ class Roots:
         )
 
     def location(self, experiment: str, run_dir: Path | None, flag: str = "--experiment") -> RunLocation:
-        """Return where an experiment lives, or raise a `CommandError` if that cannot be a folder's name.
+        """Return the location of an experiment, or raise a `CommandError` if its name cannot be that of a folder.
 
         Args:
             experiment: Its name.
@@ -80,12 +80,12 @@ class Roots:
 
 
 def is_utf8(text: str) -> bool:
-    """Whether what the system gave as text is: Python keeps other bytes as halves of surrogate pairs."""
+    """Whether a string from the system is valid UTF-8: Python keeps other bytes as halves of surrogate pairs."""
     return not any("\ud800" <= character <= "\udfff" for character in text)
 
 
 def shown(path: Path) -> str:
-    """Return the path as messages print it: whole."""
+    """Return the path as messages print it: absolute."""
     return str(path.absolute())
 
 

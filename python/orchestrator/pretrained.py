@@ -16,18 +16,18 @@ FILES = [
     "config.json", "generation_config.json", "model.safetensors", "model-*.safetensors", "model.safetensors.index.json",
     "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja",
 ]  # fmt: skip
-"""What is downloaded of a repository; many hold the weights a second time in another format."""
+"""The files to download from a repository; many hold the weights a second time in another format."""
 
 
 def locate(named: str, flag: str = "--init-from", files: tuple[str, ...] = ("config.json",)) -> Path:
-    """Return the folder of the model: of `OWNER/NAME[@REVISION]`, in huggingface_hub's cache.
+    """Return the folder of a model; that of `OWNER/NAME[@REVISION]` is in huggingface_hub's cache.
 
     The folder of a downloaded model is that of its commit, so that the run's config pins the revision.
 
     Args:
         named: What was typed.
         flag: The flag that it was typed for, which messages name.
-        files: What is downloaded of a repository; `config.json` tells whether a model runs here.
+        files: The files to download from a repository; `config.json` tells whether a model runs here.
     """
     folder = Path(named).expanduser()
     if folder.is_dir():
@@ -39,7 +39,7 @@ def locate(named: str, flag: str = "--init-from", files: tuple[str, ...] = ("con
 
 
 def download(named: str, folder: Path, flag: str = "--init-from") -> None:
-    """Download what a model is loaded from, of the commit that `locate` found."""
+    """Download the files that a model is loaded from, at the commit that `locate` found."""
     repository = REPOSITORY.fullmatch(named)
     if not Path(named).expanduser().is_dir() and repository is not None:
         _download(f"{flag} {named}", repository["name"], folder.name, FILES)

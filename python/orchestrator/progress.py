@@ -1,4 +1,4 @@
-"""How far a tokenizer's training is: a bar on a terminal, a line for each tenth elsewhere."""
+"""The progress of a tokenizer's training: a bar on a terminal, a line for each tenth elsewhere."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from orchestrator.screen import LABEL_WIDTH, amount, note
 
 
 class Reading(Protocol):
-    """Hears how much of what is wanted at most has been read."""
+    """Receives the progress of reading the text that a tokenizer is trained on."""
 
     def advance(self, share: float, documents: int, size: int) -> None:
-        """Show the documents and bytes read, at most `fraction` of what is wanted."""
+        """Show the documents and bytes read so far; `share` is the fraction of the limit that they reach."""
 
     def note(self, text: str) -> None:
-        """A remark on the reading, such as what it waits for."""
+        """Show a remark on the reading, such as what it waits for."""
 
     def end(self) -> None:
-        """All that there is or is wanted has been read; the work on it follows."""
+        """Show that reading has ended and that merging pairs of tokens follows."""
 
 
 @contextmanager
 def reading() -> Iterator[Reading]:
-    """Show the reading and what follows it while the block runs."""
+    """Show the progress of reading, and that training follows, while the block runs."""
     console = Console(file=sys.stdout)
     if not console.is_terminal:
         yield _Lines()
@@ -42,7 +42,7 @@ def reading() -> Iterator[Reading]:
 
 @dataclass
 class _Lines:
-    """Tenths of what is wanted at most, as plain lines."""
+    """Progress as plain lines, one for each tenth of the limit."""
 
     tenths: int = 0
 

@@ -34,13 +34,13 @@ WEIGHTS = [
     "model.safetensors", "model-*.safetensors", "model.safetensors.index.json", "config.json",
     "adapter_model.safetensors", "adapter_config.json",
 ]  # fmt: skip
-"""Removed from the repository where what is pushed has no such file: fewer shards, or adapters instead of a model."""
+"""Patterns of files that a push deletes from the repository unless it replaces them: stale shards or adapters."""
 MAIN = "main"
 
 
 @dataclass(frozen=True)
 class Target:
-    """Where a model is pushed to."""
+    """The repository and the branch that a model is pushed to."""
 
     repository: str
     branch: str
@@ -91,7 +91,7 @@ def run(
 
 
 def _opened(source: Source, merge: bool) -> Model:
-    """Open the model; adapters are uploaded alone, beside a model that others can find."""
+    """Open the model; adapters that are not merged are uploaded alone, if their base model is on the Hub."""
     if merge or not has_adapters(source.folder()):
         return opened(source, merge, alone=False)
     model = opened(source, merge=False, alone=True)
@@ -119,7 +119,7 @@ def _staging(repository: str) -> Iterator[Path]:
 
 
 def _prepare(api: HfApi, target: Target, user: str) -> None:
-    """Have the repository and the branch, and say who can see it."""
+    """Create the repository and the branch unless they exist, and print who can see the repository."""
     from huggingface_hub.errors import HfHubHTTPError
 
     private, made = not target.is_public, f"made by {user}"
@@ -158,7 +158,7 @@ def _upload(api: HfApi, target: Target, folder: Path, message: str) -> str:
 def _operations(
     api: HfApi, target: Target, folder: Path, there: list[str]
 ) -> list[CommitOperationAdd | CommitOperationDelete]:
-    """Return what the commit does: add the files, remove weights of another number of shards, keep one's own card."""
+    """Return the commit's operations: add the files but a user's own card, delete weights that are not replaced."""
     from huggingface_hub import CommitOperationAdd, CommitOperationDelete
 
     files = sorted(path.name for path in folder.iterdir())
@@ -173,7 +173,7 @@ def _operations(
 
 
 def _tag(api: HfApi, repository: str, tag: str, commit: str) -> str:
-    """Have the tag at the commit, and return what became of it."""
+    """Set the tag to the commit, and return its name with what was done."""
     tags = {found.name: found.target_commit for found in api.list_repo_refs(repository).tags}
     former = tags.get(tag)
     if former == commit:

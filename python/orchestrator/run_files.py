@@ -20,12 +20,12 @@ TOKENIZER = Path("tokenizer", "tokenizer.json")
 """The run's own copy of its tokenizer, in the run's folder."""
 CHAT_TEMPLATE = "chat_template.jinja"
 MODEL_FILES = ("generation_config.json", "config.json", CHAT_TEMPLATE)
-"""The files of a model's folder that may be alone in naming the tokens that begin and end a document, or a turn."""
+"""Files of a model's folder: any may be the only one that names the tokens that begin and end a document or a turn."""
 
 
 @dataclass(frozen=True)
 class StreamingConfig:
-    """What is streamed: the keys of streaming_config.json, in the order people know."""
+    """The streamed data set: the keys of streaming_config.json, in the order in which they are written."""
 
     dataset: str
     split: str
@@ -60,7 +60,7 @@ def write_training_config(folder: Path, text: str) -> tuple[Path, Path | None]:
 
 
 def copy_tokenizer(folder: Path, ready: tokenizer.Ready) -> None:
-    """Copy a tokenizer and the files that belong to it into the run, which keeps them whatever becomes of those."""
+    """Copy a tokenizer and the files that belong to it into the run, which then no longer needs the originals."""
     tokenizer_json, own = ready.path, folder / TOKENIZER
     if own.exists() and own.samefile(tokenizer_json):
         return
@@ -95,7 +95,7 @@ def write_special_tokens(folder: Path, tokens: list[str]) -> Path:
 
 
 def read_special_tokens(path: Path) -> list[str]:
-    """Return the tokens of such a file, a JSON array or one token per line; none if it does not exist."""
+    """Return the tokens of a special_tokens.txt: a JSON array, or one token per line; empty if there is no file."""
     try:
         text = read_text(path).strip()
         tokens = json.loads(text) if text.startswith("[") else [line for line in text.splitlines() if line.strip()]
@@ -119,7 +119,7 @@ def read_streaming_config(folder: Path) -> dict[str, Any] | None:
 
 
 def _replace(path: Path, content: str | bytes) -> None:
-    """Write a file so that it is there whole or not at all."""
+    """Write a file atomically, through a temporary file beside it."""
     staging = path.with_name(f".{path.name}.tmp-{os.getpid()}")  # the trainer removes what a killed process left
     try:
         staging.write_bytes(content.encode() if isinstance(content, str) else content)

@@ -48,7 +48,7 @@ class StoredTensor:
         return shaped
 
     def pieces(self) -> Iterator[bytes]:
-        """Yield the bytes, some at a time."""
+        """Yield the bytes in pieces of at most `PIECE`."""
         with self.file.open("rb") as source:
             source.seek(self.start)
             left = self.size

@@ -64,14 +64,14 @@ CONFIG_FLAGS = (
     ConfigFlag("tensorboard", "runtime.logging.tensorboard", OFTEN),
     ConfigFlag("device", "runtime.device", RUN),
 )
-"""A flag, the config key that it sets, and its panel."""
+"""The flags that set a config key: name, key and panel of the help text."""
 
 TRAINER_FLAGS = ("override", "resume", "rebatch", "profile")
 """The options of the trainer's `train` that the pipeline takes as well."""
 
 
 class Launch(str, enum.Enum):
-    """Who trains once the files are written."""
+    """What trains once the files are written: the Rust program, this process, or nothing."""
 
     AUTO = "auto"
     PROCESS = "process"
@@ -123,7 +123,7 @@ LaunchMode = Annotated[
 
 @dataclass
 class Settings:
-    """The value typed; None if there is none."""
+    """The values of the pipeline's flags; None or empty for one that was not typed."""
 
     stream: Annotated[bool, _flag(DATA, "Stream a data set (what happens anyway without --input).", "--stream")] = False
     dataset: Annotated[
@@ -240,7 +240,7 @@ class Settings:
     keys: dict[str, Any] = field(default_factory=dict)
     """The values of `CONFIG_FLAGS`, by the flags' names."""
     defaults: list[str] = field(default_factory=list)
-    """What a command says of config keys (`key=value`) where neither a flag nor an `--override` does."""
+    """Config keys (`key=value`) that a command sets unless a flag or an `--override` does."""
 
     def config_overrides(self) -> list[str]:
         """Return the flags that were typed as `key=value`, the explicit `--override`s last."""
@@ -253,10 +253,10 @@ class Settings:
         return self.keys.get("init_from")
 
     def flags_of_keys(self) -> dict[str, str]:
-        """Return the flag of each key that one was typed for and no `--override` outranks."""
+        """Return the typed flags by the key that they set, without those that an `--override` replaces."""
         outranked = {override.partition("=")[0].strip() for override in self.override or []}
         flags = {flag.key: flag.flag for flag in CONFIG_FLAGS if flag.name in self.keys and flag.key not in outranked}
-        # What the tokenizer is asked for outranks an override.
+        # --vocab-size takes precedence over an override.
         return flags if self.vocab_size is None else {**flags, "model.vocab_size": "--vocab-size"}
 
     def asked_device(self) -> str:
@@ -281,7 +281,7 @@ def takes_settings(command: Callable[[Context, Settings], None]) -> Callable[...
 
 
 def from_flags(flags: dict[str, Any]) -> Settings:
-    """Return the settings that the values of `flag_parameters`, or of some of them, are."""
+    """Return the settings from the values of `flag_parameters`, or of some of them."""
     rest = dict(flags)
     keys = {flag.name: rest.pop(flag.name, None) for flag in CONFIG_FLAGS}
     return Settings(keys={name: value for name, value in keys.items() if value is not None}, **rest)

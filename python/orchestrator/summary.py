@@ -17,7 +17,7 @@ from orchestrator.tokenizer import Facts
 
 SAMPLE_TOKENS = 96
 OUT_OF_PATIENCE = "evaluation has not improved"
-"""How the trainer's reason begins where `runtime.evaluation.patience` has ended the run."""
+"""The start of the trainer's reason for ending a run by `runtime.evaluation.patience`."""
 
 
 def show_prepared(config: Path) -> None:

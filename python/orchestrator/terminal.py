@@ -21,12 +21,12 @@ _CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u2
 
 
 def escaped(text: str) -> str:
-    r"""Return text in which what a terminal would obey is written out, an escape character as `\u{1b}`."""
+    r"""Return text with the characters that control a terminal written out, an escape character as `\u{1b}`."""
     return _CONTROLS.sub(lambda match: f"\\u{{{ord(match[0]):x}}}", text)
 
 
 class _Unfailing(io.FileIO):
-    """A descriptor that takes every write, and remembers the first that failed."""
+    """A file whose writes never fail; it remembers the first error."""
 
     failure: OSError | None = None
 
@@ -43,7 +43,7 @@ class _Unfailing(io.FileIO):
 
 
 def take_over() -> None:
-    """Replace stdout and stderr of this process by streams that take everything.
+    """Replace stdout and stderr of this process by streams whose writes never fail.
 
     A reader that went away, a full disk and characters that the encoding lacks do not stop what the program does.
     """
@@ -85,7 +85,7 @@ def complain(text: str) -> None:
 
 
 def _open_if_closed(descriptor: int) -> None:
-    """Point a closed descriptor at nothing, or the next file that is opened would be what the program prints into."""
+    """Open /dev/null on a closed descriptor, which the next file that is opened would otherwise take."""
     try:
         os.fstat(descriptor)
     except OSError:

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 END_OF_TEXT = "<|endoftext|>"
 PADDING = "<|pad|>"
-"""Never trained on; there for those who fine-tune in batches."""
+"""The padding token: unused in training here, for those who fine-tune in padded batches."""
 SPECIAL_TOKENS = (END_OF_TEXT, PADDING)
 ROLES = {"bos_token": END_OF_TEXT, "eos_token": END_OF_TEXT, "pad_token": PADDING}
 LARGEST_SAMPLE = 256_000_000
@@ -47,13 +47,13 @@ MANIFEST = "manifest.json"
 FILES = (
     "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "vocab.json", "merges.txt", MANIFEST,
 )  # fmt: skip
-"""What a tokenizer's folder holds, the manifest last."""
+"""The files of a tokenizer's folder, the manifest last."""
 GPT2 = "openai-community/gpt2"
 
 
 @dataclass(frozen=True)
 class Request:
-    """What a tokenizer is trained for and on; an existing one is reused when nothing of it differs."""
+    """The settings and the text source of a tokenizer; an existing one with an equal request is reused."""
 
     vocab_size: int
     special_tokens: list[str]
@@ -83,18 +83,18 @@ class Facts:
     unigram_entropy: float
     """Entropy of the token frequencies, in nats per token: the loss of a model that knows nothing else."""
     held_out_bytes: int
-    """Text that the tokenizer was not trained on but tried on; 0 where there were too few documents to spare one."""
+    """Bytes of the text that was held out to try the tokenizer on; 0 if there were too few documents to spare one."""
     bytes_per_token: float | None
-    """Of the held-out text."""
+    """Bytes per token of the held-out text; None if it is empty."""
     tokens_per_word: float | None
-    """Of the held-out text; a word is what lies between white space."""
+    """Tokens per word of the held-out text, split at white space; None if it is empty."""
     gpt2_bytes_per_token: float | None
-    """GPT-2's on the same text, if its tokenizer is in the Hugging Face cache."""
+    """GPT-2's bytes per token of the same text, if its tokenizer is in the Hugging Face cache."""
 
 
 @dataclass(frozen=True)
 class Ready:
-    """A tokenizer on disk; the facts are known where we trained it."""
+    """A tokenizer on disk; its facts are None if it was not trained here."""
 
     path: Path
     vocab_size: int

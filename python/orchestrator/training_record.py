@@ -1,4 +1,4 @@
-"""What the files of a run say of how a checkpoint was trained."""
+"""How a checkpoint was trained, from the files of its run."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class Source:
-    """Text that was trained on. Of local files only the names are kept, not the folders."""
+    """A source of the text that was trained on. Of local files only the names are kept, not the folders."""
 
     name: str
     is_on_hub: bool
@@ -56,7 +56,7 @@ class TrainingRecord:
         return repository_of(Path(self.config.get("model", {}).get("init_from") or ""))
 
     def sources(self) -> list[Source]:
-        """Return what was trained on, in the order of the config."""
+        """Return the sources of the text that was trained on, in the order of the config."""
         data, pinned = self.config.get("data", {}), self.state.get("identity", {})
         if self.streaming is not None:
             return [_source(self.streaming["dataset"], self.streaming, pinned.get("revision"))]
@@ -88,7 +88,7 @@ def _source(name: str, settings: Row, pin: str | None, weight: float | None = No
 
 
 def read(model: Path, run: Path | None) -> TrainingRecord:
-    """Return what the checkpoint `model` and its run's folder say; both may say nothing."""
+    """Read how the checkpoint `model` was trained, from its folder and its run's; files of both may be missing."""
     state = read_object(model / "trainer_state.json")
     if run is None or not state:
         return TrainingRecord(state)

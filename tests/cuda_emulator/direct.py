@@ -1,4 +1,4 @@
-"""Calls the emulated driver as a program does, without a program in between."""
+"""Calls the emulated driver from Python, without a program in between."""
 
 from __future__ import annotations
 
@@ -50,17 +50,17 @@ class Cuda:
         self.stream = self.new_stream()
 
     def code(self, name: str, *arguments: Any) -> int:
-        """What a call answers."""
+        """Call the driver; return its result code."""
         answer: int = getattr(self.driver, name)(*arguments)
         return answer
 
     def call(self, name: str, *arguments: Any) -> None:
-        """A call that has to succeed."""
+        """Call the driver; raise `Failed` unless it succeeds."""
         if code := self.code(name, *arguments):
             raise Failed(name, code)
 
     def made(self, name: str, *arguments: Any) -> ctypes.c_void_p:
-        """A handle that a call makes."""
+        """Call the driver; return the handle that it makes."""
         handle = ctypes.c_void_p()
         self.call(name, ctypes.byref(handle), *arguments)
         return handle
@@ -101,13 +101,13 @@ class Cuda:
     def launch(
         self, function: ctypes.c_void_p, grid: Sequence[int], threads: int, values: Sequence[Any], shared: int = 0
     ) -> int:
-        """Values are integers for addresses, or ctypes numbers."""
+        """Launch a kernel; return the result code. Values are integers for addresses, or ctypes numbers."""
         kept = [value if isinstance(value, ctypes._SimpleCData) else ctypes.c_uint64(value) for value in values]
         pointers = (ctypes.c_void_p * len(kept))(*[ctypes.addressof(value) for value in kept])
         return self.code("cuLaunchKernel", function, *grid, threads, 1, 1, shared, self.stream, pointers, None)
 
     def recorded(self, body: Callable[[], None]) -> ctypes.c_void_p:
-        """A graph of what `body` asks of the stream."""
+        """Return an executable CUDA graph, captured from the calls that `body` makes on the stream."""
         self.call("cuStreamBeginCapture_v2", self.stream, 1)
         body()
         graph = ctypes.c_void_p()
@@ -120,7 +120,7 @@ class Cuda:
 
 
 def run(emulator: Emulator, body: Callable[[Cuda], Any]) -> Any:
-    """What `body` returns, in a process of its own: a context that failed once stays failed."""
+    """Run `body` in a process of its own, as a context that failed once stays failed; return what it returns."""
     here, there = get_context("fork").Pipe()
     process = get_context("fork").Process(target=_child, args=(emulator, body, there))
     process.start()

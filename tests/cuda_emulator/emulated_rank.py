@@ -60,7 +60,7 @@ class HostGroup:
         return row
 
     def _memory(self, part: Any) -> tuple[int, int]:
-        """Address and bytes of a part, which is used in the order of the stream."""
+        """Return address and bytes of a part of a buffer, which is used in the order of the stream."""
         interface = part.__cuda_array_interface__
         assert interface["stream"] == self._stream
         assert not hasattr(part, "__array_interface__")

@@ -20,7 +20,7 @@ SOURCES = {
 }
 LIBRARIES = ("libcuda.so.1", "libcublas.so.13", "libcublasLt.so.13", "libcurand.so.10")
 WARNINGS = "-std=gnu11 -Wall -Wextra -Werror -O2 -ffp-contract=off -fPIC -fvisibility=hidden".split()
-# What NVIDIA's wheels hold, by the folder that they have it in: CUDA 13's lie together, of CUDA 12 each has its own.
+# The libraries of NVIDIA's wheels, by folder: those of CUDA 13 share one, each wheel of CUDA 12 has its own.
 WHEELS: dict[int, dict[str, tuple[str, ...]]] = {
     13: {"cu13": ("libcublas.so.13", "libcublasLt.so.13", "libcurand.so.10")},
     12: {"cublas": ("libcublas.so.12", "libcublasLt.so.12"), "curand": ("libcurand.so.10",)},
@@ -29,7 +29,7 @@ VERSIONS = {13: ("-DCUBLAS=130100", "-DCURAND=100400"), 12: ("-DCUBLAS=120804", 
 
 
 def build(folder: Path) -> None:
-    """Compiles the libraries into `folder`, and a toolkit's stub of the driver into `stubs` below it."""
+    """Compile the libraries into `folder`, and a toolkit's stub of the driver into `stubs` below it."""
     for name in LIBRARIES:
         _compile(folder / name, name, SOURCES[name.partition(".")[0]], folder)
     (folder / "stubs").mkdir()
@@ -37,7 +37,7 @@ def build(folder: Path) -> None:
 
 
 def build_wheels(environment: Path, libraries: Path, cuda: int) -> None:
-    """Puts what `pip install` brings of CUDA 12 or 13 into a Python environment; `libraries` is what `build` made."""
+    """Put the libraries of NVIDIA's wheels for CUDA 12 or 13 into an environment; `libraries` is `build`'s folder."""
     for wheel, names in WHEELS[cuda].items():
         folder = environment / "lib" / "python3.12" / "site-packages" / "nvidia" / wheel / "lib"
         folder.mkdir(parents=True)
@@ -61,11 +61,11 @@ class Emulator:
     settings: Mapping[str, Any] = field(default_factory=dict)
 
     def having(self, **settings: Any) -> Emulator:
-        """The same with more settings: `memory=1 << 30` is CUDA_EMULATOR_MEMORY."""
+        """Return the emulator with more settings: `memory=1 << 30` is CUDA_EMULATOR_MEMORY."""
         return Emulator(self.libraries, self.python, {**self.settings, **settings})
 
     def environment(self) -> dict[str, str]:
-        """What a program needs to see this GPU."""
+        """Return the environment variables with which a program sees this GPU."""
         own = {f"CUDA_EMULATOR_{name.upper()}": str(value) for name, value in self.settings.items()}
         found = os.pathsep.join(filter(None, [str(self.libraries), os.environ.get("LD_LIBRARY_PATH")]))
         return {
@@ -78,6 +78,6 @@ class Emulator:
         }
 
     def report(self) -> dict[str, Any]:
-        """What the last program that ended counted, if `report` names a file."""
+        """Return the counters of the last program that ended, from the file that the setting `report` names."""
         counts: dict[str, Any] = json.loads(Path(self.settings["report"]).read_text())
         return counts

@@ -20,7 +20,7 @@ TOKENIZER = REPOSITORY / "transformer_candle" / "dataset" / "tests" / "fixtures"
 
 @dataclass(frozen=True)
 class Tiny:
-    """A model and its data, small enough for an interpreter."""
+    """A model and its data, small enough for Triton's interpreter."""
 
     hidden: int = 64
     heads: int = 2
@@ -42,7 +42,7 @@ class Tiny:
     head_dim: int | None = None
 
     def config(self, text: Path) -> dict[str, Any]:
-        """A config that `train` loads."""
+        """Return a config that `train` loads."""
         sizes = {
             "architecture": self.architecture,
             "hidden_size": self.hidden,
@@ -82,34 +82,34 @@ class Tiny:
 
 @dataclass(frozen=True)
 class Runs:
-    """Runs below one folder, each with its own."""
+    """Runs below one folder, each in a folder of its own."""
 
     workspace: Workspace
     emulator: Emulator
 
     @property
     def text(self) -> Path:
-        """What a run trains and evaluates on: one long document."""
+        """The text that a run trains and evaluates on: one long document."""
         return self.workspace.root / "book.txt"
 
     @property
     def lines(self) -> Path:
-        """Its lines, each a document: what a run that keeps documents apart trains and evaluates on."""
+        """The lines of `text`, each a document: the text of runs that keep documents apart."""
         return self.workspace.root / "lines.jsonl"
 
     def having(self, **settings: Any) -> Runs:
-        """The same folder, another GPU."""
+        """Return the runs of the same folder with another GPU."""
         return replace(self, emulator=self.emulator.having(**settings))
 
     def program(self, *arguments: str | Path, environment: Mapping[str, str] | None = None) -> Finished:
-        """The trainer with the emulated GPU in sight."""
+        """Run the trainer with the emulated GPU."""
         return self._with(environment).command(EMULATED_TRAINER, *arguments)
 
     def start(self, *arguments: str | Path, environment: Mapping[str, str] | None = None) -> subprocess.Popen[str]:
         return self._with(environment).start(EMULATED_TRAINER, *arguments)
 
     def write(self, name: str, tiny: Tiny) -> Path:
-        """A run's folder with its config."""
+        """Write the config of a run; return its folder."""
         if not self.text.exists():
             book = self.workspace.write_text(self.text.name, 40_000).read_text(encoding="utf-8")
             documents = [json.dumps({"text": line}) for line in book.splitlines() if line]
@@ -123,13 +123,13 @@ class Runs:
     def train(
         self, name: str, *arguments: str | Path, device: str = "cuda", environment: Mapping[str, str] | None = None
     ) -> Finished:
-        """Trains a run that was written, or resumes it."""
+        """Train a run that was written, or resume it."""
         config = self.workspace.run_folder(name) / "training.json"
         words = ("train", "--config", config, "--device", device, *arguments)
         return self.program(*words, environment=environment)
 
     def trained(self, name: str, tiny: Tiny, device: str = "cuda") -> str:
-        """The name of a run that is trained to its end."""
+        """Train a run to its end; return its name."""
         self.write(name, tiny)
         self.train(name, device=device).succeeded()
         return name
@@ -138,21 +138,21 @@ class Runs:
         return self.workspace.metrics(name, kind)
 
     def steps(self, name: str) -> list[tuple[int, float, float]]:
-        """Step, loss and gradient norm as they were logged."""
+        """Return step, loss and gradient norm as they were logged."""
         return [(row["step"], row["loss"], row["grad_norm"]) for row in self.metrics(name)]
 
     def state(self, name: str, step: int) -> dict[str, bytes]:
-        """Everything that training resumes from, bit by bit."""
+        """Return the bytes of the weights and the optimizer's state in a checkpoint."""
         folder = self.workspace.run_folder(name) / "checkpoints" / f"step-{step:08}"
         return {file: (folder / file).read_bytes() for file in ("model.safetensors", "optimizer.safetensors")}
 
     def trainer_state(self, name: str, step: int) -> dict[str, Any]:
-        """What a checkpoint says of the run, in `trainer_state.json`."""
+        """Return the `trainer_state.json` of a checkpoint."""
         state: dict[str, Any] = json.loads((self.checkpoint(name, step) / "trainer_state.json").read_text())
         return state
 
     def gradients(self, name: str) -> dict[str, np.ndarray]:
-        """First moments or momentum after step 1, which are its clipped gradients times a constant."""
+        """Return first moments or momentum after step 1, which are its clipped gradients times a constant."""
         file = self.checkpoint(name, 1) / "optimizer.safetensors"
         return {key: value for key, value in load_file(file).items() if key.endswith((".first_moment", ".momentum"))}
 

@@ -326,12 +326,12 @@ def test_a_lane_that_a_mask_leaves_out_is_not_zero(emulator: Emulator, tmp_path:
 
 
 def emulator_with(emulator: Emulator, folder: Path) -> Emulator:
-    """The emulator with kernels of the test's own."""
+    """Return the emulator with kernels of the test's own."""
     return emulator.having(kernels=folder)
 
 
 def write_kernels(folder: Path) -> Path:
-    """A folder as kernels/triton: two kernels whose PTX holds only what the driver reads."""
+    """Make a folder like kernels/triton, with two kernels whose PTX holds only what the driver reads."""
     (folder / "ptx").mkdir()
     for name in ("interpreter.py", "declaration.py"):
         (folder / name).write_text((KERNELS / name).read_text())

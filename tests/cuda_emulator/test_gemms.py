@@ -20,7 +20,7 @@ NONE, IN_PLACE, COMPUTE_TYPE = 0, 1, 2
 
 @dataclass
 class Matrix:
-    """Column-major in memory: `stored[column, row]`."""
+    """A matrix, column-major in memory: `stored[column, row]`."""
 
     kind: int
     rows: int
@@ -75,7 +75,7 @@ class Library:
         schemes: int = COMPUTE_TYPE,
         alignment: int = 256,
     ) -> list[bytes]:
-        """Algorithms that the library proposes; an empty list when it has none."""
+        """Return the algorithms that the library proposes; an empty list when it has none."""
         preference = ctypes.c_void_p()
         self.blas.cublasLtMatmulPreferenceCreate(ctypes.byref(preference))
         given: list[tuple[int, Any]] = [(1, ctypes.c_uint64(workspace)), (3, ctypes.c_uint32(schemes))]
@@ -176,7 +176,7 @@ def test_what_is_proposed_keeps_to_the_preferences(emulator: Emulator) -> None:
 
 
 def test_an_in_place_sum_is_never_the_same_twice(emulator: Emulator) -> None:
-    """What masking such algorithms out is for; as often as it takes, for the order is a matter of chance."""
+    """The reason to mask out such algorithms. The sum is repeated, as its order is random."""
     stored = Matrix(BF16, 64, 64, 64).stored(np.random.default_rng(3)).tobytes()
 
     def body(cuda: Cuda) -> int:

@@ -14,7 +14,7 @@ MEMORY = (*SMALL, "--only", "memory")
 
 
 def reports(finished: Finished) -> dict[str, dict[str, Any]]:
-    """What each part printed, in the order of the lines."""
+    """Return the report that each part printed, in the order of the lines."""
     return {report["part"]: report for report in map(json.loads, finished.out.splitlines())}
 
 
@@ -34,7 +34,7 @@ def test_a_correct_gpu_passes_every_check(runs: Runs) -> None:
 
 
 def test_a_failed_launch_leaves_what_was_checked_before(runs: Runs) -> None:
-    """As one illegal address on a GPU: everything asked of it afterwards fails."""
+    """The failure is like an illegal address on a GPU: every later call fails."""
     lost = runs.having(fault="swiglu_backward.bf16")
     finished = lost.program(*SMALL, "--json", "--only", "operations", "--only", "training", "--only", "memory")
     assert finished.code == 1
@@ -55,7 +55,7 @@ def test_a_plan_that_does_not_fit_is_a_failed_row(runs: Runs) -> None:
 
 
 def test_memory_passes_while_others_take_some(runs: Runs) -> None:
-    """A desktop, a browser: what is free falls all the time."""
+    """The free memory falls all the time, as with a desktop or a browser on the same GPU."""
     runs.having(drift=1 << 16).program(*MEMORY).succeeded()
 
 

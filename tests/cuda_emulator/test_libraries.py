@@ -24,7 +24,7 @@ def driver(runs: Runs, tmp_path: Path) -> Runs:
 
 
 def wheels(runs: Runs, emulator: Emulator, *cudas: int, folder: str = "venv") -> Path:
-    """A Python environment with NVIDIA's wheels of CUDA 12, 13 or both."""
+    """Make a Python environment with NVIDIA's wheels of CUDA 12, 13 or both."""
     environment = runs.workspace.root / folder
     for cuda in cudas:
         build_wheels(environment, emulator.libraries, cuda)
@@ -32,7 +32,7 @@ def wheels(runs: Runs, emulator: Emulator, *cudas: int, folder: str = "venv") ->
 
 
 def software(runs: Runs) -> str:
-    """The versions that the run was trained with."""
+    """Return the versions that the run was trained with."""
     text = (runs.workspace.run_folder("run") / "environment.json").read_text()
     return str(json.loads(text)["card"]["fingerprint"])
 
@@ -43,7 +43,7 @@ def test_a_toolkits_stub_is_not_taken_for_the_driver(runs: Runs, tmp_path: Path,
     folder = tmp_path / "toolkit" / ("lib" if kind == "by its answer" else "stubs")
     folder.mkdir(parents=True)
     stub = folder / ("libcuda.so.1" if kind == "as libcuda.so.1" else "libcuda.so")
-    # Of an old toolkit: it does not say that it is one.
+    # libcuda.so.1 stands for the stub of an old toolkit, which does not say that it is one.
     shutil.copy(libraries / "libcuda.so.1" if kind == "by its folder" else libraries / "stubs" / "libcuda.so", stub)
     runs.write("run", TINY)
     environment = {"LD_LIBRARY_PATH": f"{folder}:{libraries}"}

@@ -29,7 +29,7 @@ def complete(trace: dict[str, Any], process: int) -> list[dict[str, Any]]:
 
 
 def inside(event: dict[str, Any], events: list[dict[str, Any]]) -> list[str]:
-    """The names of what surrounds an event, outermost first."""
+    """Return the names of the events around an event, outermost first."""
     start, end = event["ts"], event["ts"] + event["dur"]
     around = [e for e in events if e["cat"] == "scope" and e["ts"] <= start and end <= e["ts"] + e["dur"]]
     return [e["name"] for e in sorted(around, key=lambda e: (e["ts"], -e["dur"]))]

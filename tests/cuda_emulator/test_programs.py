@@ -1,4 +1,4 @@
-"""What the programs say and refuse on machines with and without a GPU, and what they do with one."""
+"""The programs on machines with and without a GPU: what they print, what they refuse, and what they do with one."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ with_adapters_or_without = pytest.mark.parametrize(
 
 
 def without(runs: Runs, library: str, tmp_path: Path) -> Runs:
-    """A machine that lacks one library."""
+    """Return the runs on a machine that lacks one library."""
     folder = tmp_path / "libraries"
     shutil.copytree(runs.emulator.libraries, folder)
     (folder / library).unlink()
@@ -76,7 +76,7 @@ def test_too_small_gpus_are_refused_before_allocation(runs: Runs) -> None:
 
 
 def test_a_driver_of_cuda_12_8_takes_what_this_program_brings(runs: Runs) -> None:
-    """With cuBLAS of its time; an older driver, or a newer cuBLAS, is refused."""
+    """It takes a cuBLAS of its time; an older driver, or a newer cuBLAS, is refused."""
     runs.write("run", TINY)
     runs.having(driver=12060, cublas=120602).train("run").refused(2, "driver")
     runs.having(driver=12080, cublas=130100).train("run").refused(2, "cuBLAS 13.1.0")
@@ -86,7 +86,7 @@ def test_a_driver_of_cuda_12_8_takes_what_this_program_brings(runs: Runs) -> Non
 
 @pytest.mark.parametrize(("gpu", "capability"), [("NVIDIA A100-SXM4-80GB", "8.0"), ("NVIDIA H200", "9.0")])
 def test_every_family_of_gpus_trains_alike(runs: Runs, gpu: str, capability: str) -> None:
-    """Other kernels, the same numbers up to the order of sums."""
+    """Other kernels give the same numbers up to the order of sums."""
     other = runs.having(gpu=gpu, capability=capability)
     losses = [row[1] for row in other.steps(other.trained("run", TINY))]
     assert losses == pytest.approx([row[1] for row in runs.steps(runs.trained("usual", TINY))], rel=4e-3)
@@ -123,7 +123,7 @@ def test_a_limit_on_the_gpus_memory_is_kept_to(runs: Runs) -> None:
 
 @with_adapters_or_without
 def test_a_step_waits_once_and_allocates_nothing(runs: Runs, lora: dict[str, Any] | None) -> None:
-    """What the trainer promises of a step, counted as the difference of two runs."""
+    """Waits and allocations of a step are counted as the difference of two runs."""
     base = runs.checkpoint(runs.trained("base", Tiny(steps=2), "cpu"), 2) if lora else None
     counts = {}
     for steps in (4, 8):

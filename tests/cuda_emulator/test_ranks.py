@@ -44,7 +44,7 @@ def two_gpus(runs: Runs, tmp_path: Path) -> Runs:
 
 
 def train(runs: Runs, package: Path, name: str, *words: str, **variables: str) -> Finished:
-    """Trains a run that was written in two processes of torchrun, with further variables of the environment."""
+    """Train a run that was written, in two processes of torchrun, with further environment variables."""
     config = runs.workspace.run_folder(name) / "training.json"
     environment: Mapping[str, str] = {"PYTHONPATH": str(package), "OMP_NUM_THREADS": "1", **variables}
     options = ("--config", str(config), "--device", "cuda", *words)
@@ -52,7 +52,7 @@ def train(runs: Runs, package: Path, name: str, *words: str, **variables: str) -
 
 
 def state(runs: Runs, name: str, step: int) -> dict[str, np.ndarray]:
-    """Weights and the optimizer's state, whatever files they are in."""
+    """Return weights and the optimizer's state, whatever files they are in."""
     found: dict[str, np.ndarray] = {}
     for file in sorted(runs.checkpoint(name, step).glob("*.safetensors")):
         found |= {key: value.float().numpy() for key, value in load_file(file).items()}
@@ -79,7 +79,7 @@ def test_two_gpus_train_as_one_does(two_gpus: Runs, package: Path, algorithm: st
 
 
 def test_blocks_exchange_gradients_during_the_backward_pass(two_gpus: Runs, package: Path) -> None:
-    """Of a model whose blocks are large enough for that: each part of the last micro-batch is a CUDA graph."""
+    """The model's blocks are large enough for that: each part of the last micro-batch is a CUDA graph."""
     large = replace(TINY, hidden=256, heads=4, intermediate=768, layers=4, accumulation=2, steps=3, checkpoint_every=3)
     two_gpus.trained("one", large)
     two_gpus.write("two", large)
@@ -111,7 +111,7 @@ def test_a_checkpoint_is_resumed_on_one_and_on_two_gpus(two_gpus: Runs, package:
 def test_virtual_shards_give_the_bits_of_one_gpu(two_gpus: Runs, package: Path, precision: str, algorithm: str) -> None:
     """The second rank takes the GEMM algorithms of the first, though others would be the fastest there.
 
-    Of four layers each rank updates matrices of every shape, so that the first one chooses for all of them.
+    With four layers each rank updates matrices of every shape, so that the first one chooses for all of them.
     """
     key = "--override=runtime.deterministic_reduction=4"
     for name in ("one", "two"):
@@ -124,7 +124,7 @@ def test_virtual_shards_give_the_bits_of_one_gpu(two_gpus: Runs, package: Path, 
 
 
 def test_what_gpus_lack_is_refused_in_a_sentence(two_gpus: Runs, package: Path) -> None:
-    """By the trainer itself, which asks for NCCL."""
+    """The ranks run `orchestrator.distributed` itself, which asks for NCCL, and no emulated exchange."""
     two_gpus.write("run", TINY)
     config = two_gpus.workspace.run_folder("run") / "training.json"
     command = (sys.executable, "-m", "orchestrator.distributed.launcher", "2", f"--config={config}", "--device=cuda")

@@ -31,7 +31,7 @@ TOLERANCE = {"fp32": (2e-5, 1e-5), "bf16": (4e-3, 3e-2)}
 
 
 def errors(runs: Runs, one: str, other: str) -> dict[str, float]:
-    """How far the gradients of two runs are from each other, matrix by matrix."""
+    """Return the relative error between the gradients of two runs, matrix by matrix."""
     ours, theirs = runs.gradients(one), runs.gradients(other)
     assert ours.keys() == theirs.keys()
     return {name: float(np.linalg.norm(ours[name] - theirs[name]) / np.linalg.norm(theirs[name])) for name in ours}
@@ -74,7 +74,7 @@ def test_the_gpu_trains_adapters_as_the_cpu_does(runs: Runs, precision: str, dro
 
 
 def test_a_mask_depends_on_the_step_and_not_on_the_micro_batch(runs: Runs) -> None:
-    """Nor on the schedule: a key that comes too early or too late would give a micro-batch the mask of another."""
+    """It does not depend on the schedule either: a key that came too early or late would be another micro-batch's."""
     base = runs.checkpoint(runs.trained("base", replace(LARGER, precision="fp32"), "cpu"), 3)
     tiny = replace(LARGER, precision="fp32", init_from=base, lora={"rank": 4, "dropout": 0.25}, batch=1, accumulation=4)
     expected = runs.steps(runs.trained("cut", tiny))
@@ -140,7 +140,7 @@ def test_a_killed_run_resumes_bit_for_bit(runs: Runs, algorithm: str) -> None:
 
 
 def test_a_resumed_run_writes_the_samples_of_a_straight_one(runs: Runs) -> None:
-    """Their GEMMs have algorithms of their own, which the first checkpoint has already."""
+    """GEMMs of generation have algorithms of their own, which the first checkpoint already stores."""
     tiny = Tiny(steps=4, checkpoint_every=1)
     prompts = ("--override", 'runtime.evaluation.prompts=["def", "import os"]')
     tokens = ("--override", "runtime.evaluation.prompt_tokens=6")

@@ -66,7 +66,7 @@ class Kernel:
     shared_bytes: int
 
     def run(self, grid: tuple[int, ...], block: tuple[int, ...], shared_bytes: int, values: list[bytes]) -> None:
-        """All programs of the grid, one after the other."""
+        """Run all programs of the grid, one after the other."""
         if block != (self.threads, 1, 1) or shared_bytes < self.shared_bytes:
             expected = f"{self.threads} threads and {self.shared_bytes} bytes"
             raise Refused(f"compiled for {expected} a program, launched with {block} and {shared_bytes}")
@@ -82,7 +82,7 @@ class Kernel:
 
 
 def argument(declared: dict[str, Any], value: bytes) -> Any:
-    """An argument as the kernel's function takes it, held to what the kernel was promised."""
+    """Return an argument as the kernel's function takes it, checked against the kernel's declaration."""
     kind = declared["type"]
     number = struct.unpack("<Q", value)[0] if kind in POINTERS else struct.unpack(SCALARS[kind][0], value[:4])[0]
     if declared["divisible_by_16"] and number % 16:
@@ -104,7 +104,7 @@ class Manifest:
         }
 
     def kernel(self, entry: str, text: bytes) -> Kernel:
-        """What this PTX was compiled from."""
+        """Return the kernel that a PTX was compiled from."""
         found = self.by_text.get((hashlib.sha256(text).digest(), entry))
         if found is None:
             raise Refused(f"no PTX in {KERNELS}/ptx with the entry {entry} has the bytes that were loaded")
@@ -116,7 +116,7 @@ class Manifest:
 
 
 def patch_interpreter() -> None:
-    """Does once what the interpreter does before every call, and fills in what a GPU leaves open with what shows."""
+    """Do once what the interpreter does before every call, and fill undefined values with ones that show in results."""
     interpreter._patch_lang(SimpleNamespace(__globals__={"tl": tl, "core": tl.core}))
     interpreter.InterpretedFunction.__call__ = lambda self, *given, **named: self.rewrite()(*given, **named)
     # It computes every sum of integers twice, to say nothing when they differ.
@@ -124,7 +124,7 @@ def patch_interpreter() -> None:
     masked_load = interpreter.InterpreterBuilder.create_masked_load
 
     def load_with_poison(self: Any, pointers: Any, mask: Any, other: Any, *rest: Any) -> Any:
-        """A lane that the mask leaves out holds anything unless the kernel says what: NaN, or the largest number."""
+        """Load NaN or the largest integer into lanes masked out without a value, which a GPU leaves undefined."""
         if other is None:
             dtype = pointers.get_element_ty()
             bits = np.dtype(interpreter._get_np_dtype(dtype))
@@ -136,7 +136,7 @@ def patch_interpreter() -> None:
 
 
 def hasten_types() -> None:
-    """Makes every shape and type once; the interpreter spends most of its time on making them again."""
+    """Make every shape and type once; the interpreter spends most of its time on making them again."""
     shapes: dict[tuple[int, ...], tuple[Any, int, Any]] = {}
 
     def shape_of(sizes: Any) -> tuple[Any, int, Any]:
@@ -171,7 +171,7 @@ def hasten_types() -> None:
 
 
 def spoil_stores(kernel: Kernel) -> None:
-    """Every number that a kernel writes comes out an eighth too large."""
+    """Make every number that a kernel writes an eighth too large."""
     masked_store, function = interpreter.InterpreterBuilder.create_masked_store, kernel.function
 
     def store_wrong(self: Any, pointers: Any, value: Any, mask: Any, *rest: Any) -> Any:
@@ -206,7 +206,7 @@ class Worker:
         self.libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
 
     def serve(self) -> None:
-        """One request after the other."""
+        """Handle one request after the other."""
         while head := self.reader.read(8):
             kind, size = struct.unpack("<II", head)
             data = self.reader.read(size)
@@ -219,14 +219,14 @@ class Worker:
                 self.map(*struct.unpack("<QQ", data), mapped=kind == MAP)
 
     def map(self, address: int, size: int, *, mapped: bool) -> None:
-        """The GPU's memory comes and goes at the addresses that the program knows."""
+        """Map or unmap the GPU's memory at the addresses that the program knows."""
         flags = MAP_SHARED | MAP_FIXED if mapped else MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED
         where = (4, address - BASE) if mapped else (-1, 0)
         if self.libc.mmap(address, size, PROT_READ | PROT_WRITE if mapped else 0, flags, *where) != address:
             raise OSError(ctypes.get_errno(), f"cannot map {size} bytes at {address:#x}")
 
     def kernel(self, number: int) -> Kernel:
-        """A kernel when it is first launched."""
+        """Return a kernel, which is looked up when it is first launched."""
         if number not in self.kernels:
             kernel = self.manifest.kernel(*self.learned[number])
             if kernel.name == FAULTY:
@@ -237,7 +237,7 @@ class Worker:
         return self.kernels[number]
 
     def launch(self, data: bytes) -> None:
-        """Runs a kernel and answers: 0, or an error and its text."""
+        """Run a kernel and answer: 0, or an error and its text."""
         number, *sizes, shared_bytes, count = struct.unpack("<9I", data[:36])
         values = [data[at : at + 8] for at in range(40, 40 + 8 * count, 8)]
         result, text = 0, ""
@@ -252,7 +252,7 @@ class Worker:
 
 
 def main() -> None:
-    """Serves until the program closes its end."""
+    """Serve until the program closes its end."""
     faulthandler.enable()
     np.seterr(all="ignore")
     patch_interpreter()

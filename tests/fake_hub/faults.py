@@ -1,4 +1,4 @@
-"""What goes wrong on request: each fault hits the next `count` requests whose path matches."""
+"""Faults to inject: each hits the next `count` requests whose path matches."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ Kind = Literal[
     "unresolved",           # a redirect to a host name that has no address
 ]  # fmt: skip
 KINDS: tuple[Kind, ...] = get_args(Kind)
-"""What a download survives."""
+"""The faults that a download survives."""
 Refusal = Literal["401", "403", "409"]
-"""A token that is not accepted, or not for this; somebody else's commit meanwhile."""
+"""Status codes: a token that is not accepted, one without the permission, somebody else's commit meanwhile."""
 
 
 @dataclass
@@ -50,7 +50,7 @@ class Faults:
             self.pending.append(Fault(match, kind, count, retry_after, skip))
 
     def take(self, path: str) -> Fault | None:
-        """The fault that hits a request for `path`, counted off."""
+        """Return the fault that hits a request for `path`, if any, and count it off."""
         with self.lock:
             for fault in self.pending:
                 if fault.count > 0 and re.search(fault.match, path):

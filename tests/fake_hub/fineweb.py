@@ -56,7 +56,7 @@ FILES = {
 
 
 def documents(mean_characters: int = 1500) -> Iterator[str]:
-    """Pieces of the standard library's sources, cut at blank lines, about FineWeb's page length."""
+    """Yield pieces of the standard library's sources, cut at blank lines, about FineWeb's page length."""
     for source in sorted(Path(sysconfig.get_path("stdlib")).glob("*.py")):
         piece = ""
         for paragraph in source.read_text(encoding="utf-8", errors="replace").split("\n\n"):
@@ -67,7 +67,7 @@ def documents(mean_characters: int = 1500) -> Iterator[str]:
 
 
 def row(text: str, dump: str) -> dict[str, object]:
-    """A document with FineWeb's other columns."""
+    """Return a document with FineWeb's other columns."""
     digest = hashlib.md5(text.encode()).hexdigest()
     return {
         "text": text, "id": f"<urn:uuid:{digest}>", "dump": dump, "url": f"https://example.org/{digest}",

@@ -17,7 +17,7 @@ def _sha256(path: Path, size: int, modified_ns: int) -> str:
 
 
 def sha256(path: Path) -> str:
-    """Checksum of a file, remembered until the file changes."""
+    """Return the checksum of a file, remembered until the file changes."""
     status = path.stat()
     return _sha256(path, status.st_size, status.st_mtime_ns)
 
@@ -42,7 +42,7 @@ class Repository:
         return sorted(path.relative_to(self.folder).as_posix() for path in found)
 
     def commit(self) -> str:
-        """A 40-digit commit that changes when any file does."""
+        """Return a 40-digit commit that changes when any file does."""
         digest = hashlib.sha1(f"{self.kind}/{self.name}".encode())
         for name in self.files():
             digest.update(f"{name}\0{sha256(self.folder / name)}\n".encode())
@@ -66,7 +66,7 @@ class Repository:
         return entry
 
     def tree(self, folder: str, recursive: bool) -> list[dict[str, Any]]:
-        """Entries below `folder` (`""` is the top), folders included, sorted by path."""
+        """Return the entries below `folder` (`""` is the top), folders included, sorted by path."""
         prefix = f"{folder}/" if folder else ""
         files = [name for name in self.files() if name.startswith(prefix)]
         parents = {parent.as_posix() for name in files for parent in PurePosixPath(name).parents}
@@ -76,7 +76,7 @@ class Repository:
         return [self.entry(name) for name in sorted(names)]
 
     def describe(self, commit: str, gated: bool, private: bool = False) -> dict[str, Any]:
-        """What `/api/datasets/<name>` answers."""
+        """Return the answer to `/api/datasets/<name>`."""
         return {
             "_id": commit[:24], "id": self.name, "author": self.name.split("/")[0], "sha": commit,
             "private": private, "gated": "auto" if gated else False, "disabled": False, "downloads": 1, "likes": 0,

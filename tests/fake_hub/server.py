@@ -32,7 +32,7 @@ NOWHERE = "cdn.invalid"
 
 
 def _ignore(_: str) -> None:
-    """What a hub does with its requests that nobody watches."""
+    """Ignore a request: the default of `on_request`."""
 
 
 @dataclass(frozen=True)
@@ -80,23 +80,23 @@ class FakeHub:
         return f"http://127.0.0.1:{self.port}"
 
     def environment(self, cache: Path) -> dict[str, str]:
-        """What points a Hub client here and its cache at `cache`."""
+        """Return the environment variables that point a Hub client here and its cache at `cache`."""
         token = {"HF_TOKEN": self.token} if self.token else {}
         return {"HF_ENDPOINT": self.endpoint, "HF_HOME": str(cache), "HF_HUB_DISABLE_XET": "1", **token}
 
     def keep_commit(self, name: str) -> None:
-        """Let the data set's commit of this moment stay known when its files change; it then serves the new ones."""
+        """Keep the data set's current commit known when its files change; it then serves the new files."""
         self._kept.add(Repository(self.root, "datasets", name).commit())
 
     def find(self, repository: Repository, revision: str) -> tuple[str, Repository] | None:
-        """The commit that a revision stands for, and its files; none if it is unknown."""
+        """Return the commit that a revision stands for, and its files; None if it is unknown."""
         newest = repository.commit()
         if revision in ("main", newest):
             return newest, repository
         return (revision, repository) if revision in self._kept else self.uploads.find(repository, revision)
 
     def expire_signatures(self) -> None:
-        """Every signed address given out so far answers 403 from here on."""
+        """Make every signed address given out so far answer 403."""
         self._signature += 1
 
     def signature(self, path: str) -> str:
@@ -130,7 +130,7 @@ class _Handler(BaseHTTPRequestHandler):
     wbufsize, disable_nagle_algorithm = 1 << 16, True
 
     def log_message(self, format: str, *arguments: Any) -> None:
-        """The log is `hub.requests`."""
+        """Print nothing: the log is `hub.requests`."""
 
     def handle_request(self) -> None:
         self.status, self.injected = 0, self.hub.faults.take(unquote(urlsplit(self.path).path))
@@ -154,7 +154,7 @@ class _Handler(BaseHTTPRequestHandler):
     do_GET = do_HEAD = do_POST = do_PUT = do_DELETE = handle_request
 
     def read_body(self) -> bytes | None:
-        """What the client sends; None if the injected fault cuts an upload."""
+        """Return the body of the request; None if the injected fault cuts an upload."""
         size = int(self.headers.get("Content-Length") or 0)
         if self.command != "PUT" or self.injected is None or self.injected.kind not in ("reset", "stall"):
             return self.rfile.read(size)
@@ -203,7 +203,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.answer_json(found.body, found.status, found.headers)
 
     def signed(self, path: str, host: str = "localhost") -> str:
-        """The address of a path that needs no token."""
+        """Return the signed address of a path, which needs no token."""
         return f"http://{host}:{self.hub.port}{quote(path)}?Signature={self.hub.signature(path)}"
 
     def serve_api(self, match: re.Match[str], query: dict[str, list[str]], body: bytes) -> None:

@@ -1,4 +1,4 @@
-"""What clients write: repositories, large files, commits, branches and tags, answered as the Hub does."""
+"""Writes of clients: repositories, large files, commits, branches and tags, answered as the Hub does."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ STORE = re.compile(r"^/lfs-store/([0-9a-f]{64})$")
 
 @dataclass(frozen=True)
 class Answer:
-    """A status and what is sent with it as JSON."""
+    """A status and the JSON that is sent with it."""
 
     body: Any
     status: int = 200
@@ -50,9 +50,9 @@ class Uploads:
     is_read_only: bool = False
     private: set[str] = field(default_factory=set)
     refs: dict[str, dict[str, dict[str, str]]] = field(default_factory=dict)
-    """By repository: `branches` and `tags`, each by name its commit."""
+    """By repository the commits of its `branches` and of its `tags`, by name."""
     messages: list[str] = field(default_factory=list)
-    """Of the commits that clients made."""
+    """The messages of the commits that clients made."""
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def stored(self, checksum: str) -> Path:
@@ -62,7 +62,7 @@ class Uploads:
         return Repository(self.root / ".commits" / commit, "models", name)
 
     def find(self, repository: Repository, revision: str) -> tuple[str, Repository] | None:
-        """The commit that an uploaded repository's revision stands for, and its files."""
+        """Return the commit that an uploaded repository's revision stands for, and its files."""
         refs = self.refs.get(repository.name, {})
         commit = refs.get("branches", {}).get(revision) or refs.get("tags", {}).get(revision) or revision
         files = self.at_commit(repository.name, commit)
@@ -77,7 +77,7 @@ class Uploads:
             self.record(staging, MAIN)
 
     def staged(self, name: str, branch: str) -> Repository:
-        """A copy of a branch's files, from which the next commit is made."""
+        """Copy a branch's files to a folder from which the next commit is made."""
         staging = Repository(self.root / ".staging", "models", name)
         shutil.rmtree(staging.root, ignore_errors=True)
         shutil.copytree(self.at_commit(name, self.refs[name]["branches"][branch]).folder, staging.folder)
@@ -191,7 +191,7 @@ def _preupload(uploads: Uploads, name: str, revision: str, body: bytes) -> Answe
 
 
 def _content_id(path: Path) -> str | None:
-    """What the Hub compares contents by: the SHA-256 of large files, git's hash of others."""
+    """Return the hash by which the Hub compares files: the SHA-256 of large ones, git's hash of others."""
     if not path.is_file():
         return None
     if Repository.is_large(path.name):

@@ -90,13 +90,13 @@ def make(golden: Path, scratch: Path, trainer: Path, model: str, data: str, prec
 
 
 def losses(run: Path) -> dict[str, float]:
-    """Return the training loss of each step behind the stop."""
+    """Return the training loss of each step after the stop."""
     rows = map(json.loads, (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines())
     return {str(row["step"]): row["loss"] for row in rows if row["kind"] == "train" and row["step"] > STOPPED_AT}
 
 
 def steps(run: Path) -> list[dict[str, object]]:
-    """Return what the ledger says of each step behind the stop: its batch's hash among it."""
+    """Return the ledger's records of the steps after the stop, with the hashes of their batches."""
     rows = map(json.loads, (run / "ledger.jsonl").read_text(encoding="utf-8").splitlines())
     return [row for row in rows if row["kind"] == "step" and row["step"] > STOPPED_AT]
 

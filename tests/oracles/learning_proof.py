@@ -2,7 +2,7 @@
 
 Run `make learning-proof`. Both sides start from our step-0 checkpoint, see the batches of `orchestrator.TokenStream`
 and take 2,000 AdamW steps; PyTorch (transformers' Llama) then measures the validation loss of both final models on the
-same held-out text. bfloat16 is our bf16 policy against PyTorch's autocast. Prints one JSON line a precision and exits 1
+same held-out text. bfloat16 is our bf16 policy against PyTorch's autocast. Prints a JSON line per precision and exits 1
 when the two losses differ by more than 0.02.
 """
 
@@ -47,7 +47,7 @@ def prepare(folder: Path, steps: int, precision: str) -> Path:
 
 
 def learning_rate(step: int, steps: int) -> float:
-    """Linear warm-up, then cosine; `step` counts from 0."""
+    """Return the rate of a step: linear warm-up, then cosine; `step` counts from 0."""
     if step < WARMUP:
         return PEAK * (step + 1) / WARMUP
     progress = (step - WARMUP) / (steps - WARMUP)
@@ -80,7 +80,7 @@ def train_in_pytorch(start: Path, config: RunConfig, steps: int, precision: str)
 
 @torch.no_grad()
 def validation_loss(model: torch.nn.Module, tokenizer: PreTrainedTokenizerBase, path: Path) -> float:
-    """Mean loss in nats over the validation text, cut in sequences."""
+    """Return the mean loss in nats over the validation text, cut in sequences."""
     model.eval()
     end = tokenizer.eos_token_id
     stream = [end]

@@ -1,4 +1,4 @@
-"""llama.cpp's own server, which says what the program makes of a GGUF file."""
+"""llama.cpp's own server, to test what it computes with a GGUF file."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class LlamaCpp:
         return self.post("/completion", prompt=tokens, n_predict=count, ignore_eos=True, **options)
 
     def loss(self, tokens: list[int], vocab_size: int) -> float:
-        """Mean over the tokens after the first, each from the log-probabilities of the whole vocabulary."""
+        """Return the mean loss of the tokens after the first, from log-probabilities over the whole vocabulary."""
         total = 0.0
         for end in range(1, len(tokens)):
             (answer,) = self.complete(tokens[:end], 1, vocab_size)["completion_probabilities"]

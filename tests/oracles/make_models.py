@@ -62,7 +62,7 @@ class ExactRotary(torch.nn.Module):
 
 
 def exact(model: LlamaForCausalLM) -> LlamaForCausalLM:
-    """The model in float64 throughout: as it comes, norms, angles and softmax are float32, and round by processor."""
+    """Return the model in float64: by default norms, angles and softmax are float32, which rounds by processor."""
     model.set_attn_implementation("sdpa")
     layers = model.model.layers
     for parent, name in [(model.model, "norm")] + [
@@ -78,7 +78,7 @@ def exact(model: LlamaForCausalLM) -> LlamaForCausalLM:
 def loss_sum(
     model: LlamaForCausalLM, ids: torch.Tensor, targets: torch.Tensor, documents: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """Summed loss in nats; logits are widened to float32 at least."""
+    """Return the summed loss in nats; logits are widened to float32 at least."""
     apart = {} if documents is None else kept_apart(documents, model.dtype)
     logits = model(input_ids=ids, **apart).logits
     logits = logits.float() if logits.dtype == torch.bfloat16 else logits
@@ -86,7 +86,7 @@ def loss_sum(
 
 
 def kept_apart(documents: torch.Tensor, dtype: torch.dtype) -> dict[str, torch.Tensor]:
-    """Attention's mask in blocks, [sequences, 1, queries, keys], and positions from each document's start."""
+    """Return a block mask for attention, [sequences, 1, queries, keys], and positions from each document's start."""
     positions = torch.arange(documents.shape[-1])
     seen = (positions <= positions[:, None]) & (positions >= documents[..., None])
     mask = torch.zeros(seen.shape, dtype=dtype).masked_fill(~seen, torch.finfo(dtype).min)
@@ -94,7 +94,7 @@ def kept_apart(documents: torch.Tensor, dtype: torch.dtype) -> dict[str, torch.T
 
 
 def draw_documents(sequences: int, positions: int) -> torch.Tensor:
-    """Where documents of 1 to 6 tokens begin, [sequences, positions]."""
+    """Return where each token's document begins, [sequences, positions], for documents of 1 to 6 tokens."""
     first = torch.zeros(sequences, positions, dtype=torch.bool)
     for sequence in first:
         sequence[torch.randint(1, 7, (positions,)).cumsum(0).clamp(max=positions - 1)] = True

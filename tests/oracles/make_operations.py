@@ -44,7 +44,7 @@ Tensors = dict[str, torch.Tensor]
 
 
 def draw(*shape: int, scale: float = 1.0) -> torch.Tensor:
-    """Normal values that float32 holds exactly, as float64."""
+    """Return normal values that float32 holds exactly, as float64."""
     return (torch.randn(*shape, dtype=torch.float32) * scale).double()
 
 
@@ -232,7 +232,7 @@ def adamw() -> Tensors:
 
 @contextmanager
 def newton_schulz_in(dtype: torch.dtype) -> Iterator[None]:
-    """Lets `torch.optim.Muon` run its own Newton-Schulz code in this precision instead of bfloat16."""
+    """Let `torch.optim.Muon` run its own Newton-Schulz code in this precision instead of bfloat16."""
     module = torch.optim._muon
     shipped = module._zeropower_via_newtonschulz
     torch_of_dtype = SimpleNamespace(bfloat16=dtype, addmm=torch.addmm)
@@ -276,7 +276,7 @@ OPERATIONS = (
 
 
 def fixture(operation: Callable[[], Tensors]) -> Tensors:
-    """The tensors of one operation, from the same seed whatever ran before."""
+    """Return the tensors of one operation, from the same seed whatever ran before."""
     torch.manual_seed(20_261_121)
     return {name: tensor.detach().contiguous().clone() for name, tensor in operation().items()}
 

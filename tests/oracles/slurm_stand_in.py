@@ -1,4 +1,4 @@
-"""Stands in for Slurm on one machine: what a batch script finds of it, and what `sbatch` makes of the script.
+"""Stands in for Slurm on one machine: submits a batch script as `sbatch` does, with Slurm's variables and commands.
 
 Only what `examples/slurm.sbatch` uses is here, as Slurm's manual pages describe it. Nodes are
 processes of this machine.
@@ -24,7 +24,7 @@ class Job:
     arguments: list[str]
     options: argparse.Namespace
     folder: Path
-    """Where the stand-ins and what they write are."""
+    """The folder of the stand-in programs and of the files that they write."""
     number: int
 
     @staticmethod

@@ -43,7 +43,7 @@ SETTINGS: list[tuple[str, dict[str, Any]]] = [
 def trained(
     workspace: Workspace, model: Path, lora: dict[str, Any], precision: str = "fp32", name: str = "tuned"
 ) -> Path:
-    """The run of a model of `make_model` with adapters, in its own folder."""
+    """Train adapters beside a model of `make_model`; return the run's folder."""
     text = workspace.root / "train.jsonl"
     text.write_text("".join(json.dumps({"text": text}) + "\n" for text in TEXTS))
     config = workspace.run_folder(name) / "training.yaml"
@@ -60,7 +60,7 @@ def base_model(workspace: Workspace, name: str, dtype: torch.dtype = torch.float
 
 
 def export(workspace: Workspace, *flags: str | Path) -> Finished:
-    """`orchestrate export` of this environment, which has `[export]`."""
+    """Run `orchestrate export` of this environment, which has `[export]`."""
     return workspace.command(workspace.python, "-m", "orchestrator", "export", *flags)
 
 

@@ -49,13 +49,13 @@ def model(workspace: Workspace) -> Path:
 
 
 def expected(folder: Path, turns: list[str]) -> list[str]:
-    """The greedy answers of transformers, each to the conversation so far."""
+    """Return the greedy answers of transformers, each to the conversation so far."""
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     tokenizer = AutoTokenizer.from_pretrained(folder)
     special = {name: tokenizer.convert_tokens_to_ids(name) for name in ("<|im_start|>", "<|im_end|>")}
 
     def text(content: str) -> list[int]:
-        """Ids in which no text is a special token, as ours are."""
+        """Return ids in which no text is a special token, as ours are."""
         return tokenizer.encode(content, add_special_tokens=False, split_special_tokens=True)
 
     answers: list[str] = []

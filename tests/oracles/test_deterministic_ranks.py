@@ -23,7 +23,7 @@ def template(workspace: Workspace) -> Path:
 
 
 def numbers(config: Path) -> list[tuple[float, ...]]:
-    """Everything that the metrics say of a run but times."""
+    """Return all numbers of a run's metrics but times."""
     steps = [(row["step"], row["loss"], row["grad_norm"], row["tokens"]) for row in rows(config)]
     return steps + [(row["step"], row["loss"], row["bits_per_byte"]) for row in rows(config, "evaluation")]
 

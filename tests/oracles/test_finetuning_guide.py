@@ -1,4 +1,4 @@
-"""What the guide on fine-tuning types works as typed: on a small model of transformers and a Hub on loopback."""
+"""The commands of the guide on fine-tuning work as typed, on a small model of transformers and a Hub on loopback."""
 
 from __future__ import annotations
 

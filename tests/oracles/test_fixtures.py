@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 
 
 def assert_stored(name: str, made: Tensors, tolerance: float) -> None:
-    """The file holds exactly these tensors; how PyTorch rounds in bfloat16 depends on its processor, so not those."""
+    """Check that the file holds these tensors; those of bfloat16, rounded by processor, may have other values."""
     stored = load_file(GOLDEN / f"{name}.safetensors")
     assert stored.keys() == made.keys()
     exact = [key for key in stored if not key.startswith("bf16.")]

@@ -19,7 +19,7 @@ PROMPT = "def main(arguments):\n    return"
 
 
 def trained(workspace: Workspace, precision: str, tied: bool) -> Path:
-    """The last checkpoint of a short run."""
+    """Train a short run; return its last checkpoint."""
     text = workspace.write_text()
     flags = [*TINY_MODEL, "--input", str(text), "--steps=200", "--seq-len=96", f"--precision={precision}"]
     flags += ["--override", f"model.tie_embeddings={str(tied).lower()}", "--experiment=model"]

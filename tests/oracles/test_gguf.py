@@ -29,7 +29,7 @@ POSITIONS = 24
 
 
 def trained(workspace: Workspace, name: str) -> Path:
-    """A checkpoint after 60 steps: in a random model tokens nearly tie."""
+    """Return a checkpoint after 60 steps: in an untrained model the most likely tokens nearly tie."""
     text = workspace.root / "text.jsonl"
     texts = list(documents())[:300]
     text.write_text("".join(json.dumps({"text": content}) + "\n" for content in texts))

@@ -43,7 +43,7 @@ def texts_of(text: Path) -> list[str]:
 
 
 def held_out_loss(model: torch.nn.Module, folder: Path, text: Path) -> float:
-    """The loss of transformers' model on the held-out documents as its tokenizer encodes them, cut in sequences."""
+    """Return the loss of transformers' model on the held-out documents, encoded by its tokenizer, cut in sequences."""
     tokenizer = AutoTokenizer.from_pretrained(folder)
     tokens = [tokenizer.eos_token_id]
     for document in texts_of(text.with_name("held_out.jsonl")):

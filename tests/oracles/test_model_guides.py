@@ -1,4 +1,4 @@
-"""What the guides on models type works as typed: on a small model of transformers and a Hub on loopback."""
+"""The commands of the guides on models work as typed, on a small model of transformers and a Hub on loopback."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SMALL_CONFIG = {
 }  # fmt: skip
 STEP = "step-00000004"
 ELSEWHERE = ("hf auth login", "pip install", "vllm serve", "llama-cli", "MODEL=")
-"""Commands of other programs, and the shell's."""
+"""The beginnings of commands of other programs and of the shell."""
 
 
 def blocks(guide: str, language: str) -> list[str]:
@@ -37,7 +37,7 @@ def blocks(guide: str, language: str) -> list[str]:
 
 
 def commands(guide: str) -> list[list[str]]:
-    """The commands of the guide that are ours, as words."""
+    """Return the commands of the guide that are ours, as words."""
     lines = [line for block in blocks(guide, "sh") for line in block.splitlines()]
     typed = [shlex.split(line, comments=True) for line in lines if not line.startswith(ELSEWHERE)]
     assert all(words[0] == "orchestrate" for words in typed)
@@ -63,7 +63,7 @@ def workspace(tmp_path: Path, hub: FakeHub) -> Workspace:
 
 
 def orchestrate(workspace: Workspace, *words: str | Path) -> Finished:
-    """`orchestrate` of this environment, which has `[export]`."""
+    """Run `orchestrate` of this environment, which has `[export]`."""
     return workspace.command(workspace.python, "-m", "orchestrator", *words)
 
 

@@ -42,7 +42,7 @@ PROCESS = re.compile(r"rank (\d) is process (\d+)")
 
 
 def assert_continued(workspace: Workspace, template: Path, config: Path) -> None:
-    """A run that was stopped is, at its last step, what one would be that nothing has disturbed."""
+    """Check that a stopped run equals, at its last step, a run that nothing has disturbed."""
     last = int(rows(config)[-1]["step"])
     straight = copy_of(template, "straight")
     train(
@@ -105,7 +105,7 @@ def test_a_stopped_rank_is_named_killed_and_started_again(workspace: Workspace, 
 
 
 def test_the_rank_that_serves_the_store_may_be_killed(workspace: Workspace, template: Path) -> None:
-    """torchrun serves none here, so nobody can tell the others anything any more."""
+    """torchrun serves no store here, so after the kill the ranks cannot tell each other anything."""
     config = copy_of(template, "killed")
     workspace.extra_environment["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
     words = ("--nproc-per-node=2", "--max-restarts=1", "-m", "orchestrator.distributed", "--config", config, *LONG)
@@ -256,7 +256,7 @@ def test_a_missing_network_interface_is_refused_once(workspace: Workspace, templ
 
 
 def test_a_rank_killed_while_it_starts_is_named(workspace: Workspace, template: Path) -> None:
-    """The other one is told to end while it waits for it."""
+    """The other rank is told to end while it waits for this one."""
     config = copy_of(template, "killed")
     (workspace.root / "sitecustomize.py").write_text(
         "import os, signal\nif os.environ.get('RANK') == '1': os.kill(os.getpid(), signal.SIGKILL)\n"
@@ -287,7 +287,7 @@ def test_a_stop_leaves_time_to_save_the_plan() -> None:
 
 
 def test_a_pause_of_this_process_is_no_silence_of_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As after Ctrl-Z and `fg`, or when a laptop is opened again."""
+    """Such a pause is that between Ctrl-Z and `fg`, or of a laptop that is closed and opened again."""
     now = 100.0
     monkeypatch.setattr(time, "monotonic", lambda: now)
     clock = RunningClock()

@@ -59,7 +59,7 @@ class Machine:
         workspace.extra_environment = {}
 
     def rank(self) -> int:
-        """The process that trains."""
+        """Return the id of the process that trains."""
         for folder in Path("/proc").glob("[0-9]*"):
             try:
                 variables = (folder / "environ").read_bytes().split(b"\0")
@@ -80,7 +80,7 @@ class Machine:
             self._grown.notify_all()
 
     def until(self, pattern: str, after: int = 0) -> None:
-        """Wait until it has printed a line that matches, after the first `after` characters."""
+        """Wait until torchrun has printed a line that matches, after the first `after` characters."""
         searched = re.compile(pattern, re.M)
         with self._grown:
             self._grown.wait_for(lambda: self._ended or searched.search(self.printed, after), timeout=180)

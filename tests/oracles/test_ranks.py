@@ -58,7 +58,7 @@ def checkpoint(config: Path, step: int) -> Path:
 
 
 def state(checkpoint: Path) -> dict[str, torch.Tensor]:
-    """Weights and optimizer state of a checkpoint, whatever files they are in."""
+    """Return weights and optimizer state of a checkpoint, whatever files they are in."""
     tensors: dict[str, torch.Tensor] = {}
     for file in sorted(checkpoint.glob("*.safetensors")):
         stored = load_file(file)
@@ -167,7 +167,7 @@ def test_loading_keeps_every_bit_of_other_ranks_state(workspace: Workspace, temp
 
 
 def ranks_of(launcher: subprocess.Popen[str]) -> dict[int, int]:
-    """The processes that a launcher has started, by their ranks."""
+    """Return the ids of the processes that a launcher has started, by their ranks."""
     found = {}
     for folder in Path("/proc").glob("[0-9]*"):
         try:

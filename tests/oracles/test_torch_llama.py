@@ -89,7 +89,7 @@ def test_it_learns_one_batch_by_heart() -> None:
 
 
 def command(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
-    """The command on the CPU."""
+    """Run torch_llama.py on the CPU."""
     config = folder / "tiny.json"
     model = {name: value for name, value in vars(TINY).items() if name not in ("sequence_length", "sequences_per_step")}
     data = {"sequence_length": TINY.sequence_length, "sequences_per_step": TINY.sequences_per_step}

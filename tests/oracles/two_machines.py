@@ -28,7 +28,7 @@ MACHINES = ("a", "b")
 
 
 class NotPermittedError(Exception):
-    """This machine lets us make no network namespaces."""
+    """This machine does not let us make network namespaces."""
 
 
 @dataclass
@@ -74,7 +74,7 @@ def device(machine: str) -> str:
 
 
 def on(machine: str) -> list[str]:
-    """The words before a command that make it run on a machine."""
+    """Return the words that, before a command, make it run on a machine."""
     rename = f'hostname machine-{machine}; exec "$@"'
     isolated = ["unshare", "--uts", "--pid", "--fork", "--mount-proc", "--kill-child"]
     return ["nsenter", f"--net=/run/netns/{_namespace(machine)}", *isolated, "sh", "-c", rename, "sh"]

@@ -5,7 +5,7 @@ fn main() {
     embed();
 }
 
-/// Writes `ptx.rs`: the manifest's text, and every file's by its name.
+/// Writes `ptx.rs`: the text of the manifest, and the text of every PTX file by its name.
 #[cfg(feature = "cuda")]
 fn embed() {
     use std::fmt::Write as _;

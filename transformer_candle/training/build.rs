@@ -23,7 +23,7 @@ fn main() {
     println!("cargo::rustc-env=BUILT_FROM_COMMIT={}", env::var("TRANSFORMER_CANDLE_COMMIT").unwrap_or_default());
 }
 
-/// `candle-core 0.11.1, pulp 0.22.3`, from the lines `name = "..."` and `version = "..."` of Cargo.lock.
+/// Returns `candle-core 0.11.1, pulp 0.22.3, ...`, from the lines `name = "..."` and `version = "..."` of Cargo.lock.
 fn libraries(lock: &str) -> String {
     let value = |line: &str| line.split('"').nth(1).unwrap_or_default().to_owned();
     let lines: Vec<&str> = lock.lines().collect();
@@ -32,13 +32,14 @@ fn libraries(lock: &str) -> String {
     named.map(|pair| format!("{} {}", value(pair[0]), value(pair[1]))).collect::<Vec<_>>().join(", ")
 }
 
-/// The release of the CUDA compiler, or `stand-in` for one that compiled nothing; empty for a build without CUDA.
+/// Returns the release of the CUDA compiler, or `stand-in` for one that compiled nothing; empty for a build without
+/// CUDA.
 fn cuda() -> String {
     let compiler = || env::var("TRANSFORMER_CANDLE_NVCC").unwrap_or_else(|_| "of unknown release".to_owned());
     env::var_os("CARGO_FEATURE_CUDA").map(|_| compiler()).unwrap_or_default()
 }
 
-/// `0.1.0`, or `0.1.0 (CUDA 13.0)`.
+/// Returns the version that the program reports: `0.1.0`, or `0.1.0 (CUDA 13.0)`.
 fn version(cuda: &str) -> String {
     let version = env::var("CARGO_PKG_VERSION").expect("cargo sets it");
     if cuda.is_empty() { version } else { format!("{version} (CUDA {cuda})") }

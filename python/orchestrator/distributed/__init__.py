@@ -14,7 +14,7 @@ from orchestrator.command_error import CommandError, ExitCode
 
 
 def require_torch() -> None:
-    """Say what to install where PyTorch is missing."""
+    """Raise a `CommandError` that says what to install if PyTorch is missing."""
     if find_spec("torch") is None:
         raise CommandError(
             "several processes train under torchrun, which comes with PyTorch: pip install "

@@ -20,7 +20,7 @@ def main(connect_gpus: ConnectGpus | None = None) -> None:
     """Train as the rank that torchrun says this process is.
 
     Args:
-        connect_gpus: What connects GPUs; none for NCCL.
+        connect_gpus: Connects the GPUs of the ranks; None for NCCL.
     """
     exit_at_once_on_ctrl_c()
     from orchestrator import terminal
@@ -75,7 +75,7 @@ def _explained(error: BaseException) -> tuple[str, int]:
         return "stopped by Ctrl-C", ExitCode.INTERRUPTED
     if isinstance(error, SystemExit):
         return "stopped by SIGTERM", int(error.code or 0)
-    # What an exchange raises reaches the trainer as words, of which a MemoryError has none.
+    # The trainer keeps only the message of what an exchange raises, and a MemoryError has none.
     if isinstance(error, MemoryError) or (isinstance(error, _native.TrainerError) and not str(error)):
         return "it has run out of memory", ExitCode.OUT_OF_MEMORY
     if isinstance(error, CommandError):

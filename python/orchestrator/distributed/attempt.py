@@ -34,13 +34,13 @@ class Process:
     rank: int
     host: str
     machine: str
-    """Which processes see one another's numbers: a boot of a kernel and a namespace of processes."""
+    """Boot id and PID namespace, or the host name without /proc: processes with equal ones see each other's PIDs."""
     number: int
     started: str
-    """When it was started, so that a later process of the same number is not taken for it."""
+    """Start time in ticks since boot, which tells the process from a later one with the same PID; "" without /proc."""
     restarts: int
     token: str
-    """Drawn by lot: no process of an earlier attempt has it."""
+    """A random id that no process of an earlier attempt has."""
 
     @staticmethod
     def this(rank_info: RankInfo) -> Process:
@@ -63,7 +63,7 @@ class Attempt:
     name: str
     rank_info: RankInfo
     processes: list[Process]
-    """By rank."""
+    """The processes of all ranks, by rank."""
     resumes: bool
     """Whether an earlier attempt has trained already."""
 
@@ -73,7 +73,7 @@ class Attempt:
         return self.processes[self.rank_info.rank]
 
     def of_this_machine(self) -> list[Process]:
-        """Return the other processes that this one can see, if only as numbers."""
+        """Return the processes of the other ranks on this machine, whose PIDs this process can see."""
         return [other for other in self.processes if other.machine == self.own.machine and other != self.own]
 
     def keys_in(self, store: Store) -> Store:
@@ -82,10 +82,10 @@ class Attempt:
 
 
 def join(store: Store, rank_info: RankInfo) -> Attempt:
-    """Wait for all ranks. Signals end the wait.
+    """Register this rank and wait until all ranks have. Signals end the wait.
 
     Raises:
-        CommandError: A rank has not come within `START_TIMEOUT`.
+        CommandError: A rank has not registered within `START_TIMEOUT`.
     """
     own = Process.this(rank_info)
     name = uuid.uuid4().hex if rank_info.rank == 0 else ""
@@ -104,7 +104,7 @@ def join(store: Store, rank_info: RankInfo) -> Attempt:
                 _register(store, name, own)
         processes = _listed(store, name)
         if own in processes:
-            # A store that rank 0 serves begins with every attempt, so that only the count of restarts is known.
+            # A store that rank 0 serves is empty at the start of every attempt: only the count of restarts is known.
             was_restarted = not rank_info.store_is_served and any(process.restarts for process in processes)
             return Attempt(name, rank_info, processes, was_restarted or store.check([_TRAINING]))
         time.sleep(POLL_INTERVAL)
@@ -121,7 +121,7 @@ def join(store: Store, rank_info: RankInfo) -> Attempt:
 
 
 def remember_training(store: Store) -> None:
-    """Let later attempts resume: from here on the run directory is this run's."""
+    """Record in the store that training has begun, so that later attempts resume."""
     store.set(_TRAINING, "")
 
 

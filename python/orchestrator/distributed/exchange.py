@@ -36,25 +36,25 @@ INTERFACES = "GLOO_SOCKET_IFNAME"
 TIMEOUT = timedelta(minutes=30)
 """How long a rank waits for the others, which may be saving."""
 OUT_OF_MEMORY = ("can't allocate memory", "bad_alloc")
-"""What PyTorch says when the system gives it no memory."""
+"""Parts of PyTorch's messages when it cannot allocate memory."""
 
 
 Parcels = list[tuple[int, "Memory"]]
-"""Parts of buffers, and the ranks that they go to or come from."""
+"""Parts of buffers, each with the rank that it is sent to or received from."""
 
 
 class GpuGroup(Protocol):
     """The connected GPUs of the ranks."""
 
     def begin_swap(self, sent: Parcels, received: Parcels) -> None:
-        """Begin to send and receive parts of buffers, after what the trainer's stream has been given so far."""
+        """Start sending and receiving parts of buffers once the work queued on the trainer's stream so far is done."""
 
     def end_swap(self) -> None:
-        """Make the trainer's stream wait for what has begun. The host does not wait."""
+        """Make the trainer's stream wait for the transfers that were started. The host does not wait."""
 
 
 ConnectGpus = Callable[[int, int, timedelta], GpuGroup | str]
-"""As `nccl.connect`."""
+"""The type of `nccl.connect`: GPU, CUDA stream and timeout to the connected GPUs, or to what is missing."""
 
 
 class RankLostError(Exception):
@@ -69,10 +69,10 @@ class TorchExchange:
     """
 
     def __init__(self, rank_info: RankInfo, connect_gpus: ConnectGpus = nccl.connect) -> None:
-        """Wait for the processes of all ranks.
+        """Wait until the processes of all ranks have started.
 
         Raises:
-            CommandError: torchrun's store cannot be reached, or a rank does not come.
+            CommandError: torchrun's store cannot be reached, or a rank does not start.
         """
         self.rank, self.world_size = rank_info.rank, rank_info.world_size
         self.local_rank, self.local_world_size = rank_info.local_rank, rank_info.local_world_size
@@ -102,7 +102,7 @@ class TorchExchange:
         """Connect this rank's GPU, whose buffers are used in the order of a CUDA stream, to those of the other ranks.
 
         Returns:
-            What is missing for that, as a sentence.
+            What is missing for that, as a sentence; None if nothing is.
         """
         if self.world_size == 1:
             return None
@@ -127,7 +127,7 @@ class TorchExchange:
             self._under_way = [work for work in under_way if work is not None]
 
     def end_swap(self) -> None:
-        """Wait for what has begun: on GPUs the trainer's stream does."""
+        """Wait for the transfers that were started; on GPUs the trainer's stream waits, not the host."""
         with self._reaching_all():
             if self._gpus is not None:
                 self._gpus.end_swap()
@@ -156,7 +156,7 @@ class TorchExchange:
         return [row[:length].numpy().tobytes().decode() for row, length in rows]
 
     def close(self) -> None:
-        """Leave the others. Without it gloo's threads end the process with an error."""
+        """Disconnect from the other ranks. Without it gloo's threads end the process with an error."""
         self._heartbeat.stop()
         self._gpus = None
         dist.destroy_process_group()

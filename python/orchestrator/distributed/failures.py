@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from torch.distributed import Store
 
 PATIENCE = 4.0
-"""Seconds in which a rank that has ended must have said why, or its process must be seen to be gone."""
+"""Seconds to wait until a rank that has ended reports why, or its process is seen to be gone."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Failure:
 
     @staticmethod
     def of(process: Process, message: str, code: int = ExitCode.UNEXPECTED) -> Failure:
-        """Return a failure of another rank."""
+        """Return a failure of the rank that a process is."""
         return Failure(process.rank, process.host, message, code)
 
     @staticmethod
@@ -45,15 +45,15 @@ class Failure:
 
 
 class FailureBoard:
-    """What the ranks of one attempt know of one another's failures."""
+    """Shares the failures of an attempt's ranks between them, through torchrun's store."""
 
     def __init__(self, store: Store, attempt: Attempt, ending: threading.Lock) -> None:
-        """Begin.
+        """Create the board of an attempt.
 
         Args:
             store: A connection to torchrun's store.
             attempt: The ranks.
-            ending: Held by the thread that ends this process, for good: the others have nothing more to say.
+            ending: Acquired and never released by the thread that ends this process, so that only that one reports.
         """
         self._store = attempt.keys_in(store)
         self._attempt = attempt
@@ -73,15 +73,15 @@ class FailureBoard:
             terminal.complain(f"orchestrate: {failure}")
 
     def told(self) -> Failure | None:
-        """Return the failure that was told, if one was; raise `RuntimeError` if the store cannot be reached."""
+        """Return the failure that was reported, None if there is none; raise `RuntimeError` without the store."""
         return Failure(**json.loads(self._store.get("failure"))) if self._store.check(["failure"]) else None
 
     def who_ended(self, cause: str, silent: Callable[[], Process | None]) -> Failure:
-        """Return the failure that took a rank away from an exchange.
+        """Return why an exchange has failed: the failure of the rank that no longer takes part.
 
         Args:
-            cause: What the exchange says, for a rank that ended without a word.
-            silent: Returns a rank that has not answered for some seconds.
+            cause: The error of the exchange, reported if the rank has not said why it ended.
+            silent: Returns a rank that has not answered for some seconds, None if all have.
         """
         give_up = time.monotonic() + PATIENCE
         has_store = True
@@ -103,11 +103,11 @@ class FailureBoard:
         return self.own(f"another rank cannot be reached any more ({cause}{store})", ExitCode.UNEXPECTED)
 
     def gone(self) -> Process | None:
-        """Return a rank of this machine whose process has ended."""
+        """Return a rank of this machine whose process has ended, None if all run."""
         return next((process for process in self._attempt.of_this_machine() if not process.is_running()), None)
 
     def _post(self, failure: Failure) -> bool:
-        """Leave a failure for the other ranks. Return whether it is the first."""
+        """Store a failure for the other ranks if it is the first. Return whether it is."""
         try:
             is_first = bool(self._store.add("failures", 1) == 1)
             if is_first:

@@ -33,7 +33,7 @@ class Heartbeat:
     """
 
     def __init__(self, store: Store, attempt: Attempt, ending: threading.Lock) -> None:
-        """Begin.
+        """Start the threads.
 
         Args:
             store: A connection of its own: one that waits for an answer makes every other user wait.
@@ -48,7 +48,7 @@ class Heartbeat:
         self._keys = [f"beat/{process.rank}" for process in attempt.processes]
         self._beats = [0] * len(self._keys)
         self._heard = [0.0] * len(self._keys)
-        """When each rank's beat has last advanced, by `_now`."""
+        """The value of `_now` when each rank's beat last advanced."""
         self._now = 0.0
         self._rounds = 0
         self._told: tuple[float, Failure] | None = None
@@ -58,14 +58,14 @@ class Heartbeat:
             thread.start()
 
     def silent(self) -> Process | None:
-        """Return the rank that has not answered for the longest time, if that is longer than usual."""
+        """Return the rank that has not answered for the longest time; None if that is under half of `PATIENCE`."""
         rank = min(self._others(), key=self._heard.__getitem__, default=None)
         if rank is None or self._now - self._heard[rank] < PATIENCE / 2:
             return None
         return self._attempt.processes[rank]
 
     def stop(self) -> None:
-        """Tell the others that this rank is done. A rank that serves the store stays until all are."""
+        """Tell the other ranks that this one is done. A rank that serves the store waits until all are."""
         self._stopping.set()
         for thread in self._threads:
             thread.join(self._timeout)
@@ -83,7 +83,7 @@ class Heartbeat:
                 self._exchange(self._rounds + 1)
                 self._judge(gone)
             self._finish()
-        except RuntimeError:  # the store is gone; who waits for another rank may know why
+        except RuntimeError:  # the store is gone; a thread that waits for another rank may know why
             if not self._stopping.wait(2 * PATIENCE):
                 self._end_without_store("is gone: its process has ended, or its machine has")
         except MemoryError:  # no memory for a sentence either
@@ -97,10 +97,10 @@ class Heartbeat:
         self._rounds += 1
 
     def _judge(self, gone: Process | None) -> None:
-        """End this process if another has.
+        """End this process if another rank has failed, has ended or no longer answers.
 
         Args:
-            gone: A process that had ended before the beats were read: one that is done has said so by now.
+            gone: A process that had ended before the beats were read, so that its beat is `DONE` if it was done.
         """
         told = self._board.told()
         if told is not None:  # the trainer ends when it next waits for the others, which may be late
@@ -134,7 +134,7 @@ class Heartbeat:
                 self._exchange(beat)
 
     def _watch_store(self) -> None:
-        """End this process if the store no longer answers, which holds up the thread that asks it."""
+        """End this process if the store no longer answers, which blocks the thread that asks it."""
         clock, rounds, answered = RunningClock(), -1, 0.0
         while not self._stopping.wait(INTERVAL):
             seconds = clock.seconds()
@@ -150,7 +150,7 @@ class Heartbeat:
     def _end_without_store(self, how: str) -> None:
         """End this process, and say why if it is the first rank of this machine: it cannot ask the others."""
         own, rank_info = self._attempt.own, self._attempt.rank_info
-        self._ending.acquire(timeout=PATIENCE)  # who holds it may wait for the store to take its words
+        self._ending.acquire(timeout=PATIENCE)  # its holder may be waiting for the store
         if all(own.rank < other.rank for other in self._attempt.of_this_machine()):
             server = "torchrun" if rank_info.store_is_served else f"rank 0 on {self._attempt.processes[0].host}"
             reason = f"the store of {server} at {rank_info.address}:{rank_info.port} {how}"

@@ -38,7 +38,7 @@ def run(ranks: int, words: list[str]) -> int:
     from torch.distributed.elastic.multiprocessing import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
-    # The ranks say what is wrong.
+    # The ranks print what is wrong.
     logging.getLogger("torch").setLevel(logging.CRITICAL + 1)
     options = ["--standalone", f"--nproc-per-node={ranks}", f"--shutdown-timeout={shutdown_seconds(words)}"]
     try:
@@ -70,7 +70,7 @@ def shutdown_seconds(words: list[str]) -> int:
     try:
         plan = _native.memory_plan(_native.RunConfig.load_for_planning(config[0]))
     except (IndexError, _native.TrainerError):
-        return SHUTDOWN_SECONDS  # the ranks refuse it
+        return SHUTDOWN_SECONDS  # the ranks report the error
     return SHUTDOWN_SECONDS + int(plan.bytes / BYTES_PER_SECOND)
 
 

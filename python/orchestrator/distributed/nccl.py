@@ -21,7 +21,7 @@ def connect(gpu: int, stream: int, timeout: timedelta) -> NcclGroup | str:
     """Connect this rank's GPU to those of the other ranks, or return what is missing, as a sentence.
 
     Args:
-        gpu: Its number.
+        gpu: Its ordinal.
         stream: The address of the trainer's CUDA stream.
         timeout: How long the others may take.
     """
@@ -37,7 +37,7 @@ def connect(gpu: int, stream: int, timeout: timedelta) -> NcclGroup | str:
 
 
 class NcclGroup:
-    """The connected GPUs."""
+    """The GPUs of all ranks, connected by NCCL."""
 
     def __init__(self, gpu: int, stream: int, timeout: timedelta) -> None:
         self._device = torch.device("cuda", gpu)
@@ -48,9 +48,9 @@ class NcclGroup:
         self._connect_peers()
 
     def begin_swap(self, sent: list[tuple[int, Memory]], received: list[tuple[int, Memory]]) -> None:
-        """Begin to send and receive parts of buffers, after what the trainer's stream has been given so far.
+        """Start sending and receiving parts of buffers once the work queued on the trainer's stream so far is done.
 
-        NCCL has a stream of its own, beside which the trainer's goes on.
+        NCCL has a stream of its own, so that work queued on the trainer's stream afterwards runs beside the transfers.
         """
         with torch.cuda.device(self._device):  # the trainer calls from any of its threads
             self._begin(
@@ -59,7 +59,7 @@ class NcclGroup:
             )
 
     def end_swap(self) -> None:
-        """Make the trainer's stream wait for what has begun. The host does not wait."""
+        """Make the trainer's stream wait for the transfers that were started. The host does not wait."""
         with torch.cuda.device(self._device), torch.cuda.stream(self._stream):
             under_way, self._under_way = self._under_way, []
             for work in under_way:
@@ -69,14 +69,14 @@ class NcclGroup:
         return torch.as_tensor(part, device=self._device).view(torch.uint8)
 
     def _begin(self, sent: list[tuple[int, torch.Tensor]], received: list[tuple[int, torch.Tensor]]) -> None:
-        # As one group: sends and receives that come one by one would wait for each other.
+        # As one group: sends and receives that are issued one by one would wait for each other.
         parts = [dist.P2POp(dist.irecv, part, rank, self._group) for rank, part in received]
         parts += [dist.P2POp(dist.isend, part, rank, self._group) for rank, part in sent]
         with torch.cuda.stream(self._stream):
             self._under_way = dist.batch_isend_irecv(parts) if parts else []
 
     def _connect_peers(self) -> None:
-        """Exchange a byte with every rank: NCCL takes its buffers now, and what is left for the trainer is known."""
+        """Exchange a byte with every rank, so that NCCL allocates its buffers before the trainer asks what is free."""
         rank, world_size = dist.get_rank(), dist.get_world_size()
         rows = torch.empty(world_size, 2, dtype=torch.uint8, device=self._device)
         others = [other for other in range(world_size) if other != rank]

@@ -1,4 +1,4 @@
-"""Which of the processes that torchrun has started this one is."""
+"""The rank of this process among those that torchrun has started."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from orchestrator.command_error import CommandError
 TIMEOUT_VARIABLE = "ORCHESTRATE_RANK_TIMEOUT"
 DEFAULT_TIMEOUT = 60
 SHORTEST_TIMEOUT = 5.0
-"""Seconds: a machine with too much to do may keep a process waiting for some."""
+"""The smallest timeout allowed, in seconds: a process of an overloaded machine may not run for some."""
 
 
 @dataclass(frozen=True)
 class RankInfo:
-    """What torchrun tells a process about itself."""
+    """A process's place among the ranks, from the environment variables that torchrun sets."""
 
     rank: int
     world_size: int
@@ -36,7 +36,7 @@ class RankInfo:
 
     @staticmethod
     def from_environment() -> RankInfo:
-        """Read what torchrun says, or raise a `CommandError` if it does not."""
+        """Read the variables that torchrun sets, or raise a `CommandError` if one is missing or wrong."""
         said = os.environ
         timeout = _timeout(said.get(TIMEOUT_VARIABLE, str(DEFAULT_TIMEOUT)))
         try:

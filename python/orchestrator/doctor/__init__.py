@@ -40,7 +40,7 @@ def examine(device: str, roots: Roots) -> list[Finding]:
 
 
 def is_ready(findings: list[Finding]) -> bool:
-    """Whether nothing is in the way of training."""
+    """Whether no finding prevents training."""
     return all(finding.verdict is not Verdict.BAD for finding in findings)
 
 

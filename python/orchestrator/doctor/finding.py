@@ -8,7 +8,7 @@ from typing import Any
 
 
 class Verdict(str, enum.Enum):
-    """What a finding means for training."""
+    """The severity of a finding: in order, worth improving, or something that prevents training."""
 
     GOOD = "good"
     REMARK = "remark"
@@ -17,7 +17,7 @@ class Verdict(str, enum.Enum):
 
 @dataclass(frozen=True)
 class Finding:
-    """What was found about a topic such as `disk`: a sentence with the way out, and the values behind it."""
+    """The result of a check on a topic such as `disk`: a sentence with the way out, and the values behind it."""
 
     topic: str
     verdict: Verdict

@@ -19,7 +19,7 @@ SLOWDOWNS = {
     "hw_power_brake_slowdown": "the machine's power supply: look at its cables and what else it feeds",
     "display_clock_setting": "a display that is connected to it: connect that to another GPU",
 }
-"""What NVML's reasons for lower clocks mean, and what to do."""
+"""The causes of lower clocks and what to do about them, by NVML's names of the reasons."""
 
 
 def state(device: str) -> list[Finding]:

@@ -1,4 +1,4 @@
-"""The programs, and the Hub that data come from."""
+"""Checks of the trainer program and of the Hub that data come from."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ HUB = "https://huggingface.co"
 
 
 def trainer(program: Path | None, built: dict[str, Any], on_a_gpu: bool) -> Finding:
-    """Look at whether the program and this package are of one build, and fit the device."""
+    """Check that the program and this package are of the same build and support the device."""
     package = built["version"] + (f" (CUDA {built['cuda']})" if built["cuda"] else "")
     facts = {"package": package, "program": str(program) if program else None}
     if program is None:
@@ -50,7 +50,7 @@ def _without_user(endpoint: str) -> tuple[str, str]:
 
 
 def hub() -> Finding:
-    """Ask the Hub whether it answers."""
+    """Check that the Hub answers."""
     endpoint, user = _without_user((os.environ.get("HF_ENDPOINT") or HUB).rstrip("/"))
     if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE"):
         text = "offline, as HF_HUB_OFFLINE asks: local files and `--dataset demo` only"

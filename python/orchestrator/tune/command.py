@@ -1,4 +1,4 @@
-"""`orchestrate tune`: what was typed becomes a study, which is searched, and its winner trained."""
+"""`orchestrate tune`: starts or continues a study, searches it, and trains its winner."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NEEDED = ("optuna", "plotly")
 
 @dataclass(frozen=True)
 class Request:
-    """What was typed."""
+    """The options of `orchestrate tune`."""
 
     space: Path
     experiment: str | None

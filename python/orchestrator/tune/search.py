@@ -26,7 +26,7 @@ from orchestrator.tune.trial_config import Base, overrides_of, without_origin, w
 
 DATABASE = "study.db"
 LOG = "stderr.txt"
-"""What a trial's process printed as errors, in its folder."""
+"""The file in a trial's folder with the stderr of its process."""
 LOCK_TIMEOUT = 20
 """Seconds to wait for another program's lock on the database."""
 REFUSED_IN_A_ROW = 10
@@ -34,13 +34,13 @@ REFUSED_IN_A_ROW = 10
 OVERRIDES, REFUSED = "overrides", "refused"
 """Attributes of a trial: all keys that it sets, and why it was not trained or ended early by an error."""
 IDENTITY = {"space": "space", "base": "base", "tokens": "number of tokens"}
-"""What a study is known by, in words."""
+"""The values that identify a study, by their keys, as messages name them."""
 ENDED = (TrialState.COMPLETE, TrialState.PRUNED)
 
 
 @dataclass(frozen=True)
 class Plan:
-    """How a study searches."""
+    """The settings of a study."""
 
     folder: Path
     base: Base
@@ -52,7 +52,7 @@ class Plan:
     pruner: str
     seed: int
     final_tokens: int
-    """Tokens that base and winner are trained on afterwards."""
+    """Tokens that each run of base and winner is trained on afterwards."""
 
 
 @dataclass
@@ -218,7 +218,7 @@ def storage(folder: Path) -> optuna.storages.BaseStorage:
 
 @contextmanager
 def readable(folder: Path) -> Iterator[None]:
-    """Turn errors of the database into a sentence."""
+    """Turn errors of the database in the block into a `CommandError`."""
     try:
         yield
     except (SQLAlchemyError, optuna.exceptions.StorageInternalError, RuntimeError) as error:

@@ -26,22 +26,22 @@ LENGTH_KEYS = {"scheduler.total_steps", "scheduler.total_epochs"}
 
 @dataclass(frozen=True)
 class Choice:
-    """One of several values."""
+    """A list of values to choose from."""
 
     values: list[Any]
 
     def distribution(self) -> BaseDistribution:
-        """Return the range as Optuna's type."""
+        """Return the values as Optuna's distribution."""
         from optuna.distributions import CategoricalDistribution
 
         return CategoricalDistribution(self.values)
 
     def holds(self, value: Any) -> bool:
-        """Whether a value is in the range."""
+        """Whether a value is one of these."""
         return value in self.values
 
     def bounds(self) -> list[Any]:
-        """Return the values that a config must accept."""
+        """Return the values to check against the config: all of a list, the ends of a range."""
         return self.values
 
 
@@ -56,7 +56,7 @@ class Range:
     is_integer: bool
 
     def distribution(self) -> BaseDistribution:
-        """Return the range as Optuna's type."""
+        """Return the values as Optuna's distribution."""
         from optuna.distributions import FloatDistribution, IntDistribution
 
         if self.is_integer:
@@ -64,25 +64,25 @@ class Range:
         return FloatDistribution(self.low, self.high, self.log, self.step)
 
     def holds(self, value: Any) -> bool:
-        """Whether a value is in the range."""
+        """Whether a value is one of these."""
         return isinstance(value, (int, float)) and self.low <= value <= self.high
 
     def bounds(self) -> list[Any]:
-        """Return the values that a config must accept."""
+        """Return the values to check against the config: all of a list, the ends of a range."""
         return [int(self.low), int(self.high)] if self.is_integer else [self.low, self.high]
 
 
 @dataclass(frozen=True)
 class Space:
-    """What is searched."""
+    """The search space of a study."""
 
     parameters: dict[str, Choice | Range]
-    """By config key, such as `optimizer.learning_rate`."""
+    """The values to search, by config key, such as `optimizer.learning_rate`."""
     fixed_parameters: int | None
-    """The number of parameters that every model keeps: the hidden size follows from the other keys."""
+    """The number of model parameters that every trial keeps, by its hidden size; None if it may differ."""
 
     def distributions(self) -> dict[str, BaseDistribution]:
-        """Return the ranges as Optuna's types."""
+        """Return the values of each parameter as Optuna's distribution."""
         return {key: values.distribution() for key, values in self.parameters.items()}
 
     def point(self, values: Mapping[str, Any]) -> dict[str, Any]:
@@ -91,7 +91,7 @@ class Space:
         return {key: value for key, value in here.items() if self.parameters[key].holds(value)}
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the space as plain values, by which a study knows it again."""
+        """Return the space as plain values, which identify it in a study."""
         ranges = {key: {"type": type(values).__name__, **vars(values)} for key, values in self.parameters.items()}
         return {"parameters": ranges, "fixed_parameters": self.fixed_parameters}
 

@@ -20,7 +20,7 @@ KEYS_IN_STEPS = {
     "scheduler.warmup_steps", "scheduler.decay_steps", "scheduler.batch_warmup_steps",
     "runtime.evaluation.every_n_steps", "runtime.checkpoint.every_n_steps",
 }  # fmt: skip
-"""Keys that keep their share of `total_steps`, so that runs of other batches do the same after as many tokens."""
+"""Keys in steps that are scaled with `total_steps`, so that runs with other batches act after as many tokens."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Base:
     config: Path
     text: str
     values: dict[str, Any]
-    """Every key of the config as it is written."""
+    """The value of every key of the config, before it is resolved."""
     tokenizer: Path
     tokens: int
     """Tokens that a trial trains on."""
@@ -42,7 +42,7 @@ class Base:
     def trial_values(self, overrides: Mapping[str, Any], tokens: int) -> dict[str, Any]:
         """Return a config's values with some changed and `total_steps` for a number of tokens.
 
-        It is evaluated on as many held-out tokens as the base.
+        A trial is evaluated on as many held-out tokens as the base.
 
         Raises:
             ConfigError: The values contradict each other.

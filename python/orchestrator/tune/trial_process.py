@@ -2,7 +2,7 @@
 
     python -m orchestrator.tune.trial_process CONFIG EVALUATIONS
 
-Prints one JSON object a line: `{"evaluation": 1, "tokens": ..., "loss": ...}` and, if training fails,
+Prints one JSON object per line: `{"evaluation": 1, "tokens": ..., "loss": ...}` and, if training fails,
 `{"error": "...", "code": ...}`. It ends when the process that started it is gone, and can be killed at any time.
 """
 

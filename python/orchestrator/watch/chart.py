@@ -13,7 +13,7 @@ Point = tuple[float, float]
 DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))
 """The bits of a braille character's dots, by row and column."""
 EARLY = 0.05
-"""The part of a run at its beginning whose values may lie above the axis."""
+"""The fraction of a run, at its beginning, whose values may lie above the axis."""
 MIN_POINTS_TO_CLIP = 40
 ROWS_PER_TICK = 3
 MARK_DISTANCE = 6
@@ -31,7 +31,7 @@ class Series:
     style: str
     mark: str | None = None
     from_zero: bool = False
-    """Whether the scale begins at zero, for what is compared with it."""
+    """Whether the value axis includes zero."""
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ class _Canvas:
         self.styles: dict[tuple[int, int], str] = {}
 
     def scale(self, x_low: float, x_high: float, low: float, high: float) -> None:
-        """Set what the edges stand for."""
+        """Set the steps and values at the edges."""
         self.x = Axis(x_low, x_high, self.columns * self.across)
         self.y = Axis(low, high, self.rows * self.down)
         self.high = high
@@ -157,7 +157,7 @@ def _between(start: tuple[int, int], end: tuple[int, int]) -> Iterable[tuple[int
 
 
 def _value_range(series: Iterable[Sequence[Point]]) -> tuple[float, float]:
-    """Return the values at the edges. Those of a run's beginning do not press the rest of the curve flat."""
+    """Return the range of the value axis. High values at a run's beginning are left out if they flatten the curve."""
     points = [point for one in series for point in one]
     first, last = min(x for x, _ in points), max(x for x, _ in points)
     values = [y for _, y in points]

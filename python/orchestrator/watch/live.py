@@ -31,21 +31,21 @@ BUDGET = 16 << 20
 """Bytes of metrics read between two looks at the keyboard: a twentieth of a second's work."""
 MAX_PLAIN_WIDTH = 120
 POLL_SECONDS = 0.2
-"""How often the size of the terminal is looked at."""
+"""Seconds between two looks at the size of the terminal."""
 QUIT_KEYS = b"qQ\x03\x04"
 """q, and Ctrl-C and Ctrl-D where the terminal hands them over as keys."""
 
 
 @dataclass
 class Watched:
-    """A run, and what has been read of it."""
+    """A run's directory, and what has been read from it."""
 
     directory: FollowedDirectory
     file: MetricsFile = field(default_factory=MetricsFile)
     problem: str | None = None
-    """Why the metrics cannot be read."""
+    """Why the metrics cannot be read; None if they can."""
     last: Status | None = None
-    """What the run's files said while they were there."""
+    """The last status from the run's files, which stays when they are removed."""
 
     def look(self, budget: int = BUDGET) -> Status:
         """Read what is new and return the run's status."""
@@ -91,7 +91,7 @@ def run(named: str | None, once: bool, json_wanted: bool, interval: float) -> No
         else:
             _show_lines(watched, interval, unicode)
     except Stopped as stopped:
-        # Ctrl-C is how one leaves.
+        # Ctrl-C is a usual way to quit.
         if stopped.code != ExitCode.INTERRUPTED:
             raise
 
@@ -134,7 +134,7 @@ def _show_live(watched: Watched, console: Console, interval: float, unicode: boo
     """Fill the terminal with the run's status, again and again."""
     with _keys() as keyboard, Live(console=console, screen=True, auto_refresh=False) as live:
         while True:
-            # Of the terminal itself: COLUMNS and LINES do not follow when it is resized.
+            # The size of the terminal itself: COLUMNS and LINES do not follow when it is resized.
             console.size = _size()
             status = watched.look()
             live.update(Screen(status, _note(watched, status, keyboard is not None), unicode), refresh=True)
@@ -154,7 +154,7 @@ def _note(watched: Watched, status: Status, has_keys: bool) -> str:
 
 @contextmanager
 def _keys() -> Iterator[int | None]:
-    """Hand over keys as they are pressed; none where stdin is no terminal. The terminal is left as it was."""
+    """Yield the descriptor that pressed keys are read from, None if stdin is no terminal; restore its modes."""
     if not sys.stdin or not sys.stdin.isatty():
         yield None
         return
@@ -186,7 +186,7 @@ def _ignore_suspension(keyboard: int) -> None:
 
 
 def _size() -> ConsoleDimensions:
-    """Return the columns and lines of the terminal; one that does not say is taken for a usual one."""
+    """Return the columns and lines of the terminal; 80 and 24 if it does not tell."""
     with suppress(OSError):
         columns, lines = os.get_terminal_size(sys.stdout.fileno())
         if columns > 0 and lines > 0:

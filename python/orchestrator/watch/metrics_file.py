@@ -20,21 +20,21 @@ WINDOW = 100
 MAX_POINTS = 4096
 """Points that a curve keeps: four times the dots across the widest terminals."""
 MAX_TEXTS = 8
-"""Pieces of advice that are kept, and samples."""
+"""Pieces of advice, and samples, that are kept at most."""
 PIECE = 4 << 20
 """Bytes parsed at a time."""
 MAX_LINE = 16 << 20
-"""A longer line is none of a trainer's."""
+"""Bytes of a line at most; no line that a trainer writes is longer."""
 OVERLAP = 256
-"""Bytes before the position that must still be there for the file to be the same."""
+"""Bytes before the position that are compared to tell whether the file is still the same."""
 FREQUENT = (b'{"kind":"train"', b'{"kind":"utilization"')
-"""How lines begin of which a long file has too many to parse each."""
+"""The beginnings of the lines that are too frequent in a long file to parse every one."""
 KIND = slice(9, 14)
-"""The bytes in which these lines differ."""
+"""The bytes of such a line that tell its kind."""
 
 
 class TrainPoint(NamedTuple):
-    """What curves show of a step; none where the line has no finite number."""
+    """The values of a step that curves show; None where the line has no finite number."""
 
     step: int
     loss: float | None
@@ -69,7 +69,7 @@ class Curve:
 
 @dataclass
 class Metrics:
-    """What the lines read so far say."""
+    """The content of the lines read so far."""
 
     train: Curve = field(default_factory=Curve)
     evaluations: Curve = field(default_factory=Curve)
@@ -82,13 +82,13 @@ class Metrics:
     samples: dict[str, Row] = field(default_factory=dict)
     """The newest sample of each prompt, the newest last."""
     advice: dict[str, Row] = field(default_factory=dict)
-    """By its text, the newest last."""
+    """The newest line of each piece of advice by its text, the newest last."""
     stage: Row | None = None
-    """The beginning of the current stage."""
+    """The row of the start of the current stage."""
     end: Row | None = None
-    """Why training ended; none if a later line follows."""
+    """The row that says why training ended; None if a later line follows."""
     step: int = 0
-    """The last line's."""
+    """The step of the last line."""
     lines: int = 0
     damaged: int = 0
     """Lines that are not a row of metrics."""
@@ -108,7 +108,7 @@ class Metrics:
             self.utilization.append(row)
         elif kind == "stage":
             self.stage = row
-            # Held-out losses of stages with other sequences or data do not compare.
+            # Held-out losses of stages with other sequences or data are not comparable.
             self.best = None
         elif kind == "sample":
             _keep(self.samples, str(row.get("prompt", "")), row)
@@ -133,7 +133,7 @@ class Metrics:
 
 
 class MetricsFile:
-    """The file of a run that grows, is rewound by a resume, is replaced or not there."""
+    """The metrics.jsonl of a run, which may grow, be truncated by a resume, be replaced or be missing."""
 
     def __init__(self) -> None:
         self._start_over()
@@ -184,7 +184,7 @@ class MetricsFile:
         return os.pread(descriptor, len(self._before), start) == self._before
 
     def _take(self, piece: bytes) -> None:
-        """Parse the whole lines; of frequent kinds those of curves and the newest."""
+        """Parse the complete lines; of frequent kinds only those that curves keep and the newest."""
         lines = (self._partial + piece).split(b"\n")
         self._partial = lines.pop()
         if len(self._partial) > MAX_LINE:
@@ -204,7 +204,7 @@ class MetricsFile:
             self._add_line(line)
 
     def _skips(self, kind: bytes) -> bool:
-        """Whether a line that is not among the newest need not be parsed."""
+        """Whether a line of a frequent kind that is not among the newest need not be parsed."""
         skipped = kind != FREQUENT[0][KIND] or self.metrics.train.skip()
         self.metrics.lines += skipped
         return skipped
@@ -232,7 +232,7 @@ def number(row: Row | None, key: str) -> float | None:
 
 
 def _none(_constant: str) -> None:
-    """Return what stands for NaN and the infinities, which are not JSON."""
+    """Return None in place of NaN and the infinities, which are not JSON."""
 
 
 def _point(row: Row) -> TrainPoint:

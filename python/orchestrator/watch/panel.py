@@ -28,9 +28,9 @@ STYLES = {
     State.REMOVED: "bold red",
 }
 MIN_WIDTH, MIN_HEIGHT = 60, 20
-"""Of a terminal with panels; a smaller one gets lines."""
+"""The smallest terminal that panels are drawn on, in columns and rows; a smaller one gets lines."""
 WIDE, TALL = 120, 32
-"""Of a terminal with room for the smaller charts beside that of the loss."""
+"""The smallest terminal with room for smaller charts beside that of the loss, in columns and rows."""
 HEADER = 2
 MIN_BAR = 10
 FRAME = 2
@@ -41,7 +41,7 @@ SMALL_FACTS = 5
 
 
 class Screen:
-    """The whole terminal; drawn for the size that it has at that moment."""
+    """A status that fills the terminal, drawn for the size that it has at that moment."""
 
     def __init__(self, status: Status, note: str, unicode: bool) -> None:
         self.status, self.note, self.unicode = status, note, unicode

@@ -1,4 +1,4 @@
-"""What the lines of a run with several ranks say of them: who is slow, and by how much."""
+"""The ranks of a run by its metrics: which one is slow, and by how much."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from orchestrator.watch.metrics_file import Row
 
 @dataclass(frozen=True)
 class Ranks:
-    """The ranks of a run, over its newest lines."""
+    """The compute times of a run's ranks over its newest lines."""
 
     compute_seconds: list[float]
     """Median seconds that each rank computes per step."""
     hosts: list[str]
-    """Their machines; empty where they are not known."""
+    """The host name of each rank's machine; empty if they are not known."""
 
     @property
     def slowest(self) -> int:
@@ -29,19 +29,19 @@ class Ranks:
 
     @property
     def ratio(self) -> float | None:
-        """Its seconds over the median of the others."""
+        """The seconds of the slowest rank over the median of the others."""
         others = [seconds for rank, seconds in enumerate(self.compute_seconds) if rank != self.slowest]
         median = statistics.median(others) if others else 0
         return self.compute_seconds[self.slowest] / median if median > 0 else None
 
     @property
     def host(self) -> str | None:
-        """The machine of the slowest."""
+        """The host name of the slowest rank's machine."""
         return self.hosts[self.slowest] if len(self.hosts) == len(self.compute_seconds) else None
 
 
 def of_rows(rows: Iterable[Row], run: Path) -> Ranks | None:
-    """Return the ranks of the last of these train rows; none where it is of one process."""
+    """Return the ranks of the last of these train rows; None for a run of one process."""
     times = [_seconds(row) for row in rows]
     count = len(times[-1]) if times else 0
     if not count:
@@ -52,7 +52,7 @@ def of_rows(rows: Iterable[Row], run: Path) -> Ranks | None:
 
 
 def as_json(ranks: Ranks | None) -> dict[str, Any] | None:
-    """Return them as one JSON object."""
+    """Return the ranks as one JSON object."""
     if ranks is None:
         return None
     return {
@@ -73,7 +73,7 @@ def _seconds(row: Row) -> list[float]:
 
 
 def _hosts(run: Path) -> list[str]:
-    """Return what the trainer wrote of the ranks' machines."""
+    """Return the host names of the ranks' machines that the trainer wrote; empty if it wrote none."""
     try:
         hosts = json.loads(read_text(run / "environment.json"))["hosts"]
     except (OSError, ValueError, RecursionError, LookupError, TypeError):

@@ -1,4 +1,4 @@
-"""What a run's files say of it at one moment: state, progress, loss, speed, checkpoints, warnings."""
+"""The status of a run at one moment, from its files: state, progress, loss, speed, checkpoints, warnings."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from orchestrator.watch.run_directory import CONFIG, METRICS, last_change
 from orchestrator.watch.trainer_lock import Held, TrainerLock
 
 BETWEEN = {"save": "save_seconds", "evaluation": "evaluation_seconds"}
-"""What takes time between steps, and the keys of the seconds since the train row before."""
+"""Work between steps, and the keys of train rows for the seconds that it took since the row before."""
 MIN_SILENCE = 60.0
 """Seconds without a line after which a run whose lock cannot be asked counts as silent, at least."""
 SILENT_STEPS = 10
@@ -31,7 +31,7 @@ SILENT_STEPS = 10
 
 
 class State(enum.Enum):
-    """What a run is doing."""
+    """The state of a run."""
 
     NOT_STARTED = "not started"
     STARTING = "starting"
@@ -70,11 +70,11 @@ class Status:
     step: int
     total_steps: int | None
     stages: list[Stage]
-    """Those of the config; empty for a run without stages."""
+    """The stages of the config; empty for a run without stages."""
     latest: Checkpoint | None
     best: Checkpoint | None
     line_age: float | None
-    """Since the last line of metrics."""
+    """Seconds since the last line of metrics."""
     now: float
     warnings: list[str]
 
@@ -85,7 +85,7 @@ class Status:
 
     @property
     def progress(self) -> float | None:
-        """The steps taken, of 1."""
+        """The fraction of the steps that is done."""
         return min(1.0, self.step / self.total_steps) if self.total_steps else None
 
     @property
@@ -125,7 +125,7 @@ class Status:
         return self._steps_left(self.total_steps) * seconds
 
     def _steps_left(self, total: int) -> float:
-        """Return the steps to the last one, in steps of the current stage with as many tokens."""
+        """Return the steps left, converted into steps of the current stage by their numbers of tokens."""
         if self.stage is None:
             return max(0, total - self.step)
         current, done, left = self.stages[self.stage].tokens_per_step, self.step, 0.0
@@ -136,18 +136,18 @@ class Status:
 
     @property
     def tokens_per_second(self) -> float | None:
-        """Median of the last steps."""
+        """Median tokens per second of the last steps."""
         speeds = _present(number(row, "tokens_per_second") for row in self._rows_of_stage)
         return statistics.median(speeds) if speeds else None
 
     @property
     def ranks(self) -> Ranks | None:
-        """What each of several ranks takes; none of one process."""
+        """The compute times of the ranks; None for a run of one process."""
         return ranks.of_rows(self._rows_of_stage, self.directory)
 
     @property
     def shares(self) -> dict[str, float]:
-        """Parts of a step's time, of 1: computing, waiting for data, and what the trainer records of the rest."""
+        """Fractions of a step's time: computing, waiting for data, and what the trainer records of the rest."""
         step, wait = (_mean(self.metrics, key) for key in ("step_seconds", "data_wait_seconds"))
         exchange = _mean(self.metrics, "exchange_seconds")
         between = {share: _between_steps(self.metrics, key) for share, key in BETWEEN.items()}
@@ -281,7 +281,7 @@ def _warnings(
 
 
 def as_json(status: Status) -> dict[str, Any]:
-    """Return a status as one JSON object; times are in seconds, shares of 1."""
+    """Return a status as one JSON object; times are in seconds, shares are fractions."""
     train, evaluation = status.train, status.metrics.evaluation
     return {
         "experiment": status.name,
@@ -348,13 +348,13 @@ def _section(config: dict[str, Any], name: str) -> dict[str, Any]:
 
 
 def _mean(metrics: Metrics, key: str) -> float | None:
-    """Return the mean of a number of the last steps that have a line."""
+    """Return the mean of the numbers under a key in the newest train rows."""
     values = _present(number(row, key) for row in metrics.recent)
     return statistics.fmean(values) if values else None
 
 
 def _between_steps(metrics: Metrics, key: str) -> float | None:
-    """Return the seconds per step of what is counted from line to line, whether each step has a line or not."""
+    """Return the average seconds per step of work between steps, whether each step has a line or not."""
     rows = list(metrics.recent)
     values = _present(number(row, key) for row in rows[1:])
     steps = rows[-1]["step"] - rows[0]["step"] if rows else 0

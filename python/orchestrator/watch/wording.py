@@ -1,4 +1,4 @@
-"""A status in words: the lines that the live panel and plain text share, and `--once`."""
+"""A status as text: the facts that the live panel and plain text share, and the text of `--once`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from orchestrator.watch.metrics_file import Row, TrainPoint, number
 from orchestrator.watch.status import State, Status
 
 Fact = tuple[str, str]
-"""A name and what is known under it."""
+"""A label and its text."""
 
 LABEL_WIDTH = 14
 CHART_HEIGHT = 12
@@ -21,7 +21,7 @@ UNKNOWN = "-"
 
 
 def headline(status: Status) -> str:
-    """`demo: running, process 4242 on this machine`."""
+    """Return the name and the state: `demo: running, process 4242 on this machine`."""
     return escaped(f"{status.name}: {status.state.value}{_tail(status)}")
 
 
@@ -32,7 +32,7 @@ def _tail(status: Status) -> str:
 
 
 def progress(status: Status) -> str:
-    """`step 1,260 of 2,000, 63.0 %, stage 2 of 3, ETA 3m 20s`."""
+    """Return the progress: `step 1,260 of 2,000, 63.0 %, stage 2 of 3, ETA 3m 20s (14:05)`."""
     parts = [f"step {status.step:,}"]
     if status.total_steps and status.progress is not None:
         parts[0] += f" of {status.total_steps:,}"
@@ -47,7 +47,7 @@ def progress(status: Status) -> str:
 
 
 def learning(status: Status) -> list[Fact]:
-    """Losses, learning rate and gradient norm."""
+    """Return losses, learning rate and gradient norm."""
     train, evaluation, best = status.train, status.metrics.evaluation, status.metrics.best
     return [
         ("loss", _loss(status)),
@@ -60,7 +60,7 @@ def learning(status: Status) -> list[Fact]:
 
 
 def speed(status: Status) -> list[Fact]:
-    """Tokens per second, MFU, what a step's time goes into; of several ranks their exchange and the slowest."""
+    """Return tokens per second, MFU and the parts of a step's time; of several ranks exchange and the slowest too."""
     mfu, seconds, shares = number(status.train, "mfu"), status.seconds_per_step, status.shares
     tokens_per_second = _formatted(status.tokens_per_second, ",.0f")
     part = {name: f"{100 * share:.1f} %" for name, share in shares.items()}
@@ -79,7 +79,7 @@ def speed(status: Status) -> list[Fact]:
 
 
 def _ranks(status: Status) -> Iterable[Fact]:
-    """Yield what the ranks of a step spend in exchange, and the slowest: `3 on node-1, 1.40 times the median`."""
+    """Yield the share of a step spent in exchange, and the slowest rank: `3 on node-1, 1.40 times the median`."""
     ranks = status.ranks
     if ranks is None:
         return
@@ -95,7 +95,7 @@ def _step_time(seconds: float) -> str:
 
 
 def machine(status: Status) -> list[Fact]:
-    """GPU and process, or all ranks, as last sampled."""
+    """Return the last sample of the GPU and the process, or of all ranks."""
     row = status.utilization
     if row is None:
         return [("process", "not recorded")]
@@ -132,7 +132,7 @@ def _process(row: Row) -> str:
 
 
 def files(status: Status) -> list[Fact]:
-    """Checkpoints, and the age of what is shown."""
+    """Return the checkpoints, and the age of the last line."""
     facts = [("checkpoint", _checkpoint(status.latest, status.now) if status.latest else "none yet")]
     if status.best is not None and (status.latest is None or status.best.step != status.latest.step):
         facts.append(("best kept", _checkpoint(status.best, status.now)))
@@ -147,7 +147,7 @@ def _checkpoint(checkpoint: Checkpoint, now: float) -> str:
 
 
 def warnings(status: Status) -> list[str]:
-    """What holds the run back, as the trainer found, and what is odd about its files."""
+    """Return the warnings about the run and its files, then the trainer's advice, the newest first."""
     advice = [f"step {row['step']:,}: {row.get('text', '')}" for row in reversed(status.metrics.advice.values())]
     return [escaped(text) for text in (*status.warnings, *advice)]
 
@@ -169,14 +169,14 @@ def loss_series(status: Status, unicode: bool) -> list[chart.Series]:
 
 
 def curve(status: Status, key: str) -> list[chart.Point]:
-    """Return a number of each step, by a field of `TrainPoint`."""
+    """Return the points of a curve: the values of a field of `TrainPoint` by step."""
     index = TrainPoint._fields.index(key)
     values = ((float(point.step), point[index]) for point in status.metrics.train_points())
     return [(step, value) for step, value in values if value is not None]
 
 
 def loss_title(unicode: bool) -> str:
-    """Return what the chart of losses shows."""
+    """Return the title of the chart of losses."""
     return f"loss: training, smoothed, and held-out ({'●' if unicode else 'o'}), nats per token"
 
 

@@ -39,7 +39,7 @@ struct Printer<'a> {
     output: &'a mut dyn Output,
     json: bool,
     begun: bool,
-    /// The first failure to print.
+    /// The first error of printing.
     failure: Result<()>,
 }
 
@@ -61,7 +61,7 @@ impl Printer<'_> {
         }
     }
 
-    /// The verdict, for people.
+    /// Prints the verdict, unless the output is JSON; fails if a row could not be printed.
     fn end(self, reports: &[CheckReport]) -> Result<()> {
         self.failure?;
         if self.json { Ok(()) } else { self.output.print(&format!("{}\n", verdict(reports))) }

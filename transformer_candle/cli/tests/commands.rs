@@ -1,4 +1,4 @@
-//! What one asks of a trained model: text, its loss, its speed, whether its checkpoints are whole.
+//! Commands on a trained model: `generate`, `evaluate`, `checkpoint`, `validate-data`, `bench`.
 
 #![allow(clippy::unwrap_used)]
 
@@ -12,7 +12,7 @@ use std::process::{Command, Output, Stdio};
 use serde_json::Value;
 use support::Workshop;
 
-/// `transformer-candle`, in the workshop's folder, where its runs are found by their names.
+/// Returns the command `transformer-candle` in the workshop's folder, where its runs are found by their names.
 fn command(workshop: &Workshop, arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_transformer-candle"));
     command.args(arguments).current_dir(workshop.path()).env("ORCHESTRATE_RUNS_ROOT", workshop.path());
@@ -31,7 +31,7 @@ fn answer(workshop: &Workshop, arguments: &[&str]) -> Value {
     serde_json::from_str(&text).unwrap()
 }
 
-/// A workshop with a run of two checkpoints, steps 5 and 10.
+/// Returns a workshop with a run of two checkpoints, steps 5 and 10.
 fn trained() -> Workshop {
     let workshop = Workshop::new();
     let config = workshop.run_directory("run").join("training.yaml");

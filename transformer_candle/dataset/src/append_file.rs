@@ -1,7 +1,7 @@
 //! An append-only log file that survives a full disk.
 //!
-//! What cannot be written is buffered in memory, in order, and written again with every append and every sync. A failed
-//! sync may have lost anything since the one before: everything since then is kept and written again.
+//! Lines that cannot be written are buffered in memory, in order, and written again with every append and every sync. A
+//! failed sync may have lost anything since the last successful one: everything since then is kept and written again.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -12,7 +12,7 @@ use rustix::fs::OFlags;
 
 /// Bytes that are buffered at most while the file cannot be written: hours of lines.
 const MAX_BUFFERED_BYTES: usize = 64 << 20;
-/// A file in good order is synced after this many bytes, so that no more are kept in memory.
+/// A file that can be written is synced after this many bytes, so that no more are kept in memory.
 const MAX_UNSYNCED_BYTES: usize = 1 << 20;
 
 /// An open log file.
@@ -22,7 +22,7 @@ pub struct AppendFile {
     file: File,
     /// Bytes from the start of the file that a successful sync has made durable.
     durable: u64,
-    /// What was appended after them.
+    /// Bytes appended after those, kept in memory until a sync succeeds.
     tail: Vec<u8>,
     /// Bytes of the tail that were written to the file.
     written: usize,
@@ -48,7 +48,7 @@ impl AppendFile {
         Ok(Self::new(path, file, keep))
     }
 
-    /// Appends to a file that was written and synced.
+    /// Opens the log over a file whose whole content is synced; appends go after its end.
     ///
     /// # Errors
     /// The length of the file cannot be read.
@@ -100,7 +100,7 @@ impl AppendFile {
         std::mem::take(&mut self.notices)
     }
 
-    /// Writes the part of the tail that is not in the file; returns whether all of it is. After a partial write the
+    /// Writes the part of the tail that is not yet in the file; returns whether all of it is. After a partial write the
     /// next one resumes in the middle of the line.
     fn write(&mut self) -> bool {
         while self.written < self.tail.len() {

@@ -3,24 +3,24 @@
 /// The target of a position that is ignored in the loss (padding), as in PyTorch's cross-entropy.
 pub const IGNORED_TARGET: i32 = -100;
 
-/// Packed sequences, row after row; `targets[i]` is the token that follows `inputs[i]`.
+/// A batch of packed sequences, row-major; `targets[i]` is the token that follows `inputs[i]`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Batch {
     /// Token ids, `[sequences * sequence_length]`.
     pub inputs: Vec<u32>,
     /// The next token of every position, or [`IGNORED_TARGET`], `[sequences * sequence_length]`.
     pub targets: Vec<i32>,
-    /// Where each position's document starts, as an index within its sequence, `[sequences * sequence_length]`; none
+    /// The first position of each position's document, within its sequence, `[sequences * sequence_length]`; `None`
     /// unless documents are kept apart (`packing: documents`).
     pub document_starts: Option<Vec<i32>>,
     /// Tokens per sequence.
     pub sequence_length: usize,
-    /// How many targets are not ignored.
+    /// Number of targets that are not ignored.
     pub target_count: usize,
     /// UTF-8 bytes of text of the targets: the sum of their tokens' lengths in bytes, where special tokens have none.
     /// Over all targets of a document it is the length of its text: what a tokenizer adds to a text (SentencePiece a
-    /// space in front) or changes in it is subtracted at its first token. `None` where a token has no length of its
-    /// own.
+    /// space in front) or changes in it is subtracted at its first token. `None` if the length of a token depends on
+    /// its position.
     pub target_bytes: Option<u64>,
 }
 

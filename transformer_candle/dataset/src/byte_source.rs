@@ -19,7 +19,7 @@ pub(crate) trait ByteSource: Send + Sync {
     /// Length in bytes.
     fn length(&self) -> u64;
 
-    /// How many bytes one read should request.
+    /// The number of bytes that one read should request.
     fn preferred_read_size(&self) -> u64;
 
     /// Drops cached copies of what was read, because it turned out to be corrupted; returns whether reading again may
@@ -28,7 +28,7 @@ pub(crate) trait ByteSource: Send + Sync {
         false
     }
 
-    /// Exactly `length` bytes from `start`; the range must be inside the file.
+    /// Reads exactly `length` bytes from offset `start`; the range must be inside the file.
     fn read(&self, start: u64, length: usize) -> Result<Bytes, DataError>;
 }
 
@@ -41,7 +41,7 @@ pub(crate) struct LocalFile {
 }
 
 impl LocalFile {
-    /// `length` is the listed one: a file that was truncated is noticed when its end is read.
+    /// Opens a file of `length` bytes, as listed: a file that was truncated is noticed when its end is read.
     pub(crate) fn open(name: &str, path: &Path, length: u64) -> Result<Self, DataError> {
         let file = regular_file::open(path).map_err(DataError::io(path))?;
         Ok(Self { name: name.to_owned(), path: path.to_owned(), length, file: Mutex::new(file) })

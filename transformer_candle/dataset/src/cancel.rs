@@ -12,7 +12,7 @@ use crate::DataError;
 /// How often a wait polls its token.
 const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
-/// The next message of a thread. Returns [`DataError::Interrupted`] soon after `interrupted` does; no message is lost.
+/// Waits for a thread's next message; [`DataError::Interrupted`] soon after `interrupted` is true. No message is lost.
 pub(crate) fn receive<T>(
     from: &Receiver<Result<T, DataError>>,
     interrupted: &dyn Fn() -> bool,
@@ -25,7 +25,7 @@ pub(crate) fn receive<T>(
     receive_unless(from, &check, disconnected)?
 }
 
-/// The next message of a channel, unless `check` fails first.
+/// Waits for the next message of a channel, unless `check` fails first.
 fn receive_unless<T>(
     from: &Receiver<T>,
     check: &dyn Fn() -> Result<(), DataError>,
@@ -51,7 +51,7 @@ pub struct CancelToken {
 #[derive(Default)]
 struct CancelState {
     cancelled: AtomicBool,
-    /// Held by threads that wait for the flag.
+    /// The mutex of `changed`, held while `cancelled` is set.
     lock: Mutex<()>,
     changed: Condvar,
 }

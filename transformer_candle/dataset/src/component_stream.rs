@@ -20,12 +20,12 @@ pub(crate) struct ComponentStream {
     windows: Receiver<Message>,
     /// The window in use, and how many of its sequences were delivered.
     window: Option<(Window, usize)>,
-    /// Start of the window in use, or else of the next one, and how many of its sequences were delivered before.
+    /// The position to deliver from when no window is in use: a window's start, and its sequences already delivered.
     next_position: (WindowStart, u64),
     /// Whether the last epoch is over.
     ended: bool,
     skipped: SkippedRows,
-    /// Conversations of these windows whose end was cut off.
+    /// Conversations, in all windows that came into use, whose end was cut off.
     truncated: u64,
     /// Windows that came into use since [`Self::clear_opened`].
     opened: Vec<WindowRecord>,
@@ -61,8 +61,8 @@ impl ComponentStream {
         })
     }
 
-    /// The next sequence: packed tokens and its index in them; none after the last epoch. After an error the stream
-    /// must not be used.
+    /// Returns the next sequence as packed sequences and its index in them; `None` after the last epoch. After an error
+    /// other than [`DataError::Interrupted`] the stream must not be used.
     pub(crate) fn next_sequence(
         &mut self,
         interrupted: &dyn Fn() -> bool,
@@ -95,8 +95,8 @@ impl ComponentStream {
         Ok(())
     }
 
-    /// Where the window after the one in use starts, and the sequences of the one in use that were not delivered; the
-    /// position of the next sequence and none between two windows. Waits for the window that the stream was resumed in.
+    /// Returns the start of the window after the one in use, and the undelivered sequences of the one in use; between
+    /// two windows, the start of the next one and `None`. Waits for the window that the stream was resumed in.
     pub(crate) fn end_of_window(
         &mut self,
         interrupted: &dyn Fn() -> bool,
@@ -119,7 +119,7 @@ impl ComponentStream {
         Ok((window.next.clone(), Some(left_out)))
     }
 
-    /// Counts on from what another stream of the component has counted.
+    /// Adds what the component's previous stream has counted: skipped rows, truncated conversations, waiting time.
     pub(crate) fn carry_over(&mut self, before: &Self) {
         self.skipped += before.skipped;
         self.truncated += before.truncated;
@@ -171,7 +171,7 @@ impl ComponentStream {
         self.truncated
     }
 
-    /// How long calls have waited for windows.
+    /// Total time that calls have waited for windows.
     pub(crate) fn waited(&self) -> Duration {
         self.waited
     }

@@ -1,4 +1,4 @@
-//! Packing of conversations: each is put into a sequence as a whole.
+//! Packs conversations into sequences, each as a whole.
 //!
 //! A conversation of `n + 1` tokens takes `n` positions: the last token is a target only. With [`Packing::Documents`]
 //! conversations share sequences: from the longest to the shortest, each goes where it leaves the least space, or opens
@@ -13,18 +13,18 @@ use run_config::Packing;
 use crate::batch::{Batch, IGNORED_TARGET};
 use crate::chat::EncodedConversation;
 
-/// Conversations in sequences.
+/// Conversations packed into sequences.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct PackedConversations {
     /// The tokens of all conversations.
     ids: Vec<u32>,
-    /// Whether the loss counts each of them as a target.
+    /// Whether the loss counts each token as a target.
     counted: Vec<bool>,
-    /// Where the conversations of each sequence are in these, in the order of their positions.
+    /// For each sequence, the ranges of its conversations in `ids` and `counted`, in the order of their positions.
     sequences: Vec<Vec<Range<usize>>>,
     sequence_length: usize,
     packing: Packing,
-    /// The input of padding.
+    /// Token id of padding inputs.
     padding: u32,
     targets: usize,
 }
@@ -59,7 +59,7 @@ impl PackedConversations {
         }
     }
 
-    /// Best-fit decreasing.
+    /// Assigns conversations to new sequences by best-fit decreasing.
     fn fill(&mut self, mut ranges: Vec<Range<usize>>) {
         ranges.sort_by_key(|range| std::cmp::Reverse(range.len()));
         // (positions left, index) of the new sequences.

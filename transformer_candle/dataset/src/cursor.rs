@@ -102,7 +102,7 @@ impl Cursor {
         }
     }
 
-    /// How many sequences each component has delivered.
+    /// Number of sequences that each component has delivered.
     pub(crate) fn delivered(&self) -> Vec<u64> {
         self.components.iter().map(|component| component.delivered).collect()
     }

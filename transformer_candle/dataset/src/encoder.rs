@@ -29,7 +29,7 @@ const AGREEMENT_SAMPLES: [&str; 8] = [
 ];
 
 impl Encoder {
-    /// Chooses for a tokenizer and the `tokenizer.json` that it was read from.
+    /// Chooses the encoder of a tokenizer, given the `tokenizer.json` that it was read from.
     pub(crate) fn choose(reference: &Tokenizer, json: Value) -> Self {
         let fast = Some(json).filter(is_supported).and_then(|json| {
             let fast = fastokens::Tokenizer::from_json(json).ok()?;
@@ -43,13 +43,13 @@ impl Encoder {
         fast.map_or(Self::Library, |fast| Self::Fast(Box::new(fast)))
     }
 
-    /// Whether the tokens of a text are known to stand for its very bytes: the fast encoder takes no tokenizer that
+    /// Whether the tokens of a text are known to have exactly its bytes: the fast encoder supports no tokenizer that
     /// changes text.
     pub(crate) fn keeps_bytes(&self) -> bool {
         matches!(self, Self::Fast(_))
     }
 
-    /// The ids of a text; text that spells a special token is encoded as ordinary text.
+    /// Encodes a text as token ids; text that spells a special token is encoded as ordinary text.
     pub(crate) fn encode(&self, reference: &Tokenizer, text: &str) -> Result<Vec<u32>, tokenizers::Error> {
         match self {
             Self::Fast(fast) => {
@@ -67,7 +67,7 @@ fn encode(fast: &fastokens::Tokenizer, text: &str) -> Result<Vec<u32>, fastokens
     fast.encode_with_policy(text, false, AddedTokenPolicy::SkipSpecial)
 }
 
-/// Whether this is byte-level BPE with GPT-2's pattern and nothing else that changes text, the kind that was compared.
+/// Whether a `tokenizer.json` is byte-level BPE with GPT-2's pattern that changes text in no other way.
 fn is_supported(json: &Value) -> bool {
     let (model, split) = (&json["model"], &json["pre_tokenizer"]);
     let absent = |value: &Value| value.is_null() || value == false || value == "";

@@ -4,12 +4,12 @@ use std::time::Instant;
 
 use crate::{DataError, Tokenizer};
 
-/// English with some code, which every build has: pages of this crate.
+/// The text that is encoded, English with some code: source files of this crate, which every build has.
 const TEXT: &str = concat!(include_str!("lib.rs"), include_str!("stream.rs"), include_str!("mixture.rs"));
 
 impl Tokenizer {
-    /// Tokens per second that one thread encodes, measured in a few milliseconds. No word is cached yet, so a long run is
-    /// somewhat faster.
+    /// Measures the tokens per second that one thread encodes, in a few milliseconds. No word is cached yet, so a long
+    /// run is somewhat faster.
     ///
     /// # Errors
     /// The tokenizer refuses the text.

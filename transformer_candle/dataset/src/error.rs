@@ -1,4 +1,4 @@
-//! Errors between a data set's name and a batch.
+//! Errors of reading data, from a data set's name to a batch.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -159,7 +159,7 @@ pub enum DataError {
         rows: u64,
         /// Why rows were skipped.
         skipped: Box<SkippedRows>,
-        /// What is wrong with one of these conversations.
+        /// What is wrong with the first conversation that was skipped, if one was.
         first_problem: Option<String>,
         /// Whether row groups are held out for evaluation.
         held_out: bool,
@@ -185,7 +185,7 @@ pub enum DataError {
     NoBos {
         /// The `tokenizer.json`.
         path: PathBuf,
-        /// What its BOS token is instead.
+        /// Why no BOS token can start documents.
         problem: String,
     },
     /// A chat template cannot be read, or not trained with.
@@ -234,7 +234,7 @@ pub enum DataError {
     /// Threads cannot be started, or one ended unexpectedly.
     #[error("the data threads failed: {message}")]
     Threads {
-        /// What the operating system said.
+        /// The error of the operating system, or which thread ended.
         message: String,
     },
     /// Waiting for data was interrupted.
@@ -245,14 +245,14 @@ pub enum DataError {
     Closed,
 }
 
-/// A file without the text column, or with other content in it.
+/// A file without the text column, or whose text column does not hold strings.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MissingColumn {
     /// The file, as listed.
     pub file: String,
     /// The column looked for.
     pub column: String,
-    /// What the column holds instead of strings, as in "integers".
+    /// What the column holds instead of strings, such as "integers"; `None` if there is no such column.
     pub found: Option<&'static str>,
     /// The columns that hold strings.
     pub available: Vec<String>,
@@ -303,7 +303,7 @@ impl From<DataError> for parquet::errors::ParquetError {
     }
 }
 
-/// Finds our own error below the wrappers that decoders put around it.
+/// Finds this crate's own error below the wrappers that decoders put around it.
 fn find_data_error(error: Box<dyn std::error::Error + Send + Sync>) -> Result<DataError, ()> {
     let error = match error.downcast::<DataError>() {
         Ok(error) => return Ok(*error),

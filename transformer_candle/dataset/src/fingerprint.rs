@@ -11,16 +11,16 @@ use crate::{Mixture, StreamSettings};
 /// Everything that the order of the stream depends on, as three hashes. A run may be resumed only where they are equal.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StreamFingerprint {
-    /// For each component: the names and sizes of its shards in listing order, the revision, the text column.
+    /// Hash of each component's shards (names and sizes in listing order), revision and text column.
     pub data: String,
-    /// The tokenizer's file and the token that ends a document.
+    /// Hash of the tokenizer's file and of the token that ends a document.
     pub tokenizer: String,
-    /// Seed, sequence length, packing, BOS, chat template and how it is used, shuffle window, open shards, `max_samples`, held-out fraction, mixture
-    /// weights, and the version of the order itself.
+    /// Hash of seed, sequence length, packing, BOS, chat template and how it is used, shuffle window, open shards,
+    /// `max_samples`, held-out fraction, mixture weights, and the version of the order itself.
     pub order: String,
 }
 
-/// Must change whenever the same settings would give another order.
+/// Version of the data order, which must change whenever the same settings would give another order.
 const ORDER_VERSION: u64 = 1;
 
 impl StreamFingerprint {
@@ -71,7 +71,7 @@ impl StreamFingerprint {
         Self { data: data.finish(), tokenizer: tokens.finish(), order: order.finish() }
     }
 
-    /// What differs, in words for a message; none if nothing does.
+    /// Returns what differs, in words for a message; `None` if nothing does.
     pub fn difference(&self, other: &Self) -> Option<&'static str> {
         if self.data != other.data {
             Some("the data set (its revision, files or text column)")

@@ -24,7 +24,7 @@ pub struct HeldOut {
     weight: f64,
     reader: PrefetchThread,
     packer: SequencePacker,
-    /// Read but not yet tokenized.
+    /// Documents that were read and not yet tokenized.
     documents: VecDeque<Document>,
     packed: PackedSequences,
     sequence_length: usize,
@@ -34,8 +34,8 @@ pub struct HeldOut {
 }
 
 impl HeldOut {
-    /// The evaluation sets of a run: `data.validation_shards` if there are any, else what the run's stream holds out of
-    /// each component of `training`, with the component's weight.
+    /// Opens the evaluation sets of a run: `data.validation_shards` if there are any, else what the run's stream holds
+    /// out of each component of `training`, with the component's weight.
     pub fn from_run(run: &ResolvedRun, training: &Mixture, tokenizer: &Tokenizer) -> Result<Vec<Self>, DataError> {
         let settings = StreamSettings::from_run(run);
         if let Some(validation) = DataSource::validation_from_run(run, training.cancel())? {
@@ -47,14 +47,14 @@ impl HeldOut {
         training.sources().iter().enumerate().map(component).collect()
     }
 
-    /// The rows that a [`crate::TokenStream`] of the same source with the same settings holds out.
+    /// Opens the rows that a [`crate::TokenStream`] of the same source with the same settings holds out.
     pub fn open(source: &DataSource, settings: &StreamSettings, tokenizer: &Tokenizer) -> Result<Self, DataError> {
         let split = source.held_out_split(settings.split_settings(), source.cancel())?;
         let reader = SequentialReader::held_out(source, split, CancelToken::new());
         Self::new(source, reader, settings, tokenizer)
     }
 
-    /// All rows of `source`, which is a validation set of its own.
+    /// Opens all rows of `source`, a separate validation set.
     pub fn whole(source: &DataSource, settings: &StreamSettings, tokenizer: &Tokenizer) -> Result<Self, DataError> {
         Self::new(source, SequentialReader::all(source, CancelToken::new()), settings, tokenizer)
     }
@@ -97,8 +97,8 @@ impl HeldOut {
         self.weight
     }
 
-    /// Batches of `sequences` sequences (at least one) from the start, at most `max_sequences` in all; the last batch
-    /// may be smaller. Text is tokenized in the threads of the current rayon pool.
+    /// Returns batches of `sequences` sequences (at least one) from the start, at most `max_sequences` in all; the last
+    /// batch may be smaller. Text is tokenized in the threads of the current rayon pool.
     pub fn batches(&mut self, sequences: usize, max_sequences: usize) -> HeldOutBatches<'_> {
         HeldOutBatches {
             held_out: self,
@@ -150,7 +150,7 @@ impl HeldOut {
     }
 }
 
-/// One pass over an evaluation set. Ends after an error.
+/// The batches of one pass over an evaluation set. Ends after an error.
 pub struct HeldOutBatches<'a> {
     held_out: &'a mut HeldOut,
     sequences: usize,

@@ -27,13 +27,13 @@ type RowGroupId = (usize, u64);
 /// The training rows and the held-out rows of a source.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct HeldOutSplit {
-    /// Where `max_samples` ends training; none where it does not.
+    /// The end of the training rows if `max_samples` limits them, else `None`.
     training_end: Option<TrainingEnd>,
     held_out: HeldOutRule,
     shards: usize,
 }
 
-/// Training has `rows` rows (at least one) of `row_group` in `shard`, and nothing after it.
+/// The end of the training rows: the first `rows` rows (at least one) of `row_group` in `shard` are the last ones.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct TrainingEnd {
     shard: usize,
@@ -66,12 +66,12 @@ pub(crate) struct SplitSettings {
 }
 
 impl HeldOutSplit {
-    /// How many shards, from the first, have training rows.
+    /// Number of shards, from the first, that have training rows.
     pub(crate) fn training_shards(&self) -> usize {
         self.training_end.map_or(self.shards, |end| end.shard + 1)
     }
 
-    /// How many of a shard's row groups may have training rows.
+    /// Number of a shard's row groups, from the first, that may have training rows.
     pub(crate) fn training_row_groups(&self, shard: usize, row_groups: u64) -> u64 {
         match self.training_end {
             Some(end) if shard == end.shard => row_groups.min(end.row_group + 1),
@@ -80,7 +80,7 @@ impl HeldOutSplit {
         }
     }
 
-    /// How many rows of a row group, from its first, are training rows.
+    /// Number of rows of a row group, from its first, that are training rows.
     pub(crate) fn training_rows(&self, shard: usize, name: &str, row_group: u64) -> u64 {
         let limit = match self.training_end {
             Some(end) if (shard, row_group) == (end.shard, end.row_group) => end.rows,
@@ -90,7 +90,7 @@ impl HeldOutSplit {
         limit.min(self.first_held_out_row(shard, name, row_group).unwrap_or(u64::MAX))
     }
 
-    /// The row from which on a row group is held out; none if it is not.
+    /// Returns the row from which on a row group is held out; `None` if it is not.
     pub(crate) fn first_held_out_row(&self, shard: usize, name: &str, row_group: u64) -> Option<u64> {
         match &self.held_out {
             HeldOutRule::Hashed { shards, from, threshold } => {

@@ -36,7 +36,7 @@ pub struct RowRange {
     pub rows: u64,
 }
 
-/// The content of a window.
+/// The record of a window: the rows that it was made of, and what they became.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct WindowRecord {
     /// Index of the component in the mixture; 0 for a single source.
@@ -51,7 +51,7 @@ pub struct WindowRecord {
     pub documents: u64,
     /// Skipped rows among these rows.
     pub skipped: SkippedRows,
-    /// Conversations among the documents whose end was cut off; 0 is not written.
+    /// Conversations among the documents whose end was cut off; not written if 0.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub truncated: u64,
     /// Target tokens.
@@ -60,7 +60,7 @@ pub struct WindowRecord {
     pub sequences: u64,
 }
 
-/// What a step consumed.
+/// The record of an optimizer step: the sequences that it consumed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StepRecord {
     /// The optimizer step.
@@ -90,26 +90,26 @@ pub struct SequenceRange {
     pub sequences: u64,
 }
 
-/// A stage of the run began: later steps are of its stream.
+/// The record of the start of a stage: later steps consume its stream.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StageRecord {
     /// The stage, from 0; the first one has no record.
     pub stage: u64,
-    /// Its first optimizer step.
+    /// First optimizer step of the stage.
     pub step: u64,
-    /// Sequences of the windows in use before that no step consumed or will consume.
+    /// Sequences of the previous stage's windows in use that no step has consumed or will consume.
     pub left_out: Vec<SequenceRange>,
 }
 
-/// The start of a ledger that does not start with its run: what was consumed before is not in it.
+/// The first record of a ledger that starts after its run did: what was consumed before is not in it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BeginRecord {
     /// Optimizer steps taken before.
     pub step: u64,
-    /// The stage of the run that the position is in; 0 is not written.
+    /// The stage that the positions are in, from 0; not written if 0.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub stage: u64,
-    /// The position of each component.
+    /// The position of each component, in the order of the mixture.
     pub components: Vec<BeginPosition>,
 }
 
@@ -223,13 +223,13 @@ pub fn batch_hash(batch: &Batch) -> String {
 #[derive(Debug)]
 pub struct Ledger {
     file: AppendFile,
-    /// Covers every line appended, also those that are not on disk.
+    /// Length and hash of all lines appended, also of those that are not on disk.
     head: LedgerHead,
 }
 
 impl Ledger {
-    /// Resumes after `head`; lines after it, of steps that no checkpoint has, are cut off. Rejects a file that is
-    /// shorter or whose lines do not match `head`.
+    /// Opens a ledger to append after `head`; lines after it, of steps that no checkpoint has, are cut off. Rejects a
+    /// file that is shorter or whose lines do not match `head`.
     pub fn open(path: &Path, head: &LedgerHead, cancel: &CancelToken) -> Result<Self, DataError> {
         for_each_line(path, head, cancel, |_| Ok(()))?;
         let file = AppendFile::open(path, head.bytes).map_err(DataError::io(path))?;

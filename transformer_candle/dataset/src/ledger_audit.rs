@@ -14,7 +14,7 @@ use crate::ledger::{
 };
 use crate::{DataError, DataSource, StreamStage};
 
-/// What an audit found.
+/// The result of an audit.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Audit {
     /// Steps in the ledger.
@@ -23,7 +23,7 @@ pub struct Audit {
     pub targets: u64,
     /// The sequences and epochs of each component.
     pub components: Vec<AuditedComponent>,
-    /// Sequences of the steps of each stage.
+    /// Sequences that the steps of each stage consumed.
     pub stage_sequences: Vec<u64>,
     /// The violations found, in words; empty if there are none.
     pub problems: Vec<String>,
@@ -39,7 +39,7 @@ pub struct Audit {
 /// # Errors
 /// [`DataError::Ledger`] where the chain does not hold; [`DataError`] where the data cannot be read.
 pub fn audit(path: &Path, head: &LedgerHead, stages: &[StreamStage], ended: bool) -> Result<Audit, DataError> {
-    // What is held out is the same in all of them.
+    // The held-out rows are the same in all stages.
     let StreamStage { mixture, settings } = &stages[0];
     let split = |source: &DataSource| source.held_out_split(settings.split_settings(), source.cancel());
     let splits = mixture.sources().iter().map(split).collect::<Result<Vec<_>, _>>()?;
@@ -78,12 +78,12 @@ struct Auditor<'a> {
     components: Vec<ComponentAuditor<'a>>,
     /// Sequences delivered of each component since the start of the stage.
     delivered: Vec<u64>,
-    /// The current stage.
+    /// Index of the current stage.
     stage: usize,
     stage_sequences: Vec<u64>,
     steps: u64,
     targets: u64,
-    /// None before the first line.
+    /// The step that must come next; `None` before the first line.
     next_step: Option<u64>,
     problems: Problems,
 }
@@ -134,7 +134,7 @@ impl<'a> Auditor<'a> {
         }
     }
 
-    /// Enters a stage, for which the rest of the windows in use is left out.
+    /// Enters a stage, whose record must list the rest of the windows in use as left out.
     fn stage(&mut self, record: &StageRecord) {
         let StageRecord { stage, step, left_out } = record;
         if self.next_step.is_some_and(|next| next != *step) {
@@ -151,7 +151,7 @@ impl<'a> Auditor<'a> {
         self.enter(*stage);
     }
 
-    /// Later sequences are those of this stage.
+    /// Makes `stage` the current one, with no sequence delivered.
     fn enter(&mut self, stage: u64) {
         match self.stages.get(stage as usize) {
             Some(_) => self.stage = stage as usize,

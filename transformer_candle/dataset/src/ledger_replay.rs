@@ -45,17 +45,17 @@ pub fn replay(
 #[derive(Clone, Default)]
 struct ComponentBefore {
     delivered: u64,
-    /// The start of the window that the step takes sequences of, and its first sequence; none if it takes nothing.
+    /// The start of the window that the step takes sequences of, and the first of these; `None` if it takes none.
     first_sequence: Option<(WindowStart, u64)>,
     /// Windows that a step may still take sequences of: that of the step before, and later ones.
     windows: Vec<WindowRecord>,
 }
 
-/// The record of a step.
+/// A step found in the ledger.
 struct FoundStep {
-    /// The stage that it is of.
+    /// Index of the step's stage.
     stage: u64,
-    /// Each component before it.
+    /// State of each component before the step.
     before: Vec<ComponentBefore>,
     record: StepRecord,
 }

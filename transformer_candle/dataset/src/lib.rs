@@ -5,7 +5,7 @@
 //! *row* holds one document or is skipped (`formats`). A *component* is one source of a mixture. A *window*, short for
 //! shuffle window, is the set of documents that are shuffled together.
 //!
-//! Where to find what, in the order of the data:
+//! Modules, in the order in which they process the data:
 //!
 //! - `source`: names and patterns become a listing of shards ([`DataSource`]), with `hub` (the Hugging Face Hub) or
 //!   `local_files`; `mixture`: several sources with weights; `mixture_schedule`: which of them gives the next sequence.
@@ -15,8 +15,8 @@
 //!   shuffled, tokenized (`tokenizer`, `encoder`), packed (`packing`) and shuffled again; `sequence_packer` does so
 //!   with text and with conversations (`chat`, `conversation_packing`).
 //! - `window_prefetch`: the thread that prepares the windows of a component; `component_stream`: its sequences;
-//!   `stream`: the [`TokenStream`], which gives batches of all components (`stream_settings`). `cursor`: the position to resume from;
-//!   `fingerprint`: what a cursor belongs to.
+//!   `stream`: the [`TokenStream`], which gives batches of all components (`stream_settings`). `cursor`: the position
+//!   to resume from; `fingerprint`: hashes that identify the stream of a cursor.
 //! - `ledger`: an append-only log of what each step consumed, for `ledger_audit` and `ledger_replay`; `append_file`: a
 //!   log file that survives a full disk.
 //! - `held_out_batches`: evaluation. `documents`: text in listing order (`sequential_reader`). `cancel`: cancellation.

@@ -114,11 +114,11 @@ const GLOB_CHARACTERS: [char; 4] = ['*', '?', '[', '{'];
 /// A glob over absolute paths. The default one matches everything.
 #[derive(Default)]
 struct Glob {
-    /// The folder above everything that can match.
+    /// The deepest folder above everything that can match.
     folder: PathBuf,
     whole: Option<GlobMatcher>,
-    /// By number of components: the pattern that a folder's path must match so that something below it can. Ends where
-    /// the glob spans folders.
+    /// `prefixes[i]` must match a folder's path of `i + 1` components if anything below it can match. Ends at the first
+    /// `**`, or where a part is no valid glob.
     prefixes: Vec<GlobMatcher>,
 }
 
@@ -159,7 +159,7 @@ impl Glob {
         self.prefixes.get(folder.components().count() - 1).is_none_or(|prefix| prefix.is_match(folder))
     }
 
-    /// The number of components that the glob has used up at a folder; what it matches below depends on this alone.
+    /// Number of the glob's components that a folder's path has matched; what it matches below depends on this alone.
     fn pattern_depth(&self, folder: &Path) -> usize {
         folder.components().count().min(self.prefixes.len())
     }
@@ -184,7 +184,7 @@ struct Folder {
 }
 
 impl<'a> DirectoryTraversal<'a> {
-    /// Every file below `root` that matches and is not hidden. Notes what matches but is not a regular file.
+    /// Returns every file below `root` that matches and is not hidden. Notes what matches but is not a regular file.
     fn run(
         root: &Path,
         glob: Glob,
@@ -263,7 +263,7 @@ impl<'a> DirectoryTraversal<'a> {
     }
 }
 
-/// The deepest folder above all files: names must not depend on where the data is stored.
+/// Returns the deepest folder above all files: names must not depend on where the data is stored.
 fn common_folder<'a>(mut paths: impl Iterator<Item = &'a Path>) -> PathBuf {
     let Some(first) = paths.next().and_then(Path::parent) else {
         return PathBuf::new();

@@ -1,4 +1,4 @@
-//! An upper bound of the memory that the stream of a run takes, and what it takes as a rule; the bound's terms are
+//! An upper bound of the memory of a run's stream, and an estimate of what it usually takes; the bound's terms are
 //! explained in the crate's documentation.
 
 use run_config::DataConfig;
@@ -6,17 +6,17 @@ use run_config::DataConfig;
 use crate::mixture::WINDOW_BYTES;
 use crate::stream_settings::{DEFAULT_OPEN_SHARDS, max_workers};
 
-/// Text of a document, above FineWeb's mean of 3 KB.
+/// Assumed bytes of text per document, above FineWeb's mean of 3 KB.
 const DOCUMENT_BYTES: u64 = 4 << 10;
-/// Copies of a window's text: the window in use and the one in preparation.
+/// Memory of the window in use and of the one in preparation, as a multiple of a window's text.
 const WINDOW_COPIES: u64 = 4;
-/// A block from the Hub (4 MiB) and a copy of it while it is joined to the rest of the previous one, a page of 1024
-/// documents (the minimum of pyarrow), and the rows decoded of it.
+/// Bytes per open shard: a block from the Hub (4 MiB) and a copy of it while it is joined to the rest of the previous
+/// one, a page of 1024 documents (the minimum of pyarrow), and the rows decoded of it.
 const OPEN_SHARD_BYTES: u64 = 14 << 20;
-/// The words that a worker's encoder caches.
+/// Maximum bytes of the words that a worker's encoder caches.
 const ENCODER_BYTES: u64 = 100 << 20;
 
-/// What a worker's encoder takes in the first thousands of documents, measured: few of the words that it may cache.
+/// Bytes that a worker's encoder takes after some thousand documents, measured: few of the words that it may cache.
 const FRESH_ENCODER_BYTES: u64 = 1_500_000;
 
 /// Bytes of text of a shuffle window, if documents are about as long as web pages.
@@ -24,14 +24,14 @@ fn window_bytes(data: &DataConfig) -> u64 {
     (data.shuffle_buffer_size as u64 * DOCUMENT_BYTES).min(WINDOW_BYTES as u64)
 }
 
-/// Bytes that the stream of a run over local files takes as a rule, if they hold at least a window of documents that are
-/// about as long as web pages.
+/// Returns the bytes that the stream of a run over local files usually takes, if they hold at least a window of
+/// documents that are about as long as web pages.
 pub fn expected_memory(data: &DataConfig) -> u64 {
     WINDOW_COPIES * window_bytes(data) + max_workers(data) as u64 * FRESH_ENCODER_BYTES
 }
 
-/// Bytes that the stream of a run takes at most, in addition to the program and the tokenizer, if documents are about
-/// as long as web pages.
+/// Returns the bytes that the stream of a run takes at most, in addition to the program and the tokenizer, if documents
+/// are about as long as web pages.
 pub fn memory_bound(data: &DataConfig) -> u64 {
     let open_shards = DEFAULT_OPEN_SHARDS as u64 * data.mixture.len().max(1) as u64;
     WINDOW_COPIES * window_bytes(data) + open_shards * OPEN_SHARD_BYTES + max_workers(data) as u64 * ENCODER_BYTES

@@ -8,7 +8,7 @@ use crate::hub::{HubSettings, RetryStatus};
 use crate::mixture_schedule::MixtureSchedule;
 use crate::{CancelToken, DataError, DataSource, SourceDescription};
 
-/// Text of the windows of all components together, at most: it bounds memory where documents are long.
+/// Maximum bytes of text in the windows of all components together: it bounds memory where documents are long.
 pub(crate) const WINDOW_BYTES: usize = 64 << 20;
 /// The minimum of a component's window, however small its weight: a smaller window would shuffle little, and the
 /// padding at its end would be a larger part of it.
@@ -43,8 +43,8 @@ impl Mixture {
         Ok(Self { sources, schedule: MixtureSchedule::from_weights(&weights) })
     }
 
-    /// The training data of a run: its streaming config, `data.mixture` or `data.train_shards`. `cancel` cancels the
-    /// listing, and whatever reads the data on the caller's thread.
+    /// Opens the training data of a run: its streaming config, `data.mixture` or `data.train_shards`. `cancel` cancels
+    /// the listing, and whatever reads the data on the caller's thread.
     pub fn from_run(run: &ResolvedRun, hub: &HubSettings, cancel: &CancelToken) -> Result<Self, DataError> {
         let data = &run.config.data;
         let streamed = |streaming: &StreamingConfig| {
@@ -80,10 +80,10 @@ impl Mixture {
         Self::new(data.mixture.iter().map(component).collect::<Result<_, DataError>>()?)
     }
 
-    /// The same sources with other weights.
+    /// Returns the same sources with other weights.
     ///
     /// # Errors
-    /// As [`Self::new`].
+    /// Those of [`Self::new`].
     pub fn with_weights(&self, weights: impl IntoIterator<Item = f64>) -> Result<Self, DataError> {
         Self::new(self.sources.iter().cloned().zip(weights).collect())
     }
@@ -108,7 +108,7 @@ impl Mixture {
         self.sources.iter().flat_map(DataSource::notes).cloned().collect()
     }
 
-    /// The same data; reading it on the caller's thread is cancelled by `cancel`.
+    /// Returns the same data; reading it on the caller's thread is cancelled by `cancel`.
     #[must_use]
     pub fn cancelled_by(&self, cancel: &CancelToken) -> Self {
         let sources = self.sources.iter().map(|source| source.cancelled_by(cancel)).collect();
@@ -130,7 +130,7 @@ impl Mixture {
         &self.schedule
     }
 
-    /// How much a window of a component holds if the windows of all components together hold `documents`.
+    /// Returns how much a window of a component holds if the windows of all components together hold `documents`.
     pub(crate) fn window_budget(&self, component: usize, documents: usize) -> ReadBudget {
         let part = |whole: usize, minimum: usize| {
             ((whole as f64 * self.weight(component)).ceil() as usize).max(minimum.min(whole))

@@ -9,8 +9,8 @@
 //! 1996): such a schedule meets every deadline, so that `|n_i - k * w_i| < 1` at every position. Weights are integers,
 //! so that nothing drifts.
 
-/// What the integer weights sum to, up to rounding: more than a run has sequences, and a power of ten because people
-/// write weights as decimals.
+/// Sum of the integer weights, up to rounding: more than a run has sequences, and a power of ten because people write
+/// weights as decimals.
 const TOTAL_WEIGHT: f64 = 1e12;
 
 /// The integer mixture weights of the components, and the schedule that follows from them.
@@ -34,7 +34,7 @@ impl MixtureSchedule {
         self.0[component] as f64 / self.total() as f64
     }
 
-    /// The component that gives the next sequence after each has `delivered` its count.
+    /// Returns the component that gives the next sequence, given how many each has `delivered`.
     pub(crate) fn next_component(&self, delivered: &[u64]) -> usize {
         let (total, position) = (self.total(), delivered.iter().map(|&count| u128::from(count)).sum::<u128>());
         let deadlines = self.0.iter().zip(delivered).enumerate().filter_map(|(component, (&weight, &delivered))| {

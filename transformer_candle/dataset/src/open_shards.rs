@@ -57,7 +57,7 @@ pub(crate) struct OpenShards {
 #[derive(Default)]
 pub(crate) struct WindowRows {
     pub documents: Vec<Document>,
-    /// Where the documents and the skipped rows come from.
+    /// The ranges of all rows read, of documents and of skipped rows.
     pub row_ranges: Vec<RowRange>,
     pub skipped: SkippedRows,
     pub bytes: usize,
@@ -69,12 +69,12 @@ impl OpenShards {
         Self { slots, next_shard }
     }
 
-    /// The position of each slot, and the first shard of the queue that no slot has taken.
+    /// Returns the position of each slot, and the first shard of the queue that no slot has taken.
     pub(crate) fn positions(&self) -> (Vec<Option<ShardPosition>>, u64) {
         (self.slots.iter().map(|slot| slot.position).collect(), self.next_shard)
     }
 
-    /// Reads a window's rows: `budget`, less only at the end of the epoch.
+    /// Reads the rows of a window: as much as `budget`, and less only at the end of the epoch.
     pub(crate) fn read(&mut self, shards: &EpochShards, budget: ReadBudget) -> Result<WindowRows, DataError> {
         let mut read = WindowRows::default();
         loop {
@@ -119,7 +119,7 @@ impl WindowRows {
         self.bytes += part.bytes;
     }
 
-    /// Extends the range that these rows follow, or adds them as a range of their own.
+    /// Extends the range that these rows follow, or adds a range.
     fn record(&mut self, range: RowRange) {
         let end = |last: &RowRange| (last.shard, last.row_group, last.first_row + last.rows);
         let start = (range.shard, range.row_group, range.first_row);
@@ -130,7 +130,7 @@ impl WindowRows {
     }
 }
 
-/// Holds one shard at a time; no position means no shard.
+/// A slot, which holds one shard at a time, or none if it has no position.
 struct Slot {
     position: Option<ShardPosition>,
     open: Option<OpenShard>,
@@ -141,7 +141,7 @@ struct OpenShard {
     reader: Box<dyn ShardReader>,
     /// Index in the listing.
     index: usize,
-    /// None where row groups can only be read in the shard's order.
+    /// The permutation of the row groups; `None` if they can only be read in the shard's order.
     row_groups: Option<Vec<u32>>,
     /// Whether the reader has been moved to the slot's position.
     positioned: bool,
@@ -160,7 +160,7 @@ impl OpenShard {
         Ok(Self { reader, index, row_groups, positioned: false })
     }
 
-    /// The row group at a position of the permuted order; none past the last.
+    /// Returns the row group at a position of the permuted order; `None` past the last.
     fn row_group(&self, shards: &EpochShards, position: u64) -> Option<u64> {
         match &self.row_groups {
             Some(row_groups) => row_groups.get(position as usize).map(|&row_group| u64::from(row_group)),
@@ -170,7 +170,7 @@ impl OpenShard {
 }
 
 impl Slot {
-    /// Reads up to `budget` from the slot's shard; gives the shard up where it ends.
+    /// Reads up to `budget` from the slot's shard; releases the shard when it ends.
     fn read(&mut self, shards: &EpochShards, budget: ReadBudget) -> Result<WindowRows, DataError> {
         let mut read = WindowRows::default();
         while read.documents.len() < budget.documents && read.bytes < budget.bytes {
@@ -190,7 +190,7 @@ impl Slot {
         Ok(read)
     }
 
-    /// The next training row of the slot's shard, and its location; none at the end of the shard.
+    /// Reads the next training row of the slot's shard, and its location; `None` at the end of the shard.
     fn next_row(&mut self, shards: &EpochShards) -> Result<Option<(RowRange, Row)>, DataError> {
         let Some(position) = &mut self.position else {
             return Ok(None);

@@ -21,11 +21,11 @@ use crate::tokenizer::{DocumentTokens, EncodedText};
 /// Concatenated tokens, to be cut into sequences.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct PackedTokens {
-    /// Starts with end-of-text.
+    /// Token ids of all documents, starting with end-of-text.
     tokens: Vec<u32>,
     /// Ascending indices of the tokens that start a document, if documents are kept apart.
     document_starts: Option<Vec<usize>>,
-    /// Indices of first tokens of texts, ascending, with the [`EncodedText::surplus_bytes`] other than 0.
+    /// Texts whose [`EncodedText::surplus_bytes`] are not 0, ascending: index of the first token, and surplus bytes.
     surplus_bytes: Vec<(usize, i64)>,
     sequence_length: usize,
     end_of_text: u32,
@@ -78,7 +78,7 @@ impl PackedTokens {
         self.is_between_documents = true;
     }
 
-    /// The next token starts a document.
+    /// Records that the next token starts a document.
     fn mark_document_start(&mut self) {
         if let Some(starts) = &mut self.document_starts {
             starts.push(self.tokens.len());
@@ -120,14 +120,14 @@ impl PackedTokens {
         }
     }
 
-    /// The surplus bytes of the texts that start at the indices `first..=last`.
+    /// Sums the surplus bytes of the texts that start at the indices `first..=last`.
     fn surplus_bytes_of(&self, first: usize, last: usize) -> i64 {
         let from = self.surplus_bytes.partition_point(|&(index, _)| index < first);
         self.surplus_bytes[from..].iter().take_while(|&&(index, _)| index <= last).map(|&(_, bytes)| bytes).sum()
     }
 }
 
-/// Where the document of each of `length` positions from index `start` starts, as an index relative to `start`.
+/// Returns, for each of `length` positions from index `start`, the first position of its document, relative to `start`.
 fn document_starts(indices: &[usize], start: usize, length: usize) -> impl Iterator<Item = i32> {
     let first = indices.partition_point(|&index| index < start);
     let mut indices = indices[first..].iter().peekable();

@@ -7,7 +7,7 @@
 
 use sha2::{Digest, Sha256};
 
-/// What is permuted or drawn. Two purposes never share a key.
+/// The purpose of a key: what is permuted or drawn with it. Two purposes never share a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Purpose {
     Shards,
@@ -29,7 +29,7 @@ impl Purpose {
     }
 }
 
-/// The key of `purpose` for these numbers and this name.
+/// Computes the key of `purpose` for these numbers and this name.
 pub(crate) fn key(purpose: Purpose, numbers: &[u64], name: &str) -> u64 {
     let mut hash = Sha256::new();
     hash.update(purpose.hash_input().as_bytes());
@@ -58,7 +58,7 @@ impl SplitMix64 {
         z ^ (z >> 31)
     }
 
-    /// A uniform draw below `bound`, unbiased (Lemire, "Fast random integer generation in an interval", 2019).
+    /// Draws a number below `bound`, without bias (Lemire, "Fast random integer generation in an interval", 2019).
     fn uniform_below(&mut self, bound: u64) -> u64 {
         let rejection_threshold = bound.wrapping_neg() % bound;
         loop {
@@ -78,7 +78,7 @@ pub(crate) fn shuffle<T>(items: &mut [T], key: u64) {
     }
 }
 
-/// The permutation of `0..length` by `key`.
+/// Returns the permutation of `0..length` by `key`.
 pub(crate) fn permutation(length: usize, key: u64) -> Vec<u32> {
     let mut items: Vec<u32> = (0..length as u32).collect();
     shuffle(&mut items, key);

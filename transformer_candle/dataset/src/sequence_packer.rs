@@ -13,7 +13,7 @@ use crate::skipped_rows::{SkipReason, SkippedRows};
 use crate::tokenizer::EncodedText;
 use crate::{DataError, StreamSettings, Tokenizer};
 
-/// Tokenizes and packs. Clones share tokenizer and template.
+/// Tokenizes documents and packs them into sequences. Clones share tokenizer and template.
 #[derive(Clone)]
 pub(crate) struct SequencePacker {
     tokenizer: Tokenizer,
@@ -23,16 +23,16 @@ pub(crate) struct SequencePacker {
     packing: Packing,
 }
 
-/// What became of documents.
+/// Counts of the documents that were skipped or truncated when they were packed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct PackedDocuments {
-    /// Conversations that were left out.
+    /// Conversations that were skipped.
     pub skipped: SkippedRows,
     /// Conversations whose end was cut off.
     pub truncated: u64,
 }
 
-/// Sequences of text or of conversations.
+/// Packed sequences, of text or of conversations.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum PackedSequences {
     Text(PackedTokens),
@@ -55,7 +55,7 @@ impl SequencePacker {
         self.chat.as_ref()
     }
 
-    /// No sequences.
+    /// Creates an empty set of packed sequences.
     pub(crate) fn empty(&self) -> PackedSequences {
         let &Self { sequence_length, packing, .. } = self;
         let marks = self.tokenizer.document_tokens();

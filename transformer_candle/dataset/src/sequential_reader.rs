@@ -15,7 +15,7 @@ enum RowFilter {
     HeldOut(Arc<HeldOutSplit>),
 }
 
-/// Reads one shard after the other; keeps one open.
+/// Reads the rows of a source in listing order, with one shard open at a time.
 pub(crate) struct SequentialReader {
     source: DataSource,
     filter: RowFilter,
@@ -49,12 +49,12 @@ impl SequentialReader {
         Self { source: source.clone(), filter, shards, current: None, cancel }
     }
 
-    /// The next rows, at most `max_rows`; an empty list after the last.
+    /// Reads the next rows, at most `max_rows`; returns an empty list after the last.
     fn next_rows(&mut self, max_rows: usize) -> Result<Vec<Row>, DataError> {
         std::iter::from_fn(|| self.next_row().transpose()).take(max_rows).collect()
     }
 
-    /// The next row; none after the last.
+    /// Reads the next row; `None` after the last.
     pub(crate) fn next_row(&mut self) -> Result<Option<Row>, DataError> {
         loop {
             self.cancel.check()?;
@@ -77,7 +77,7 @@ impl SequentialReader {
     }
 }
 
-/// A [`SequentialReader`] on a thread of its own, one read ahead: its caller can stop waiting for a slow read.
+/// A [`SequentialReader`] on a thread of its own, which reads ahead: its caller can stop waiting for a slow read.
 pub(crate) struct PrefetchThread {
     rows: Receiver<Result<Vec<Row>, DataError>>,
     cancel: CancelToken,
@@ -105,8 +105,8 @@ impl PrefetchThread {
         Ok(Self { rows, cancel })
     }
 
-    /// The next rows; an empty list after the last. An error ends the rows, except [`DataError::Interrupted`], which
-    /// loses nothing.
+    /// Returns the next rows; an empty list after the last. An error ends the rows, except [`DataError::Interrupted`],
+    /// which loses nothing.
     pub(crate) fn next_rows(&self, interrupted: &dyn Fn() -> bool) -> Result<Vec<Row>, DataError> {
         receive(&self.rows, interrupted)
     }
@@ -119,7 +119,7 @@ impl Drop for PrefetchThread {
 }
 
 impl RowFilter {
-    /// The first row of a row group to read; none if the row group is left out.
+    /// Returns the first row of a row group to read; `None` if the row group is left out.
     fn first_row(&self, shard: usize, name: &str, row_group: u64) -> Option<u64> {
         match self {
             Self::All => Some(0),
@@ -129,7 +129,7 @@ impl RowFilter {
 }
 
 impl CurrentShard {
-    /// The next row of the shard that passes the filter; none at the end of the shard.
+    /// Reads the next row of the shard that passes the filter; `None` at the end of the shard.
     fn next_row(&mut self, filter: &RowFilter, name: &str) -> Result<Option<Row>, DataError> {
         let row_groups = self.reader.row_groups();
         loop {

@@ -14,7 +14,7 @@ use crate::sequence_packer::{PackedSequences, SequencePacker};
 /// A window whose sequences are ready to be delivered.
 pub(crate) struct Window {
     pub record: WindowRecord,
-    /// Where the following window starts.
+    /// Start of the window after this one.
     pub next: WindowStart,
     packed: PackedSequences,
     /// Indices of the packed sequences in the order of delivery.
@@ -63,7 +63,7 @@ impl Window {
         self.order.len()
     }
 
-    /// The packed tokens, and the index in them of the sequence that is delivered at `position`.
+    /// Returns the packed sequences, and the index in them of the sequence that is delivered at `position`.
     pub(crate) fn sequence(&self, position: usize) -> (&PackedSequences, usize) {
         (&self.packed, self.order[position] as usize)
     }

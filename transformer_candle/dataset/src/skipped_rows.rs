@@ -32,7 +32,7 @@ pub struct SkippedRows {
     pub overlong: u64,
 }
 
-/// Ledgers of text keep the form that they had before conversations could be skipped.
+/// Whether a count is 0 and so not written: ledgers of text keep the form that they had before there was chat data.
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
 pub(crate) fn is_zero(count: &u64) -> bool {
     *count == 0
@@ -111,7 +111,7 @@ impl SkipReason {
         Self::Overlong,
     ];
 
-    /// What a row is that is skipped for it, as in "3 empty".
+    /// Returns the words that follow the number of rows skipped for this reason, as in "3 empty".
     fn describe(self) -> &'static str {
         match self {
             Self::Null => "without text",

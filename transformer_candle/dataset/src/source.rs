@@ -17,7 +17,7 @@ use crate::hub::{HubSettings, Repository, RetryStatus};
 use crate::local_files::{self, LocalListing};
 use crate::{DataError, SkippedRows};
 
-/// The data set that every machine can make for itself; it is in the cache folder.
+/// Name of the demo data set, which each machine makes for itself, in the cache folder.
 const DEMO: &str = "demo";
 
 /// Shards opened at most to find one whose format names its fields.
@@ -40,7 +40,7 @@ struct Listing {
     format: DataFormat,
     shards: Vec<Shard>,
     location: Location,
-    /// Splits decided before: deciding may read many shards.
+    /// Held-out splits decided so far, kept because deciding may read many shards.
     held_out_splits: Mutex<Vec<(SplitSettings, Arc<HeldOutSplit>)>>,
     notes: Vec<String>,
 }
@@ -67,12 +67,12 @@ pub struct SourceDescription {
     pub revision: Option<String>,
     /// Number of shards.
     pub files: u64,
-    /// Their total size.
+    /// Total size of the shards in bytes.
     pub bytes: u64,
 }
 
 impl DataSource {
-    /// The validation data of a run; none unless `data.validation_shards` is set.
+    /// Opens the validation data of a run; `None` unless `data.validation_shards` is set.
     pub fn validation_from_run(run: &ResolvedRun, cancel: &CancelToken) -> Result<Option<Self>, DataError> {
         let data = &run.config.data;
         if data.validation_shards.is_empty() {
@@ -155,7 +155,7 @@ impl DataSource {
         self.with(|listing| name.clone_into(&mut listing.name))
     }
 
-    /// The same files, whose rows are in this format. Must be asked for before the source is cloned.
+    /// Returns the source with rows of this format. Must be called before the source is cloned.
     #[must_use]
     pub fn with_format(self, format: DataFormat) -> Self {
         self.with(|listing| listing.format = format)
@@ -173,7 +173,7 @@ impl DataSource {
         &self.listing.notes
     }
 
-    /// The same data; reading it on the caller's thread is cancelled by `cancel`.
+    /// Returns the same data; reading it on the caller's thread is cancelled by `cancel`.
     pub(crate) fn cancelled_by(&self, cancel: &CancelToken) -> Self {
         Self { listing: Arc::clone(&self.listing), cancel: cancel.clone() }
     }
@@ -201,12 +201,12 @@ impl DataSource {
         &self.listing.text_column
     }
 
-    /// In listing order.
+    /// The shards, in listing order.
     pub(crate) fn shards(&self) -> &[Shard] {
         &self.listing.shards
     }
 
-    /// The splits that were decided before, for [`Self::held_out_split`].
+    /// Held-out splits decided so far, for [`Self::held_out_split`].
     pub(crate) fn held_out_splits(&self) -> &Mutex<Vec<(SplitSettings, Arc<HeldOutSplit>)>> {
         &self.listing.held_out_splits
     }

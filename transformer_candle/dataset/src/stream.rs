@@ -17,7 +17,7 @@ use crate::{
 /// How long dropping a stream waits for its threads. A thread in a dead connection ends later, at its timeout.
 const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// What the stream of a run reads in one of its stages. The stages of a run differ in sequence length and mixture weights.
+/// Data and settings of a run's stream in one stage. The stages of a run differ in sequence length and mixture weights.
 #[derive(Clone, Debug)]
 pub struct StreamStage {
     /// The sources with their weights.
@@ -28,12 +28,12 @@ pub struct StreamStage {
 
 /// The stream of a stage, opened where the stream of the stage before it ended.
 pub struct NextStage {
-    /// Starts at windows of its own.
+    /// The stream, which starts at the next window of each component.
     pub stream: TokenStream,
-    /// Sequences of the windows in use before that were not delivered, and never will be: those of at most one window of
-    /// each component.
+    /// Sequences of the previous stream's windows in use that were not delivered, and never will be: of at most one
+    /// window of each component.
     pub left_out: Vec<SequenceRange>,
-    /// Of these windows those that the stream before was opened in and had not delivered from.
+    /// Those of these windows that the previous stream was resumed in and had not delivered from.
     pub opened: Vec<WindowRecord>,
 }
 
@@ -41,13 +41,13 @@ pub struct NextStage {
 pub struct TokenStream {
     mixture: Mixture,
     components: Vec<ComponentStream>,
-    /// Sequences delivered of each component.
+    /// Number of sequences delivered of each component.
     delivered: Vec<u64>,
     /// The position before the next batch.
     cursor: Cursor,
     /// The incomplete batch of an interrupted call.
     partial: Option<Batch>,
-    /// Whether batches end with the window.
+    /// Whether a batch ends at the end of the window in use.
     ends_with_window: bool,
     /// Whether an error was returned.
     failed: bool,
@@ -98,13 +98,13 @@ impl TokenStream {
         })
     }
 
-    /// The next `n` sequences; fewer, then none, when the last epoch ends. An error is returned after everything that
-    /// was read before it; the cursor then stays where the call started, and the stream is closed.
+    /// Returns the next `n` sequences; fewer, then none, when the last epoch ends. An error is returned after
+    /// everything that was read before it; the cursor then stays where the call started, and the stream is closed.
     pub fn next_sequences(&mut self, n: usize) -> Result<Batch, DataError> {
         self.next_sequences_unless(n, &|| false)
     }
 
-    /// As [`Self::next_sequences`], but stops waiting for data soon after `interrupted` returns true. That error,
+    /// Like [`Self::next_sequences`], but stops waiting for data soon after `interrupted` returns true. That error,
     /// [`DataError::Interrupted`], loses nothing: the next call must ask for the same `n` and returns the same batch.
     pub fn next_sequences_unless(&mut self, n: usize, interrupted: &dyn Fn() -> bool) -> Result<Batch, DataError> {
         if self.failed {
@@ -154,7 +154,7 @@ impl TokenStream {
         positions.collect()
     }
 
-    /// As [`Self::next_sequences_unless`], but the batch ends with the window in use. Only for a single component.
+    /// Like [`Self::next_sequences_unless`], but the batch ends with the window in use. Only for a single component.
     pub fn next_sequences_of_window(&mut self, n: usize, interrupted: &dyn Fn() -> bool) -> Result<Batch, DataError> {
         self.ends_with_window = true;
         let batch = self.next_sequences_unless(n, interrupted);
@@ -167,12 +167,13 @@ impl TokenStream {
         self.cursor.components.iter().all(|component| component.sequence == 0)
     }
 
-    /// Opens the stream of the next stage: the same sources, with other settings or weights, from the windows on that
-    /// follow those in use. Its cursor, and so its order, is a pure function of this stream's cursor and of the stage.
-    /// This stream stays as it is.
+    /// Opens the stream of the next stage: the same sources, with other settings or weights, from the window after the
+    /// one in use of each component. Its cursor, and so its order, is a pure function of this stream's cursor and of
+    /// the stage. This stream keeps its position.
     ///
     /// # Errors
-    /// [`DataError::Interrupted`] soon after `interrupted` returns true, if a window in use has to be read for its end.
+    /// [`DataError::Interrupted`] soon after `interrupted` returns true, if a window in use must be read to find its
+    /// end.
     pub fn next_stage(&mut self, stage: &StreamStage, interrupted: &dyn Fn() -> bool) -> Result<NextStage, DataError> {
         let StreamStage { mixture, settings } = stage;
         let fingerprint =
@@ -197,7 +198,7 @@ impl TokenStream {
         self.cursor.clone()
     }
 
-    /// What the order of the stream depends on.
+    /// The hashes of everything that the order of the stream depends on.
     pub fn fingerprint(&self) -> &StreamFingerprint {
         &self.cursor.fingerprint
     }
@@ -207,7 +208,7 @@ impl TokenStream {
         &self.mixture
     }
 
-    /// How long calls have waited for data in all.
+    /// Total time that calls have waited for data.
     pub fn data_wait(&self) -> Duration {
         self.components.iter().map(ComponentStream::waited).sum()
     }
@@ -233,7 +234,7 @@ impl TokenStream {
         self.components.iter().map(ComponentStream::truncated).collect()
     }
 
-    /// Encodes the conversations of the stream; none if its rows are text.
+    /// The encoder of the stream's conversations; `None` if its rows are text.
     pub fn conversation_encoder(&self) -> Option<&ConversationEncoder> {
         self.packer.chat()
     }

@@ -8,26 +8,26 @@ use crate::{ChatSettings, DataError};
 /// Shards of a component that are open at the same time, by default.
 pub(crate) const DEFAULT_OPEN_SHARDS: usize = 16;
 
-/// What the order of a stream depends on besides the sources and the tokenizer, and how the stream is prepared.
+/// Settings of a stream: what its order depends on besides sources and tokenizer, and how it is prepared.
 #[derive(Clone, Debug, PartialEq)]
 pub struct StreamSettings {
     /// Tokens per sequence.
     pub sequence_length: usize,
-    /// How documents share sequences; batches say where they start if they are kept apart.
+    /// How documents share sequences; if they are kept apart, batches have [`crate::Batch::document_starts`].
     pub packing: Packing,
-    /// How conversations are rendered; none if rows are text.
+    /// How conversations are rendered; `None` if rows are text.
     pub chat: Option<ChatSettings>,
     /// Documents in a shuffle window; the windows of all components of a mixture divide it.
     pub shuffle_buffer_size: usize,
     /// Seed of all permutations.
     pub seed: u64,
-    /// Train on this many rows of each component only, the first in listing order.
+    /// Number of rows of each component to train on, the first in listing order; `None` for all.
     pub max_samples: Option<u64>,
     /// Shards of a component that are open at the same time.
     pub open_shards: usize,
     /// Fraction of the row groups to hold out; 0 for none.
     pub held_out_fraction: f64,
-    /// Passes over the data; none for an endless stream. A mixture ends where a component that has ended would come
+    /// Passes over the data; `None` for an endless stream. A mixture ends where a component that has ended would come
     /// next. Not part of the fingerprint.
     pub epochs: Option<u64>,
     /// Threads that tokenize. Not part of the fingerprint.
@@ -53,7 +53,8 @@ impl Default for StreamSettings {
 }
 
 impl StreamSettings {
-    /// The settings of a run, with the most workers that it may take. Nothing is held out if the run has validation data of its own.
+    /// Returns the settings of a run, with the most workers that it may take. Nothing is held out if the run has
+    /// validation data of its own.
     pub fn from_run(run: &ResolvedRun) -> Self {
         let data = &run.config.data;
         let held_out_fraction = if data.validation_shards.is_empty() { data.held_out_fraction } else { 0.0 };
@@ -91,7 +92,7 @@ impl StreamSettings {
     }
 }
 
-/// Threads that tokenise for a run at most.
+/// Returns the maximum number of threads that tokenize for a run.
 pub fn max_workers(data: &DataConfig) -> usize {
     data.num_workers.at_most(std::thread::available_parallelism().map_or(1, usize::from))
 }

@@ -42,8 +42,8 @@ struct TokenizerState {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct EncodedText {
     pub ids: Vec<u32>,
-    /// By how much the token bytes of the ids exceed the bytes of the text: 1 where the tokenizer puts a space in
-    /// front, something else where it normalizes text.
+    /// Bytes of the ids' tokens minus bytes of the text: 1 if the tokenizer puts a space in front, another number if it
+    /// normalizes the text.
     pub surplus_bytes: i64,
 }
 
@@ -56,15 +56,15 @@ impl Tokenizer {
         Self::read(path, Choice { special_tokens, ..Choice::default() })
     }
 
-    /// The tokenizer of a run, with its special tokens and BOS.
+    /// Loads the tokenizer of a run, with its special tokens and BOS.
     pub fn from_run(run: &ResolvedRun) -> Result<Self, DataError> {
         let path = run.config.tokenizer.tokenizer_json.as_deref().unwrap_or(Path::new("tokenizer.json"));
         let choice = Choice { special_tokens: &run.special_tokens, bos: run.config.data.bos, ..Choice::default() };
         Self::read(path, choice)
     }
 
-    /// The tokenizer of a model directory, as its files say; `end_of_text` is the id of the token that ends documents,
-    /// where that is known.
+    /// Loads the tokenizer of a model directory, as its files say; `end_of_text` is the id of the token that ends
+    /// documents, if that is known.
     pub fn of_model(directory: &Path, end_of_text: Option<u32>) -> Result<Self, DataError> {
         Self::read(&directory.join("tokenizer.json"), Choice { end_of_text, ..Choice::default() })
     }
@@ -93,7 +93,7 @@ impl Tokenizer {
         })))
     }
 
-    /// A document's text, or a part of it, tokenized.
+    /// Tokenizes a document's text, or a part of it.
     pub(crate) fn encode_document(&self, text: &str) -> Result<EncodedText, DataError> {
         let ids = self.encode(text)?;
         let surplus_bytes = match self.token_bytes().filter(|_| !self.0.encoder.keeps_bytes()) {
@@ -103,13 +103,13 @@ impl Tokenizer {
         Ok(EncodedText { ids, surplus_bytes })
     }
 
-    /// The ids of a text.
+    /// Encodes a text as token ids.
     pub fn encode(&self, text: &str) -> Result<Vec<u32>, DataError> {
         self.0.encoder.encode(&self.0.tokenizer, text).map_err(|error| self.error(error.as_ref()))
     }
 
-    /// The ids of a text to continue, at least one: the BOS token where documents start with it, and the text. An empty
-    /// text without BOS is the token that ends documents, behind which a new one begins.
+    /// Encodes a text to continue, as at least one id: the BOS token if documents start with it, and the text. An empty
+    /// text without BOS gives the token that ends documents, after which a new one begins.
     pub fn encode_prompt(&self, text: &str) -> Result<Vec<u32>, DataError> {
         let mut ids: Vec<u32> = self.document_tokens().leading_bos().into_iter().collect();
         ids.extend(self.encode(text)?);
@@ -119,12 +119,12 @@ impl Tokenizer {
         Ok(ids)
     }
 
-    /// The text of ids, without special tokens.
+    /// Decodes ids to text, without special tokens.
     pub fn decode(&self, ids: &[u32]) -> Result<String, DataError> {
         self.0.tokenizer.decode(ids, true).map_err(|error| self.error(error.as_ref()))
     }
 
-    /// The highest id plus one.
+    /// The highest token id plus one.
     pub fn vocab_size(&self) -> usize {
         self.0.vocab_size
     }
@@ -139,19 +139,19 @@ impl Tokenizer {
         self.0.document_tokens.end_of_text.id
     }
 
-    /// SHA-256 of the file, in hexadecimal.
+    /// SHA-256 of the `tokenizer.json`, in hexadecimal.
     pub fn content_hash(&self) -> &str {
         &self.0.content_hash
     }
 
-    /// Path of the file.
+    /// Path of the `tokenizer.json`.
     pub fn path(&self) -> &Path {
         &self.0.path
     }
 
-    /// UTF-8 bytes of text that each id stands for (none for special tokens); `None` where the length of a token
-    /// depends on its position. A tokenizer may put a space in front of a text or normalize it: the bytes of the tokens
-    /// of a text are then not those of the text, which [`crate::Batch::target_bytes`] corrects.
+    /// UTF-8 bytes of text that each id stands for (0 for special tokens); `None` if the length of a token depends on
+    /// its position. A tokenizer may put a space in front of a text or normalize it: the bytes of the tokens of a text
+    /// are then not those of the text, which [`crate::Batch::target_bytes`] corrects.
     pub fn token_bytes(&self) -> Option<&[u32]> {
         self.0.token_bytes.as_deref()
     }

@@ -18,7 +18,7 @@ use crate::{DataError, DataSource, StreamSettings};
 /// Threads that read shards of one component; they mostly wait for disks and networks.
 const MAX_READER_THREADS: usize = 8;
 
-/// A window, the end of the last epoch (none), or an error; nothing follows the latter two.
+/// A message of the prefetch thread: a window, `None` for the end of the last epoch, or an error. The last two end it.
 pub(crate) type Message = Result<Option<Window>, DataError>;
 
 /// Reads, shuffles, tokenizes and packs the windows of a component, and sends them one after the other.
@@ -29,12 +29,12 @@ pub(crate) struct WindowPrefetcher {
     cancel: CancelToken,
 }
 
-/// The component that windows are made of.
+/// The component whose windows are prepared.
 pub(crate) struct ComponentInput {
     /// Index in the mixture.
     pub index: usize,
     pub source: DataSource,
-    /// How much a window holds.
+    /// How much text a window holds.
     pub window_budget: ReadBudget,
 }
 
@@ -134,7 +134,7 @@ impl WindowPrefetcher {
     }
 }
 
-/// A pool of `threads` threads named after `name`.
+/// Creates a pool of `threads` threads named after `name`.
 pub(crate) fn thread_pool(name: &'static str, threads: usize) -> Result<ThreadPool, DataError> {
     ThreadPoolBuilder::new()
         .num_threads(threads)

@@ -17,7 +17,7 @@ const GUARD: usize = 128;
 /// element among millions is still found.
 const ELEMENT_FACTOR: f64 = 16.0;
 
-/// How an argument takes part in the call.
+/// The role of an argument in the call.
 enum Role {
     /// Read only.
     Input,
@@ -46,7 +46,7 @@ pub(super) struct Case {
     sizes: String,
     arguments: Vec<Argument>,
     call: Box<Call>,
-    /// Whether the reference computes in F32 from the same numbers, or in the types given.
+    /// Whether the reference gets BF16 arguments widened to F32, instead of the types given.
     widened: bool,
 }
 
@@ -57,7 +57,7 @@ impl Case {
         Self { name: name.into(), sizes: sizes.into(), arguments: Vec::new(), call, widened: true }
     }
 
-    /// The reference computes in the given types, for operations defined by their bits.
+    /// Makes the reference compute in the given types, for operations that are defined bit by bit.
     pub(super) fn in_given_types(mut self) -> Self {
         self.widened = false;
         self
@@ -80,12 +80,12 @@ impl Case {
         self.argument(name, Role::Updated(bound), shape, content)
     }
 
-    /// Scratch filled with a poison value.
+    /// Adds scratch memory filled with a poison value.
     pub(super) fn scratch(self, name: &'static str, shape: &[usize], dtype: DType) -> Self {
         self.argument(name, Role::Scratch, shape, poison(dtype, shape))
     }
 
-    /// State that another argument shows after the call.
+    /// Adds state that the call updates, and that is compared through another argument.
     pub(super) fn state(self, name: &'static str, shape: &[usize], content: BufferContents) -> Self {
         self.argument(name, Role::Scratch, shape, content)
     }
@@ -94,7 +94,7 @@ impl Case {
         self.argument("workspace", Role::Workspace(Box::new(elements)), &[], poison(DType::F32, &[0]))
     }
 
-    /// The call, with the arguments in the order they were added.
+    /// Sets the call, which gets the arguments in the order they were added.
     pub(super) fn call<const N: usize>(
         mut self,
         call: impl Fn([&mut Buffer; N]) -> kernels::Result<()> + 'static,
@@ -106,7 +106,7 @@ impl Case {
         self
     }
 
-    /// Runs the case and compares. A case that does not fit in the device's memory has failed; the next one may fit.
+    /// Runs the case and compares its results. One that does not fit in the device's memory fails; the next may fit.
     pub(super) fn check(&self, device: &DeviceUnderTest) -> Result<CheckRow> {
         match self.compare(device) {
             Err(error @ TrainerError::Kernel(kernels::Error::OutOfMemory { .. })) => Ok(self.failed(&error)),
@@ -114,7 +114,7 @@ impl Case {
         }
     }
 
-    /// The row of a case that could not be made.
+    /// Returns the row of a case that failed with an error.
     pub(super) fn failed(&self, error: &TrainerError) -> CheckRow {
         CheckRow::new(&self.name, &self.sizes).require(false, || error.to_string())
     }
@@ -228,7 +228,7 @@ fn inner(memory: &BufferContents) -> BufferContents {
     BufferContents { dtype: memory.dtype, bits: memory.bits[GUARD..memory.bits.len() - GUARD].to_vec() }
 }
 
-/// The error as a fraction of its bound; infinite if it is NaN.
+/// Returns the error as a fraction of its bound; infinite if it is NaN.
 fn fraction_of_bound(error: f64, bound: f64) -> f64 {
     match error / bound {
         // Exact results pass a bound of zero.
@@ -242,7 +242,7 @@ fn is_float(dtype: DType) -> bool {
     matches!(dtype, DType::F32 | DType::BF16)
 }
 
-/// A signaling NaN: no arithmetic yields it, and any arithmetic on it yields a NaN.
+/// The poison value: for floats a signaling NaN, which no arithmetic yields, and on which any arithmetic yields a NaN.
 fn poisoned(dtype: DType) -> u32 {
     match dtype {
         DType::BF16 => 0x7fad,
@@ -255,7 +255,7 @@ fn poison(dtype: DType, shape: &[usize]) -> BufferContents {
     BufferContents { dtype, bits: vec![poisoned(dtype); shape.iter().product()] }
 }
 
-/// A large number, so that reading it shows as well.
+/// The value of a guard's elements: a large number, so that reading one changes results.
 fn guard(dtype: DType) -> u32 {
     match dtype {
         DType::BF16 | DType::I16 => 0x5ead,

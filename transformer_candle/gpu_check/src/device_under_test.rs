@@ -26,7 +26,7 @@ impl DeviceUnderTest {
         Self { device, tamper: Some(Box::new(tamper)) }
     }
 
-    /// The contents of a buffer after a run.
+    /// Reads the contents of a buffer after a run.
     pub(super) fn read(&self, what: &str, run: usize, buffer: &Buffer) -> Result<BufferContents> {
         let mut content = BufferContents::read(buffer)?;
         if let Some(tamper) = &self.tamper {
@@ -35,7 +35,7 @@ impl DeviceUnderTest {
         Ok(content)
     }
 
-    /// Passes numbers read from the device in another way through the same tampering.
+    /// Tampers in the same way with numbers that were read from the device otherwise.
     pub(super) fn numbers(&self, what: &str, run: usize, values: Vec<f32>) -> Vec<f32> {
         let Some(tamper) = &self.tamper else { return values };
         let mut bits: Vec<u32> = values.into_iter().map(f32::to_bits).collect();
@@ -77,7 +77,7 @@ impl BufferContents {
         Ok(())
     }
 
-    /// Numbers rounded to F32 or BF16.
+    /// Creates contents from numbers, rounded to F32 or BF16.
     pub(super) fn from_numbers(values: impl IntoIterator<Item = f32>, dtype: DType) -> Self {
         let bits = values.into_iter().map(|value| match dtype {
             DType::BF16 => u32::from(<bf16 as Element>::narrow(value).to_bits()),
@@ -86,7 +86,7 @@ impl BufferContents {
         Self { dtype, bits: bits.collect() }
     }
 
-    /// BF16 widened to F32 exactly; other types unchanged.
+    /// Returns BF16 contents widened to F32, exactly; other types unchanged.
     pub(super) fn widened(&self) -> Self {
         match self.dtype {
             DType::BF16 => Self { dtype: DType::F32, bits: self.bits.iter().map(|bits| bits << 16).collect() },
@@ -94,7 +94,7 @@ impl BufferContents {
         }
     }
 
-    /// The numbers of an F32 or BF16 buffer; integers by their value.
+    /// Returns the elements as numbers; integers by their value.
     pub(super) fn numbers(&self) -> Vec<f32> {
         let number = |&bits: &u32| match self.dtype {
             DType::F32 => f32::from_bits(bits),
@@ -106,7 +106,7 @@ impl BufferContents {
     }
 }
 
-/// ‖ours - exact‖ / ‖exact‖, and ‖ours‖ if the exact values are all zero. NaN if either has one.
+/// Computes ‖ours - exact‖ / ‖exact‖, or ‖ours‖ if the exact values are all zero. NaN if either has one.
 pub(super) fn relative_error(ours: &[f32], exact: &[f32]) -> f64 {
     let square = |value: f64| value * value;
     let difference: f64 = ours.iter().zip(exact).map(|(&a, &b)| square(f64::from(a) - f64::from(b))).sum();
@@ -123,7 +123,7 @@ impl Random {
         Self(seed)
     }
 
-    /// A seed from the time and the process id.
+    /// Returns a seed made of the time and the process id.
     pub(super) fn seed_from_now() -> u64 {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         Self::new(now.as_nanos() as u64 ^ u64::from(std::process::id()).rotate_left(40)).bits()
@@ -137,12 +137,12 @@ impl Random {
         bits ^ (bits >> 31)
     }
 
-    /// In 0..limit.
+    /// Draws an integer from `0..limit`.
     pub(super) fn below(&mut self, limit: usize) -> usize {
         (self.bits() % limit as u64) as usize
     }
 
-    /// `count` roughly normal numbers in -1..1.
+    /// Draws `count` roughly normal numbers in -1..1.
     pub(super) fn numbers(&mut self, count: usize) -> Vec<f32> {
         let mut uniform = || (self.bits() >> 40) as f32 / (1u64 << 24) as f32 - 0.5;
         (0..count).map(|_| uniform() + uniform()).collect()

@@ -1,5 +1,5 @@
-//! One decoder block and the whole model: values, loss and the gradient of every parameter. Of the architectures that
-//! have other layers than Llama, the whole model.
+//! Compares one decoder block and the whole model: values, loss and the gradient of every parameter. For architectures
+//! that have other layers than Llama, only the whole model.
 //!
 //! In `fp32` the two devices differ by the order of sums. In `bf16` each rounds differently in every layer, so the
 //! exact gradient is the CPU's in F32 from the same inputs, and the tolerance is twice the CPU's own BF16 error, for
@@ -25,9 +25,9 @@ use training::{Result, TrainerError};
 
 /// The tolerance in F32: a few layers, each with sums in another order.
 const F32: f64 = 1e-4;
-/// The tolerance in BF16 is the CPU's BF16 error times this,
+/// The tolerance in BF16 is this times the CPU's own BF16 error, plus [`BF16_FLOOR`].
 const BF16_FACTOR: f64 = 2.0;
-/// plus this.
+/// The constant part of the tolerance in BF16.
 const BF16_FLOOR: f64 = 2e-3;
 
 /// A model, the sizes of a micro-batch, and the seed of weights and inputs.
@@ -105,7 +105,7 @@ fn compare(
     Ok(first)
 }
 
-/// A row for each kind of value (`qkv` of all layers is one kind), with its worst layer.
+/// Returns a row for each kind of value (`qkv` of all layers is one kind), with its worst layer.
 fn rows(name: &str, sizes: &str, ours: &NamedBits, exact: &NamedBits, bounds: &[f64]) -> Vec<CheckRow> {
     let mut worst: Vec<(&str, &str, f64, f64)> = Vec::new();
     for (((full, ours), (_, exact)), &bound) in ours.iter().zip(exact).zip(bounds) {
@@ -165,7 +165,7 @@ impl GradientCase {
         self.batch * self.sequence_length
     }
 
-    /// The weights in a type; `widened` stores the same values as F32.
+    /// Returns initial weights in `dtype`; with `widened`, the same values as F32.
     fn weights(&self, dtype: DType, widened: bool) -> Result<BufferContents> {
         let elements = ParameterLayout::new(&self.shape).elements();
         let mut weights = Buffer::zeros(&[elements], dtype, &Device::Cpu)?;
@@ -174,7 +174,7 @@ impl GradientCase {
         Ok(if widened { bits.widened() } else { bits })
     }
 
-    /// Output, gradient of the input and gradients of the first block's parameters.
+    /// Computes output, gradient of the input and gradients of the parameters of the first block.
     fn block(&self, device: &DeviceUnderTest, run: usize, dtype: DType, widened: bool) -> Result<NamedBits> {
         let (n, d) = (self.tokens(), self.shape.hidden_size);
         let mut random = Random::new(self.seed);
@@ -214,7 +214,7 @@ impl GradientCase {
         Ok(results)
     }
 
-    /// The model with these weights, and its first block's parameters.
+    /// Builds the model with these weights; also returns its first block's parameters.
     fn bind(&self, device: &DeviceUnderTest, weights: &BufferContents) -> Result<(Backbone, BlockParameters<Weight>)> {
         let (shape, device) = (&self.shape, &device.device);
         let layout = ParameterLayout::new(shape);
@@ -238,7 +238,7 @@ impl GradientCase {
         Ok((planned.bind(&arena, &parameters)?, parameters.blocks.swap_remove(0)))
     }
 
-    /// Loss and gradients of two micro-batches, some of whose targets are ignored.
+    /// Computes the model's loss and gradients over two micro-batches, some of whose targets are ignored.
     fn model(
         &self,
         device: &DeviceUnderTest,

@@ -20,7 +20,7 @@ use training::{Result, TrainerError};
 
 /// The largest relative difference between used and planned bytes.
 const PLAN_TOLERANCE: f64 = 0.03;
-/// What loaded kernels and graphs may take beside the plan; relevant to small plans only.
+/// Bytes that loaded kernels and CUDA graphs may take beside the plan; relevant to small plans only.
 const LOADED_CODE: u64 = 64 << 20;
 /// The memory limit of the small model, in bytes.
 const SMALL_LIMIT: u64 = 768 << 20;
@@ -37,13 +37,13 @@ struct MemoryUse {
     /// Used before anything was allocated: by the context and its libraries, and by other programs.
     at_opening: u64,
     planned: u64,
-    /// Free before and after the plan was allocated, and after the first and the last step. Other programs may change
-    /// it at any time.
+    /// Free memory before and after the plan was allocated, and after the first and the last step. Other programs may
+    /// change it at any time.
     before: u64,
     allocated: u64,
     first_step: u64,
     last_step: u64,
-    /// This process's pool after the first and the last step, where the driver keeps one.
+    /// This process's memory pool after the first and the last step; `None` if the driver keeps none.
     pool: [Option<PoolMemory>; 2],
     limit: u64,
     /// Whether an allocation above the limit was refused.
@@ -56,7 +56,7 @@ pub(super) fn check(device: &Device, size: Size, seed: u64, findings: &mut Findi
     let limit = if size == Size::Small { SMALL_LIMIT } else { GpuSpec::rtx_5090().memory_bytes };
     gpu.set_memory_limit(limit);
     let reached = check_limited(gpu, device, size, limit, seed, findings);
-    // The limit is this model's only.
+    // The limit is for this model only.
     gpu.set_memory_limit(u64::MAX);
     reached
 }
@@ -152,7 +152,7 @@ fn refuses(gpu: &Cuda, device: &Device, limit: u64) -> bool {
     matches!(Buffer::zeros(&[elements], DType::F32, device), Err(kernels::Error::OutOfMemory { limit: Some(_), .. }))
 }
 
-/// The preset of the RTX 5090, or a tiny model; two micro-batches per step, so that the check takes seconds.
+/// Returns the preset of the RTX 5090, or a tiny model; at most 8 sequences per step, so that the check takes seconds.
 fn model(size: Size, limit: u64) -> Result<ResolvedRun> {
     let text = match size {
         Size::Small => SMALL,
@@ -177,7 +177,7 @@ fn model(size: Size, limit: u64) -> Result<ResolvedRun> {
     })
 }
 
-/// Time of each operation in one step.
+/// Measures the time of each operation in one step.
 fn operation_times(
     engine: &mut Engine,
     step: &mut (impl FnMut(&mut Engine, u64) -> Result<Option<StepOutcome>> + Send),

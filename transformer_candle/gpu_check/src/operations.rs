@@ -17,7 +17,7 @@ use super::device_under_test::Random;
 use super::part::Size;
 use training::Result;
 
-/// Makes every case, one at a time, since the largest take gigabytes.
+/// Makes every case and passes it to `visit`, one at a time, since the largest take gigabytes.
 pub(super) fn visit(size: Size, seed: u64, visit: &mut dyn FnMut(&Case) -> Result<()>) -> Result<()> {
     for dtype in [DType::F32, DType::BF16] {
         let mut inputs = InputGenerator { random: Random::new(seed ^ dtype.size_in_bytes() as u64), dtype };

@@ -6,12 +6,12 @@ use serde::Serialize;
 
 use super::part::Part;
 
-/// One check.
+/// The result of one check.
 #[derive(Clone, Debug, Serialize)]
 pub struct CheckRow {
     /// What was compared or measured.
     pub check: String,
-    /// The sizes.
+    /// The sizes of its arguments or of the model, such as `513 x 1536`.
     pub sizes: String,
     /// The relative error, if one was computed.
     pub error: Option<f64>,
@@ -24,7 +24,7 @@ pub struct CheckRow {
 }
 
 impl CheckRow {
-    /// A check that passed so far.
+    /// Creates the row of a check that has passed so far.
     pub(super) fn new(check: impl Into<String>, sizes: impl Into<String>) -> Self {
         Self { check: check.into(), sizes: sizes.into(), error: None, bound: None, failure: None, note: None }
     }
@@ -70,7 +70,7 @@ impl fmt::Display for CheckRow {
     }
 }
 
-/// The head of the table that [`CheckRow`]s make.
+/// Returns the header of a table of [`CheckRow`]s.
 pub fn heading() -> String {
     format!("{:<41} {:<36} {:>8} {:>8}  verdict", "check", "sizes", "error", "bound")
 }
@@ -103,10 +103,10 @@ impl fmt::Display for SpeedRow {
     }
 }
 
-/// Every row of one part.
+/// The report of one part: every row, and whether all passed.
 #[derive(Clone, Debug, Serialize)]
 pub struct CheckReport {
-    /// Which part.
+    /// The part that was checked.
     pub part: Part,
     /// The device and what its results depend on: GPU, driver, library.
     pub device: String,
@@ -118,11 +118,11 @@ pub struct CheckReport {
     pub rows: Vec<CheckRow>,
     /// The speed of the operations, at full size.
     pub speed: Vec<SpeedRow>,
-    /// Wall time.
+    /// Wall time in seconds.
     pub seconds: f64,
 }
 
-/// The last line, for all parts.
+/// Returns the last line of the output, the verdict on all parts.
 pub fn verdict(reports: &[CheckReport]) -> String {
     let Some(CheckReport { device, seed, .. }) = reports.first() else { return String::new() };
     let rows = || reports.iter().flat_map(|report| &report.rows);

@@ -23,7 +23,7 @@ impl OperationCost {
         Self { flops: 0.0, bytes }
     }
 
-    /// `count` GEMMs of [m, k] and [k, n] in BF16.
+    /// `count` GEMMs of [m, k] and [k, n] in BF16 that move `bytes_of_result` bytes for each element of the result.
     fn gemm(count: f64, [m, n, k]: [f64; 3], bytes_of_result: f64) -> Self {
         Self { flops: count * 2.0 * m * n * k, bytes: count * (2.0 * (m * k + k * n) + bytes_of_result * m * n) }
     }
@@ -80,7 +80,7 @@ pub(super) fn costs(
     ])
 }
 
-/// One row per operation, the slowest first.
+/// Returns one row per operation, the slowest first.
 pub(super) fn rows(
     times: &BTreeMap<&'static str, Duration>,
     costs: &BTreeMap<&'static str, OperationCost>,

@@ -22,14 +22,14 @@ use training::{Result, TrainerError};
 /// The tolerance of F32 losses. `AdamW` magnifies differences: where a gradient is nearly zero, its sign decides the
 /// update.
 const F32: f64 = 1e-3;
-/// The tolerance in BF16 is the CPU's BF16 error times this,
+/// The tolerance in BF16 is this times the CPU's own BF16 error, plus [`BF16_FLOOR`].
 const BF16_FACTOR: f64 = 2.0;
-/// plus this.
+/// The constant part of the tolerance in BF16.
 const BF16_FLOOR: f64 = 5e-3;
 /// The largest ratio of the last loss to the first in a run that learned.
 const LEARNED_RATIO: f64 = 0.98;
 
-/// Constant over all steps.
+/// The learning rate of every step.
 const LEARNING_RATE: f64 = 1e-3;
 /// Tokens per document, on average.
 const DOCUMENT_TOKENS: usize = 16;
@@ -40,7 +40,7 @@ struct TrainingCase {
     text: String,
     shape: ModelShape,
     batches: Vec<Batch>,
-    /// Steps before the run is saved and resumed elsewhere.
+    /// Number of steps after which the run is saved and resumed in another engine.
     first: u64,
     seed: u64,
     sequences: usize,
@@ -62,7 +62,7 @@ struct TrainedState {
     state: Vec<(&'static str, BufferContents)>,
 }
 
-/// Checks training, both precisions.
+/// Checks training in both precisions.
 pub(super) fn check(device: &DeviceUnderTest, size: Size, seed: u64, findings: &mut Findings<'_>) -> Result<()> {
     let case = TrainingCase::new(size, seed)?;
     let cpu = DeviceUnderTest::new(Device::Cpu);
@@ -241,7 +241,7 @@ impl TrainedState {
     }
 }
 
-/// Tokens of which nine in ten are a function of the previous one. Documents start at random positions.
+/// Draws a batch in which nine of ten tokens are a function of the previous one. Documents start at random positions.
 fn predictable_batch(random: &mut Random, sequences: usize, length: usize, vocabulary: usize) -> Batch {
     let (mut inputs, mut targets, mut starts) = (Vec::new(), Vec::new(), Vec::new());
     for _ in 0..sequences {

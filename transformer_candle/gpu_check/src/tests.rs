@@ -24,7 +24,7 @@ fn failures(device: &DeviceUnderTest) -> Vec<String> {
     reports.iter().flat_map(failed).collect()
 }
 
-/// The checks that fail if the bits `flip` of an element of the named result are flipped in a run.
+/// Returns the checks that fail if the bits `flip` of an element of the named result are flipped in a run.
 fn failures_of(what: &'static str, run: usize, flip: u32) -> Vec<String> {
     failures(&DeviceUnderTest::tampered(Device::Cpu, move |name, of_run, memory| {
         if name == what && of_run == run {

@@ -1,4 +1,5 @@
-//! From buffers to slices: the checks that every operation makes of its arguments, and the only way to their memory.
+//! Turns buffers into slices: the checks that every operation makes of its arguments, and the only access to their
+//! memory.
 
 use std::cell::RefCell;
 use std::ops::Range;
@@ -22,12 +23,12 @@ struct Argument {
     tensor: Tensor,
     storage: usize,
     device: Device,
-    /// Addresses of its bytes on its device.
+    /// Address range of the argument's bytes on its device.
     bytes: Range<usize>,
 }
 
-/// Given to the CPU body of [`Arguments::run`]: the arguments' storages are locked, and no output overlaps another
-/// argument.
+/// Access to the arguments' elements, given to the CPU body of [`Arguments::run`]: the arguments' storages are locked,
+/// and no output overlaps another argument.
 pub(crate) struct Access<'a> {
     list: &'a [Argument],
 }
@@ -37,12 +38,12 @@ impl Arguments {
         Self { operation, list: Vec::with_capacity(8), problem: None }
     }
 
-    /// A value that is only read.
+    /// Adds an argument that is only read.
     pub(crate) fn input(self, name: &'static str, buffer: &Buffer, dtype: DType, shape: &[usize]) -> Self {
         self.checked(name, buffer, dtype, shape).add(name, buffer, false)
     }
 
-    /// A value that is only read, where it is given.
+    /// Adds an argument that is only read, if it is given.
     pub(crate) fn optional_input(
         self,
         name: &'static str,
@@ -56,12 +57,12 @@ impl Arguments {
         }
     }
 
-    /// A value that is written, or read and written in place.
+    /// Adds an argument that is written, or read and written in place.
     pub(crate) fn output(self, name: &'static str, buffer: &Buffer, dtype: DType, shape: &[usize]) -> Self {
         self.checked(name, buffer, dtype, shape).add(name, buffer, true)
     }
 
-    /// A value that is written, where it is given.
+    /// Adds an argument that is written, if it is given.
     pub(crate) fn optional_output(
         self,
         name: &'static str,
@@ -75,7 +76,7 @@ impl Arguments {
         }
     }
 
-    /// An F32 scratch buffer of any shape with at least `needed` elements.
+    /// Adds an F32 scratch buffer of any shape with at least `needed` elements.
     pub(crate) fn workspace(mut self, buffer: &Buffer, needed: usize) -> Self {
         if buffer.elements() < needed {
             let (operation, actual) = (self.operation, buffer.elements());
@@ -84,7 +85,7 @@ impl Arguments {
         self.checked("workspace", buffer, DType::F32, buffer.shape()).add("workspace", buffer, true)
     }
 
-    /// Any other condition on the arguments.
+    /// Adds any other condition on the arguments; `problem` is the message if it is not met.
     pub(crate) fn require(mut self, condition: bool, problem: impl FnOnce() -> String) -> Self {
         if !condition && self.problem.is_none() {
             self.problem = Some(Error::Invalid { operation: self.operation, problem: problem() });
@@ -163,7 +164,7 @@ impl Arguments {
         result.expect("with_locks runs its body exactly once unless it fails")
     }
 
-    /// All on one device, and no output in anything else's memory.
+    /// Checks that all arguments are on one device, and that no output overlaps another argument.
     fn check_memory(&self) -> Result<()> {
         let operation = self.operation;
         for (index, one) in self.list.iter().enumerate() {
@@ -189,7 +190,7 @@ impl Argument {
 }
 
 impl Buffer {
-    /// The elements of an argument of the call.
+    /// Returns the elements of an input of the call.
     pub(crate) fn slice<'a, T: Scalar>(&'a self, access: &'a Access<'_>) -> &'a [T] {
         let address = access.address_of::<T>(self, false);
         // SAFETY: the address comes from `Vec::as_mut_ptr` of the storage, is aligned for T (the storage's element
@@ -199,7 +200,7 @@ impl Buffer {
         unsafe { std::slice::from_raw_parts(std::ptr::with_exposed_provenance(address), self.elements()) }
     }
 
-    /// The elements of an output of the call.
+    /// Returns the elements of an output of the call.
     pub(crate) fn slice_mut<'a, T: Scalar>(&'a mut self, access: &'a Access<'_>) -> &'a mut [T] {
         let address = access.address_of::<T>(self, true);
         // SAFETY: as in `slice`; and as an output of the call it overlaps no other argument, its storage's lock is held

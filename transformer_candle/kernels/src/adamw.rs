@@ -19,21 +19,21 @@ pub use crate::optimizer_settings::{
     APPLY, AdamW, BIAS_CORRECTION1, BIAS_CORRECTION2, CLIP_SCALE, LEARNING_RATE, SCALARS,
 };
 
-/// What a step updates: buffers of one shape.
+/// The buffers that a step updates, all of one shape.
 #[derive(Debug)]
 pub struct AdamWState<'a> {
-    /// F32, or BF16 beside its low bits.
+    /// The weights, F32, or BF16 beside their low bits.
     pub weight: &'a mut Buffer,
     /// The low 16 bits of the f32 master weights, I16 (see [`crate::cast`]): then the f32 value that the two make up is
-    /// updated.
+    /// updated. None for F32 weights.
     pub low_bits: Option<&'a mut Buffer>,
-    /// F32.
+    /// The first moments, F32.
     pub first_moment: &'a mut Buffer,
-    /// F32.
+    /// The second moments, F32.
     pub second_moment: &'a mut Buffer,
 }
 
-/// One step with an F32 gradient of the shape of the state.
+/// Performs one step with an F32 gradient of the shape of the state.
 pub fn step(state: AdamWState<'_>, grad: &Buffer, scalars: &Buffer, settings: &AdamW, weight_decay: f32) -> Result<()> {
     let AdamWState { weight, mut low_bits, first_moment, second_moment } = state;
     let shape = weight.shape();
@@ -80,7 +80,7 @@ pub mod reference {
     use super::{APPLY, AdamW, BIAS_CORRECTION1, BIAS_CORRECTION2, CLIP_SCALE, LEARNING_RATE};
     use crate::Real;
 
-    /// One step of one weight with its two moments.
+    /// Returns a weight and its two moments after one step.
     pub fn step<R: Real>(
         [weight, first, second]: [R; 3],
         gradient: R,
@@ -114,7 +114,7 @@ mod tests {
         vec![rate, 1.0 - settings.beta1.powi(step), 1.0 - settings.beta2.powi(step), 1.0, 1.0]
     }
 
-    /// Weight (with or without low bits) and moments.
+    /// The state of a test: weight (with or without low bits) and moments.
     struct State {
         weight: Buffer,
         low_bits: Option<Buffer>,
@@ -143,7 +143,7 @@ mod tests {
             step(state, &grad, &scalars, settings, decay as f32)
         }
 
-        /// The f32 weight.
+        /// Returns the f32 weight: the weight itself, or joined with its low bits.
         fn master(&self) -> Buffer {
             let Some(low_bits) = &self.low_bits else {
                 return self.weight.clone();

@@ -13,7 +13,7 @@ use crate::cuda::{self, KernelArg};
 use crate::element::with_element;
 use crate::{Buffer, DeviceKind, Result, cpu};
 
-/// The norm of `x` alone; saves `inv_rms`.
+/// Writes the norm of `x` alone, without a residual add; saves `inv_rms`.
 pub fn forward(
     x_ND: &Buffer,
     weight_D: &Buffer,
@@ -73,7 +73,7 @@ pub fn forward_add(
         .run(cpu, |gpu| cuda::run(gpu, &cuda::add_rms_norm::forward_add([x, output], weight, epsilon, outputs, [n, d])))
 }
 
-/// The norm again from what forward saved, bit for bit what it wrote.
+/// Recomputes the norm from the sum and the `inv_rms` that forward saved, bit for bit as forward wrote it.
 pub fn normalize(sum_ND: &Buffer, weight_D: &Buffer, inv_rms_N: &Buffer, normed_ND: &mut Buffer) -> Result<()> {
     const OPERATION: &str = "add_rms_norm::normalize";
     let (dtype, [n, d]) = (sum_ND.dtype(), sum_ND.sizes());
@@ -94,8 +94,8 @@ pub fn normalize(sum_ND: &Buffer, weight_D: &Buffer, inv_rms_N: &Buffer, normed_
 }
 
 /// Adds to `dsum` the gradient that reaches the sum through the norm, and to `dweight` (F32), where the weight trains,
-/// the weight's. (`dsum`
-/// comes in with what reaches the sum past the norm; both summands then have `dsum` as their gradient.)
+/// the weight's gradient. `dsum` comes in with the gradient that reaches the sum past the norm; afterwards it is the
+/// gradient of both summands.
 ///
 /// With y = dnormed * weight: `dsum += inv_rms * (y - sum * inv_rms^2 * mean(y * sum))`, `dweight += sum over n of
 /// dnormed * sum * inv_rms`.
@@ -149,7 +149,7 @@ pub fn workspace_elements(n: usize, d: usize, device: DeviceKind) -> usize {
 pub mod reference {
     use crate::Real;
 
-    /// `normed_ND`, `inv_rms_N`; see [`super::forward`].
+    /// Returns `normed_ND` and `inv_rms_N`; see [`super::forward`].
     pub fn forward<R: Real>(x_ND: &[R], weight_D: &[R], epsilon: R) -> [Vec<R>; 2] {
         let d = R::from_f64(weight_D.len() as f64);
         let inv_rms = |x: &[R]| R::ONE / (x.iter().map(|&x| x * x).sum::<R>() / d + epsilon).sqrt();
@@ -158,7 +158,7 @@ pub mod reference {
         [x_ND.iter().enumerate().map(normed).collect(), inv_rms_N]
     }
 
-    /// What is added to `dsum_ND` and to `dweight_D`; see [`super::backward`].
+    /// Returns what is added to `dsum_ND` and to `dweight_D`; see [`super::backward`].
     pub fn backward<R: Real>(sum_ND: &[R], weight_D: &[R], inv_rms_N: &[R], dnormed_ND: &[R]) -> [Vec<R>; 2] {
         let d = weight_D.len();
         let (mut dsum_ND, mut dweight_D) = (Vec::with_capacity(sum_ND.len()), vec![R::ZERO; d]);

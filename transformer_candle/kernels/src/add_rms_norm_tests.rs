@@ -26,7 +26,7 @@ struct Outputs {
 }
 
 fn inputs(n: usize, d: usize) -> Inputs {
-    // As bf16 holds it, so that the result is all that is rounded.
+    // Rounded to bf16 beforehand, so that only the result is rounded.
     let weight = numbers(3, d).into_iter().map(|w| bf16::from_f64(1.0 + w / 2.0).to_f64()).collect();
     let [x, output, dnormed, dresidual] = [1, 2, 4, 5].map(|seed| numbers(seed, n * d));
     Inputs { x, output, weight, dnormed, dresidual }

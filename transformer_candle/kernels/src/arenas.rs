@@ -3,7 +3,8 @@
 /// Address space that an arena reserves, hardly any of which it uses.
 pub const ARENA_BYTES: u64 = 64 << 20;
 
-/// Has threads share `most` arenas from here on, at least 1. Without effect with other allocators.
+/// Limits the allocator to `most` arenas, at least 1, which threads share from here on. Without effect with other
+/// allocators.
 #[cfg(all(target_os = "linux", target_env = "gnu"))]
 pub fn share_arenas(most: usize) {
     let most = libc::c_int::try_from(most.max(1)).unwrap_or(libc::c_int::MAX);
@@ -11,6 +12,6 @@ pub fn share_arenas(most: usize) {
     unsafe { libc::mallopt(libc::M_ARENA_MAX, most) };
 }
 
-/// Without effect with other allocators.
+/// Does nothing with other allocators.
 #[cfg(not(all(target_os = "linux", target_env = "gnu")))]
 pub fn share_arenas(_: usize) {}

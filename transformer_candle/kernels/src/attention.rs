@@ -18,16 +18,16 @@ use crate::{Buffer, DeviceKind, HeadLayout, Result, cpu};
 
 pub use crate::heads::AttentionShape;
 
-/// What [`forward`] read and wrote.
+/// The inputs and outputs of [`forward`], saved for [`backward`].
 #[derive(Clone, Copy, Debug)]
 pub struct Saved<'a> {
     /// Queries, keys and values.
     pub qkv_NP: &'a Buffer,
-    /// Where every token's document begins, as [`forward`] was given it.
+    /// The start of every token's document, as given to [`forward`]; None where sequences are not divided.
     pub documents_N: Option<&'a Buffer>,
-    /// The output.
+    /// The output of [`forward`].
     pub out_NHE: &'a Buffer,
-    /// The log of every row's sum of e^score.
+    /// The log-sum-exp of every row's scores, F32.
     pub lse_BHT: &'a Buffer,
 }
 
@@ -189,7 +189,7 @@ pub fn backward_workspace_elements(shape: &AttentionShape, device: DeviceKind) -
 pub mod reference {
     use crate::{HeadLayout, Real};
 
-    /// `out_NHE` and `lse_BHT`; see [`super::forward`]. T is the rows of `qkv_NP` over `batch`.
+    /// Returns `out_NHE` and `lse_BHT`; see [`super::forward`]. T is the rows of `qkv_NP` over `batch`.
     pub fn forward<R: Real>(
         qkv_NP: &[R],
         documents_N: Option<&[i32]>,
@@ -212,7 +212,7 @@ pub mod reference {
         [out_NHE, lse_BHT]
     }
 
-    /// `dqkv_NP`; see [`super::backward`].
+    /// Returns `dqkv_NP`; see [`super::backward`].
     pub fn backward<R: Real>(
         qkv_NP: &[R],
         documents_N: Option<&[i32]>,
@@ -240,14 +240,14 @@ pub mod reference {
         dqkv_NP
     }
 
-    /// A query head at a position, by where things lie: its elements, its output, its log-sum-exp and the keys it sees.
+    /// A query head at one position: the offsets of its elements, its output, its log-sum-exp and its keys.
     struct Row<'a> {
         layout: &'a HeadLayout,
         query: usize,
         out: usize,
         statistic: usize,
         first_key: usize,
-        /// The positions of the first and of the last key that it sees.
+        /// Positions of the first key that it attends to, and of the last, which is its own.
         first: usize,
         position: usize,
     }

@@ -1,5 +1,5 @@
-//! Attention against its plain version, `PyTorch`, Candle's autograd and finite differences; decoding against all at
-//! once.
+//! Attention against its plain version, `PyTorch`, Candle's autograd and finite differences; decoding against whole
+//! sequences.
 
 use candle_core::{Device, Tensor, Var};
 use proptest::prelude::*;
@@ -23,7 +23,7 @@ fn run(qkv: &[f64], dout: &[f64], layout: &HeadLayout, batch: usize, dtype: DTyp
     run_packed(qkv, None, dout, layout, batch, dtype)
 }
 
-/// The same of sequences that hold several documents.
+/// [`run`] of sequences that hold several documents.
 fn run_packed(
     qkv: &[f64],
     documents: Option<&[i32]>,
@@ -73,8 +73,8 @@ fn packed_matches_reference(layout: &HeadLayout, documents: Option<&[i32]>, batc
     assert_within(&dqkv, &exact_dqkv, 8e-3);
 }
 
-/// For every token, where its document begins, from the documents' lengths; the last one of each sequence is cut where
-/// it ends.
+/// Returns the start of every token's document, from the documents' lengths; the last document of each sequence is cut
+/// where the sequence ends.
 fn documents(sequences: &[Vec<usize>], length: usize) -> Vec<i32> {
     let mut begins = Vec::new();
     for lengths in sequences {
@@ -225,7 +225,7 @@ fn the_number_of_threads_changes_no_bit() {
     }
 }
 
-/// What `decode` writes for one sequence given in pieces of these lengths, into a cache that held NaN.
+/// Returns the rows that `decode` writes for one sequence in pieces of these lengths, with a cache that held NaN.
 fn decoded(qkv: &[f64], layout: &HeadLayout, pieces: &[usize], dtype: DType) -> Vec<f32> {
     let capacity = pieces.iter().sum::<usize>() + 3;
     let empty = vec![f64::NAN; capacity * layout.key_width()];

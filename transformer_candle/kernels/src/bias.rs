@@ -60,7 +60,7 @@ pub mod reference {
         y_NO.iter().enumerate().map(|(at, &y)| y + bias_O[at % bias_O.len()]).collect()
     }
 
-    /// What is added to `dbias_O`; see [`super::backward`].
+    /// Returns what is added to `dbias_O`; see [`super::backward`].
     pub fn backward<R: Real>(dy_NO: &[R], outputs: usize) -> Vec<R> {
         (0..outputs).map(|o| dy_NO.iter().skip(o).step_by(outputs).copied().sum::<R>()).collect()
     }

@@ -23,7 +23,7 @@ pub struct Buffer {
     device: Device,
     /// Address of the first element on the device.
     address: usize,
-    /// Equal for two buffers exactly if they share a storage.
+    /// Identifies the storage: equal for two buffers exactly if they share one.
     storage: usize,
 }
 
@@ -40,7 +40,7 @@ impl Buffer {
         }
     }
 
-    /// The memory of a contiguous tensor on this device, shared with it.
+    /// A buffer over the memory of a contiguous tensor on this device, shared with it.
     pub fn from_tensor(tensor: Tensor, device: &Device) -> Result<Self> {
         if !tensor.is_contiguous() {
             return Err(Error::NotContiguous { shape: tensor.dims().to_vec(), strides: tensor.stride().to_vec() });
@@ -53,7 +53,7 @@ impl Buffer {
         Ok(Self { tensor, device: device.clone(), address, storage })
     }
 
-    /// The tensor behind it, sharing its memory.
+    /// The Candle tensor of this view, which shares its memory.
     pub fn tensor(&self) -> &Tensor {
         &self.tensor
     }
@@ -83,12 +83,12 @@ impl Buffer {
         self.tensor.elem_count()
     }
 
-    /// Its device.
+    /// The device that the buffer is on.
     pub fn device(&self) -> &Device {
         &self.device
     }
 
-    /// The `shape.product()` elements from `offset_elements` on, sharing memory.
+    /// Returns a view of the `shape.product()` elements from `offset_elements` on, which shares their memory.
     pub fn view(&self, offset_elements: usize, shape: &[usize]) -> Result<Self> {
         let elements: usize = shape.iter().product();
         if offset_elements.checked_add(elements).is_none_or(|end| end > self.elements()) {
@@ -142,7 +142,7 @@ fn as_bytes_mut<T: Scalar>(values: &mut [T]) -> &mut [u8] {
     unsafe { std::slice::from_raw_parts_mut(values.as_mut_ptr().cast(), size_of_val(values)) }
 }
 
-/// The scalars in these bytes.
+/// Reinterprets bytes as scalars.
 ///
 /// # Panics
 /// If the bytes are not aligned for the scalar, or not a whole number of them.
@@ -152,7 +152,7 @@ pub(crate) fn as_scalars<T: Scalar>(bytes: &[u8]) -> &[T] {
     unsafe { std::slice::from_raw_parts(bytes.as_ptr().cast(), bytes.len() / size_of::<T>()) }
 }
 
-/// See [`as_scalars`].
+/// Like [`as_scalars`], to be written.
 pub(crate) fn as_scalars_mut<T: Scalar>(bytes: &mut [u8]) -> &mut [T] {
     assert!(bytes.as_ptr().cast::<T>().is_aligned() && bytes.len().is_multiple_of(size_of::<T>()));
     // SAFETY: as in `as_scalars`; and any scalar is valid bytes.

@@ -1,4 +1,4 @@
-//! Between F32 and BF16, rounding to nearest even, and between f32 master weights and their two halves.
+//! Casts between F32 and BF16, rounding to nearest even, and between f32 master weights and their two halves.
 //!
 //! A master weight is kept as the bf16 weight that the GEMMs read and its 16 low bits; together they are the f32
 //! value, bit for bit: `high = (bits + 0x8000) >> 16`, `low_bits = bits - (high << 16)`. The bf16 half is the nearest

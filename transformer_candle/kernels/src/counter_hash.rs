@@ -1,6 +1,6 @@
 //! Random numbers as hashes of counters: any of them can be computed by itself, on any thread.
 
-/// Sixty-four well-mixed bits of a counter (`SplitMix64`'s finaliser, Steele, Lea and Flood, 2014).
+/// Returns a 64-bit hash of a counter (`SplitMix64`'s finaliser, Steele, Lea and Flood, 2014).
 pub fn mix(counter: u64) -> u64 {
     let mut bits = counter.wrapping_add(0x9e37_79b9_7f4a_7c15);
     bits = (bits ^ (bits >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);

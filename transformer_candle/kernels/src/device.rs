@@ -8,7 +8,7 @@ use crate::cuda::Cuda;
 /// A device. Clones share its stream, loaded kernels and selected algorithms.
 #[derive(Clone)]
 pub enum Device {
-    /// The machine's memory and the current rayon pool.
+    /// The CPU: the machine's memory and the current rayon pool.
     Cpu,
     /// One NVIDIA GPU.
     Cuda(Cuda),
@@ -24,7 +24,7 @@ pub enum DeviceKind {
 }
 
 impl Device {
-    /// Which kind it is.
+    /// The kind of the device.
     pub fn kind(&self) -> DeviceKind {
         match self {
             Self::Cpu => DeviceKind::Cpu,
@@ -32,7 +32,7 @@ impl Device {
         }
     }
 
-    /// The GPU of this number, opened: context, stream, libraries.
+    /// Opens the GPU of this number: context, stream, libraries.
     ///
     /// # Errors
     /// [`crate::Error::NoCuda`] names in a sentence what is missing: a build for CUDA, the driver, a library, the GPU.

@@ -38,7 +38,7 @@ impl<T: Scalar> fmt::Debug for Download<T> {
 }
 
 impl<T: Scalar> Download<T> {
-    /// From a buffer of `T`.
+    /// Prepares copies of a buffer of `T`.
     pub fn new(source: Buffer) -> Result<Self> {
         if source.dtype() != T::DTYPE {
             let (operation, argument) = ("Download::new", "source");
@@ -62,7 +62,7 @@ impl<T: Scalar> Download<T> {
         Ok(())
     }
 
-    /// What was copied last, once it is there.
+    /// Returns the values that were copied last, after waiting for them.
     ///
     /// # Errors
     /// If no copy was started, or an operation before it failed.

@@ -1,5 +1,6 @@
-//! Dropout (Srivastava et al., 2014) whose mask is a pure function of a key, the row, the module and the column: no mask is
-//! kept for the backward pass, and neither threads, the device nor the split of a batch into micro-batches changes it.
+//! Dropout (Srivastava et al., 2014) whose mask is a pure function of a key, the row, the module and the column: no
+//! mask is kept for the backward pass, and neither threads, the device nor the split of a batch into micro-batches
+//! changes it.
 //!
 //! Legend: N tokens, I inputs. Rows are F32 or BF16.
 

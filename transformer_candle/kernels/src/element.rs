@@ -84,7 +84,7 @@ pub(crate) fn not_an_element(operation: &'static str, argument: &'static str, ac
     crate::Error::DType { operation, argument, expected: "F32 or BF16", actual }
 }
 
-/// What the plain references are generic over: f32, or f64 where they serve as an oracle.
+/// The number type of the plain references: f32, or f64 where they serve as an oracle.
 pub trait Real:
     Copy
     + PartialOrd

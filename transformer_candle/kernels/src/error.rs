@@ -71,7 +71,7 @@ pub enum Error {
         operation: &'static str,
         /// The argument that holds the index.
         argument: &'static str,
-        /// Where in that argument.
+        /// Position of the index in that argument.
         position: usize,
         /// The index found there.
         value: i64,

@@ -58,7 +58,7 @@ pub mod reference {
         grads.iter().map(|&gradient| gradient * gradient).sum::<R>().sqrt()
     }
 
-    /// What gradients of this norm are multiplied with.
+    /// The factor that clips gradients of this norm.
     pub fn clip_scale<R: Real>(norm: R, max_grad_norm: Option<R>) -> R {
         match max_grad_norm {
             Some(limit) if limit < norm + R::from_f64(1e-6) => limit / (norm + R::from_f64(1e-6)),

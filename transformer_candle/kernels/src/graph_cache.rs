@@ -58,7 +58,7 @@ impl<K: Eq + Hash> GraphCache<K> {
     /// well.
     ///
     /// # Errors
-    /// Those of `body` and of the driver. After an error the key counts as unseen.
+    /// Errors of `body` and of the driver. After an error the key counts as unseen.
     pub fn run<E: From<Error>>(
         &mut self,
         device: &Device,

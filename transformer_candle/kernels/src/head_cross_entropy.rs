@@ -10,9 +10,9 @@
 //! loss     = log(sum_v exp(logit_v)) - logit_t
 //! dlogit_v = scale (softmax_v - [v = t])
 //! ```
-//! A z-loss (Chowdhery et al., "`PaLM`", arXiv:2204.02311, section 5) of coefficient z adds `z lse^2` per token to what is
-//! minimised, `lse = log(sum_v exp(logit_v))`, which keeps logits from drifting: `dlogit_v` gains `scale 2 z lse softmax_v`.
-//! The loss that is returned stays the cross-entropy.
+//! A z-loss (Chowdhery et al., "`PaLM`", arXiv:2204.02311, section 5) of coefficient z adds `z lse^2` per token to what
+//! is minimised, `lse = log(sum_v exp(logit_v))`, which keeps logits from drifting: `dlogit_v` gains
+//! `scale 2 z lse softmax_v`. The loss that is returned stays the cross-entropy.
 //!
 //! The logits are F32 whatever the weights are: C rows cost little, and their rounding would reach every gradient.
 //! Their gradient overwrites them. Beside weights in BF16 a GPU rounds it on the way, like every operand of a
@@ -29,7 +29,7 @@ use crate::{Buffer, DeviceKind, Element, Error, Result, WriteMode, cpu, cuda};
 
 pub use crate::head_sizes::IGNORED_TARGET;
 
-/// What both directions read.
+/// The inputs of [`forward`] and [`forward_backward`].
 #[derive(Clone, Copy, Debug)]
 pub struct Inputs<'a> {
     /// The normed output of the last block, F32 or BF16.
@@ -45,11 +45,11 @@ pub struct Inputs<'a> {
 /// The gradients that [`forward_backward`] computes.
 #[derive(Debug)]
 pub struct Gradients<'a> {
-    /// Overwritten; of the element type of `hidden_ND`.
+    /// Gradient of `hidden_ND`, overwritten; of its element type.
     pub dhidden_ND: &'a mut Buffer,
-    /// Overwritten or accumulated; F32. None for a head that does not train.
+    /// Gradient of the weight, overwritten or accumulated; F32. None for a head that does not train.
     pub dweight_VD: Option<&'a mut Buffer>,
-    /// Which of the two.
+    /// Whether `dweight_VD` is overwritten or accumulated.
     pub write_mode: WriteMode,
     /// Coefficient of the z-loss; 0 for none.
     pub z_loss: f32,
@@ -118,14 +118,14 @@ pub fn forward_backward(
     };
     arguments.run(cpu, cuda)?;
     match dweight_VD {
-        // No chunk wrote it.
+        // Without tokens no chunk has overwritten it.
         Some(dweight_VD) if n == 0 && write_mode == WriteMode::Overwrite => dweight_VD.zero(),
         _ => Ok(()),
     }
 }
 
-/// Each token's loss in nats, 0 where the target is ignored, into `losses_N` (F32). The rest as in
-/// [`forward_backward`].
+/// Writes each token's loss in nats, 0 where the target is ignored, to `losses_N` (F32). The other arguments are those
+/// of [`forward_backward`].
 pub fn forward(
     inputs: &Inputs<'_>,
     losses_N: &mut Buffer,
@@ -155,8 +155,8 @@ pub fn forward(
     arguments.run(cpu, |gpu| cuda::run(gpu, &cuda::head_cross_entropy::forward(&requested, losses)))
 }
 
-/// W for so large a vocabulary (padded to multiples of 64). On a CPU rows do not lie a power of two apart, where they
-/// would share the lines of its caches.
+/// W, the elements from row to row of logits, for a vocabulary of this size (padded to multiples of 64). On a CPU rows
+/// do not lie a power of two apart, where they would share the lines of its caches.
 pub fn logits_width(vocabulary: usize, device: DeviceKind) -> usize {
     match device {
         DeviceKind::Cpu => vocabulary + 16,
@@ -179,7 +179,7 @@ impl HeadSizes {
         Self { n: hidden_ND.size(0), d, v, vocab_size, c, w }
     }
 
-    /// The arguments that both directions share.
+    /// Lists the arguments that both directions share, with their checks.
     fn arguments(
         self,
         operation: &'static str,
@@ -202,7 +202,7 @@ impl HeadSizes {
     }
 }
 
-/// The inputs on a CPU, their targets checked.
+/// The inputs as CPU slices, their targets checked.
 fn sliced<'a, E: Element>(
     operation: &'static str,
     inputs: &Inputs<'a>,

@@ -6,7 +6,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::testing::*;
 
-/// One head with its input: N, D, real and padded vocabulary.
+/// A head with its input. Sizes are N, D, real and padded vocabulary.
 struct Case {
     sizes: [usize; 4],
     hidden: Vec<f64>,
@@ -50,7 +50,7 @@ impl Case {
         self.run_in(&[rows, self.sizes[3]], dtype)
     }
 
-    /// The same with logits of such a shape.
+    /// [`Case::run`] with logits of such a shape.
     fn run_in(&self, logits: &[usize; 2], dtype: DType) -> Result<[Buffer; 4]> {
         let [n, d, vocab_size, v] = self.sizes;
         let (hidden, weight) = (buffer(&self.hidden, &[n, d], dtype), buffer(&self.weight, &[v, d], dtype));
@@ -59,7 +59,7 @@ impl Case {
         let mut logits = workspace(logits.iter().product()).view(0, logits)?;
         let (mut loss, mut losses) = (zeros(&[1], DType::F32), zeros(&[n], DType::F32));
         let mut dhidden = zeros(&[n, d], dtype);
-        // What is there is written over, the padding's rows too.
+        // Every element is overwritten, the padding's rows too.
         let mut dweight = buffer(&vec![f64::NAN; v * d], &[v, d], DType::F32);
         let inputs = Inputs { hidden_ND: &hidden, weight_VD: &weight, targets_N: &targets, vocab_size };
         let (write_mode, z_loss) = (WriteMode::Overwrite, self.z_loss as f32);
@@ -70,7 +70,7 @@ impl Case {
         Ok([loss, dhidden, dweight, losses])
     }
 
-    /// The same by the plain version in f64.
+    /// The results of [`Case::run`] by the plain version in f64.
     fn expected(&self) -> [Vec<f64>; 4] {
         let [_, d, vocab_size, v] = self.sizes;
         let weight = &self.weight[..vocab_size * d];
@@ -92,8 +92,8 @@ impl Case {
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(24))]
-    // With a single word the cross-entropy's gradient is exactly 0: what remains, the z-loss's, is below the rounding of
-    // the softmax, which is 1.
+    // With a single word the cross-entropy's gradient is exactly 0: what remains, the z-loss's, is below the rounding
+    // of the softmax, which is 1.
     #[test]
     fn any_shape_matches_the_reference(
         n in 1usize..40, d in 1usize..30, vocab_size in 2usize..90, padding in 0usize..20, rows in 1usize..50,

@@ -3,7 +3,7 @@
 /// A token with this target has no loss and no gradient.
 pub const IGNORED_TARGET: i32 = -100;
 
-/// The sizes of one call.
+/// The sizes of one call of the head.
 #[derive(Clone, Copy)]
 pub(crate) struct HeadSizes {
     /// Tokens.

@@ -87,7 +87,7 @@ pub fn workspace_elements(n: usize, inputs: usize, outputs: usize, device: Devic
     }
 }
 
-/// N, I, O as the tensor [N, I] and the weight [O, I] have them; the callers then check every argument against these.
+/// Returns N, I, O of the tensor [N, I] and the weight [O, I]; the callers then check every argument against these.
 fn sizes(rows_NI: &Buffer, weight_OI: &Buffer) -> [usize; 3] {
     [rows_NI.size(0), weight_OI.size(1), weight_OI.size(0)]
 }

@@ -1,14 +1,14 @@
-//! Low-rank adapters (Hu et al., "`LoRA`", arXiv:2106.09685): the update `y += s (x A^T) B^T` of a linear map's outputs,
-//! and its gradients, each one GEMM.
+//! Low-rank adapters (Hu et al., "`LoRA`", arXiv:2106.09685): the update `y += s (x A^T) B^T` of a linear map's
+//! outputs, and its gradients, each one GEMM.
 //!
-//! Legend: N tokens, I inputs, R rank, O outputs of the adapted module, P width of a row of outputs, of which the module's
-//! are the O columns from `first_column` on: the projections of several modules lie side by side. With `z = s x A^T`,
-//! which [`project`] computes and [`expand`] adds to y, and dz the gradient of x A^T:
+//! Legend: N tokens, I inputs, R rank, O outputs of the adapted module, P width of a row of outputs, of which the
+//! module's are the O columns from `first_column` on: the projections of several modules lie side by side. With
+//! `z = s x A^T`, which [`project`] computes and [`expand`] adds to y, and dz the gradient of x A^T:
 //! ```text
 //! dz = s dy B      dB = dy^T z      dA = dz^T x      dx += dz A
 //! ```
-//! dA is [`crate::linear::backward_weight`] of `dz` and `x`. All values are of one element type, F32 or BF16; gradients of A
-//! and B are F32.
+//! dA is [`crate::linear::backward_weight`] of `dz` and `x`. All values are of one element type, F32 or BF16; gradients
+//! of A and B are F32.
 
 use candle_core::DType;
 
@@ -153,7 +153,7 @@ pub mod reference {
     use crate::Real;
     use crate::linear::reference as linear;
 
-    /// What is added to a module's outputs, `scale (x_NI a_RI^T) b_OR^T`; sizes are [N, I, R, O].
+    /// Returns the update of a module's outputs, `scale (x_NI a_RI^T) b_OR^T`; sizes are [N, I, R, O].
     pub fn forward<R: Real>(x_NI: &[R], a_RI: &[R], b_OR: &[R], scale: R, [n, i, r, o]: [usize; 4]) -> Vec<R> {
         let z_NR: Vec<R> = linear::forward(x_NI, a_RI, [n, i, r]).into_iter().map(|z| scale * z).collect();
         linear::forward(&z_NR, b_OR, [n, r, o])

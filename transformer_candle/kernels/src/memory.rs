@@ -23,9 +23,9 @@ pub enum Category {
     MasterLowBits,
     /// The f32 accumulators of the weights' gradients.
     Gradients,
-    /// `AdamW`'s two moments.
+    /// The optimizer's f32 state: `AdamW`'s two moments, Muon's momentum.
     OptimizerMoments,
-    /// What the forward pass keeps for the backward pass.
+    /// Activations that the forward pass keeps for the backward pass.
     SavedActivations,
     /// Intermediate values and workspaces.
     Scratch,
@@ -50,12 +50,12 @@ impl fmt::Display for Category {
     }
 }
 
-/// One line of a plan.
+/// A buffer of a plan.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PlannedBuffer {
     /// A name for people, such as `layers.3.normed`.
     pub name: String,
-    /// What it is for.
+    /// The purpose of the buffer.
     pub category: Category,
     /// The element type.
     pub dtype: DType,
@@ -142,7 +142,7 @@ impl Plan {
     /// buffers in other sizes: memory for all of them, one at a time ([`Arena::resized`]).
     ///
     /// # Panics
-    /// If the plans list other buffers.
+    /// If the plans do not list the same buffers.
     pub fn largest<'a>(plans: impl IntoIterator<Item = &'a Self>) -> Self {
         let mut plans = plans.into_iter();
         let mut largest = plans.next().cloned().unwrap_or_default();

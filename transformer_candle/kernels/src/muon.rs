@@ -6,7 +6,7 @@
 //! m = mu m + (1 - mu) CLIP_SCALE G              accumulate_momentum
 //! X = mu m + (1 - mu) CLIP_SCALE G              (Nesterov)
 //! X = X / max(|X|, 1e-7)                        orthogonalize: Frobenius norm, so that no singular value exceeds one
-//! five times:  A = X X^T,  X = (a I + b A + c A^2) X      an odd polynomial a s + b s^3 + c s^5 of every singular value s
+//! five times:  A = X X^T,  X = (a I + b A + c A^2) X      odd polynomial a s + b s^3 + c s^5 of every singular value s
 //! w = (1 - LEARNING_RATE decay) w - LEARNING_RATE 0.2 sqrt(max(M, N)) X          step
 //! ```
 //! `0.2 sqrt(max(M, N))` gives an update the root mean square of `AdamW`'s (arXiv:2502.16982, equation 4), so that one
@@ -27,7 +27,7 @@ pub use crate::optimizer_settings::{ITERATIONS, Muon, Polynomials};
 /// Root mean square of the elements of `AdamW`'s updates, about.
 const UPDATE_RMS: f64 = 0.2;
 
-/// What an orthogonalised update [M, N] is multiplied with, beside the learning rate.
+/// The factor of an orthogonalised update [M, N], beside the learning rate.
 fn update_scale(shape: &[usize]) -> f64 {
     UPDATE_RMS * (shape.iter().copied().max().unwrap_or(0) as f64).sqrt()
 }
@@ -65,17 +65,17 @@ pub fn accumulate_momentum(
     arguments.run(cpu, |gpu| cuda::run(gpu, &cuda::muon::accumulate_momentum(values, settings, elements)))
 }
 
-/// What [`orthogonalize`] works in. For `[B, M, N]` with S = min(M, N): elements of the update's type but for
+/// The scratch buffers of [`orthogonalize`]. For `[B, M, N]` with S = min(M, N): elements of the update's type but for
 /// `workspace`, whose size is [`workspace_elements`].
 #[derive(Debug)]
 pub struct Scratch<'a> {
-    /// `[B, M, N]`.
+    /// Every second iterate X, `[B, M, N]`.
     pub other_BMN: &'a mut Buffer,
-    /// `[B, S, S]`.
+    /// A = X X^T, `[B, S, S]`.
     pub gram_BSS: &'a mut Buffer,
-    /// `[B, S, S]`.
+    /// A^2, then the polynomial of A, `[B, S, S]`.
     pub polynomial_BSS: &'a mut Buffer,
-    /// F32.
+    /// F32 workspace.
     pub workspace: &'a mut Buffer,
 }
 
@@ -170,7 +170,7 @@ pub mod reference {
     use crate::Real;
     use crate::linear::reference::{backward_input, forward};
 
-    /// One step of one weight [M, N] with its momentum.
+    /// Performs one step of one weight [M, N] with its momentum.
     pub fn step<R: Real>(
         (weight, momentum): (&mut [R], &mut [R]),
         gradient: &[R],
@@ -197,7 +197,7 @@ pub mod reference {
         }
     }
 
-    /// A matrix [M, N] with its singular values moved to about one.
+    /// Returns a matrix [M, N] with its singular values moved to about one.
     pub fn orthogonalize<R: Real>(matrix: &[R], [m, n]: [usize; 2], polynomials: Polynomials) -> Vec<R> {
         let norm = matrix.iter().map(|&x| x * x).sum::<R>().sqrt();
         let norm = if norm > R::from_f64(1e-7) { norm } else { R::from_f64(1e-7) };

@@ -27,7 +27,7 @@ fn orthogonalized(values: &[f64], sizes @ [b, m, n]: [usize; 3], dtype: DType, p
     update
 }
 
-/// A matrix with its momentum and, in the bf16 policy, its low bits.
+/// A matrix with its momentum and, if its weight is bf16, its low bits.
 struct State {
     weight: Buffer,
     low_bits: Option<Buffer>,

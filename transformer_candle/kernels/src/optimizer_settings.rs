@@ -8,9 +8,9 @@ pub const LEARNING_RATE: usize = 0;
 pub const BIAS_CORRECTION1: usize = 1;
 /// 1 - beta2^t.
 pub const BIAS_CORRECTION2: usize = 2;
-/// What gradients are multiplied with; written by [`crate::grad_norm::clip`].
+/// The factor of the gradients; written by [`crate::grad_norm::clip`].
 pub const CLIP_SCALE: usize = 3;
-/// 0 leaves everything as it is; written by [`crate::grad_norm::clip`].
+/// Whether the step is applied: 0 leaves everything as it is; written by [`crate::grad_norm::clip`].
 pub const APPLY: usize = 4;
 
 /// Settings of [`crate::adamw`], the same for a run.
@@ -39,7 +39,7 @@ pub struct Muon {
 /// Coefficients [a, b, c] of each iteration's polynomial.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Polynomials {
-    /// One quintic five times, as `torch.optim.Muon`: singular values end between 0.68 and 1.13.
+    /// One quintic polynomial five times, as `torch.optim.Muon`: singular values end between 0.68 and 1.13.
     Quintic,
     /// Minimax quintics ("Polar Express", Amsel et al., arXiv:2505.16932): each has the least greatest distance to one
     /// on the interval that the one before leaves of [1e-3, 1]. Singular values end between 0.86 and 1.14.

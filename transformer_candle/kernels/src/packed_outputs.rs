@@ -13,7 +13,7 @@ pub(crate) struct PackedOutputs {
 }
 
 impl PackedOutputs {
-    /// As z [N, R], B [O, R] and y [N, P] have them; the callers then check every argument against these.
+    /// Takes the sizes from z [N, R], B [O, R] and y [N, P]; the callers then check every argument against these.
     pub(crate) fn new(z_NR: &Buffer, b_OR: &Buffer, y_NP: &Buffer, first_column: usize) -> Self {
         Self { n: z_NR.size(0), r: b_OR.size(1), o: b_OR.size(0), p: y_NP.size(1), first_column }
     }

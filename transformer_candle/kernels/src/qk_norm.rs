@@ -88,7 +88,7 @@ pub fn workspace_elements(n: usize, head_size: usize, device: DeviceKind) -> usi
     }
 }
 
-/// N; every argument is then checked against it.
+/// Returns the number of rows, N; every argument is then checked against it.
 fn rows(buffer: &Buffer) -> usize {
     buffer.shape().first().copied().unwrap_or(0)
 }
@@ -107,7 +107,7 @@ pub mod reference {
         normed.collect()
     }
 
-    /// The gradients of the rows and of the weight; see [`super::backward`].
+    /// Returns the gradients of the rows and of the weight; see [`super::backward`].
     pub fn backward<R: Real>(
         projected_NP: &[R],
         weight_2E: &[R],

@@ -36,7 +36,7 @@ fn run(inputs: &Inputs, layout: &HeadLayout, dtype: DType) -> [Buffer; 3] {
 
 fn matches_reference(n: usize, layout: &HeadLayout, dtype: DType) {
     let mut inputs = inputs(n, layout);
-    // As the element type holds it, so that the result is all that is rounded.
+    // Rounded to the element type beforehand, so that only the result is rounded.
     for values in [&mut inputs.projected, &mut inputs.weight, &mut inputs.dqkv] {
         let rounded = buffer(values, &[values.len()], dtype).read_f32().unwrap();
         *values = rounded.into_iter().map(f64::from).collect();

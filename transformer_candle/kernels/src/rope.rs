@@ -24,7 +24,7 @@ pub struct RopeTables {
 pub struct Frequencies {
     /// The base: pair j of a head of E elements has the frequency `theta^(-2j / E)`.
     pub theta: f64,
-    /// How a context that was extended after pre-training scales them, if at all.
+    /// Scaling of the frequencies for a context that was extended after pre-training; None without it.
     pub scaling: Option<Llama3Scaling>,
 }
 
@@ -32,7 +32,7 @@ pub struct Frequencies {
 /// are divided by `factor`, high ones stay, and those in between are interpolated.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Llama3Scaling {
-    /// What low frequencies are divided by.
+    /// Divisor of low frequencies.
     pub factor: f64,
     /// Low frequencies turn less than this often in the original context.
     pub low_freq_factor: f64,
@@ -60,7 +60,7 @@ impl Frequencies {
     }
 }
 
-/// The tables of positions `0..positions`.
+/// Computes the tables of positions `0..positions`.
 pub fn tables(positions: usize, head_size: usize, frequencies: &Frequencies, device: &Device) -> Result<RopeTables> {
     let theta = frequencies.theta;
     if head_size == 0 || !head_size.is_multiple_of(2) || !theta.is_finite() || theta <= 0.0 {

@@ -27,7 +27,7 @@ pub fn forward(gate_up_N2I: &Buffer, out_NI: &mut Buffer) -> Result<()> {
     arguments.run(cpu, |gpu| cuda::run(gpu, &cuda::swiglu::forward(gate_up, out, [n, i])))
 }
 
-/// Turns gate and up into their gradients, of which nothing but their values is needed. Both F32 or both BF16.
+/// Overwrites gate and up with their gradients, of which nothing but their values is needed. Both F32 or both BF16.
 ///
 /// With s = sigmoid(gate): `dgate = dout * up * s * (1 + gate * (1 - s))`, `dup = dout * gate * s`.
 pub fn backward(gate_up_N2I: &mut Buffer, dout_NI: &Buffer) -> Result<()> {
@@ -48,8 +48,8 @@ pub fn backward(gate_up_N2I: &mut Buffer, dout_NI: &Buffer) -> Result<()> {
     arguments.run(cpu, |gpu| cuda::run(gpu, &cuda::swiglu::backward(gate_up, dout, [n, i])))
 }
 
-/// [`backward`], and the output again in place of its gradient, bit for bit as [`forward`] wrote it: `out_NI` comes in with the
-/// gradient. For those who did not keep the output and need it next.
+/// [`backward`] that also recomputes the output: `out_NI` comes in with the output's gradient, and is overwritten by
+/// the output, bit for bit as [`forward`] wrote it. For callers that did not keep the output and need it next.
 pub fn backward_recomputing(gate_up_N2I: &mut Buffer, out_NI: &mut Buffer) -> Result<()> {
     const OPERATION: &str = "swiglu::backward_recomputing";
     let (dtype, [n, i]) = (out_NI.dtype(), out_NI.sizes());

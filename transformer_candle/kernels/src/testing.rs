@@ -1,4 +1,4 @@
-//! What the operations' tests share: numbers, buffers of them, fixtures and comparisons.
+//! Numbers, buffers, fixtures and comparisons that the operations' tests share.
 
 use std::collections::HashMap;
 
@@ -96,7 +96,7 @@ pub(crate) fn assert_same_gradient(ours: &[f64], differences: &[f64]) {
     }
 }
 
-/// The inner GEMM, which makes a scalar of an output whose gradient is `weights`.
+/// The inner product: a scalar function of an output, whose gradient is `weights`.
 pub(crate) fn dot(values: &[f64], weights: &[f64]) -> f64 {
     values.iter().zip(weights).map(|(a, b)| a * b).sum()
 }

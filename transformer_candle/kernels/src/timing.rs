@@ -1,7 +1,8 @@
 //! Times operations by name: on a CPU with the clock, on a GPU with events in its stream.
 //!
-//! [`measure`] adds the times up, [`record`] keeps every operation with its place in the scopes around it, and what each
-//! thread of the pool did of it. Outside of both an operation and a scope cost one look at a thread-local variable.
+//! [`measure`] adds the times up, [`record`] keeps every operation with its place in the scopes around it, and the
+//! tasks of it that each thread of the pool ran. Outside of both an operation and a scope cost one look at a
+//! thread-local variable.
 
 mod pool_tasks;
 mod recording;
@@ -20,7 +21,7 @@ pub(crate) use pool_tasks::Tasks;
 pub use recording::{Recording, Span, SpanKind};
 
 thread_local! {
-    /// What this thread records; None outside of `measure` and `record`.
+    /// The recorder of this thread; None outside of `measure` and `record`.
     static RECORDER: RefCell<Option<Recorder>> = const { RefCell::new(None) };
 }
 
@@ -56,8 +57,8 @@ pub fn measure<R>(device: &Device, body: impl FnOnce() -> Result<R>) -> Result<(
 }
 
 /// Runs `body` and returns every scope and operation of this thread with its times since `origin`, and on a CPU also
-/// what the threads of the current rayon pool did of each operation. A nested operation is part of the outer one. On a GPU it
-/// does what [`measure`] does.
+/// the tasks of each operation that the threads of the current rayon pool ran. A nested operation is part of the outer
+/// one. On a GPU it does what [`measure`] does.
 ///
 /// ```
 /// use std::time::Instant;
@@ -97,7 +98,7 @@ pub(crate) fn is_measuring() -> bool {
     RECORDER.with_borrow(Option::is_some)
 }
 
-/// Runs `body`, whose operations a recording has under this name.
+/// Runs `body` as a scope of this name, which a recording shows around its operations.
 pub fn scope<R>(name: &'static str, body: impl FnOnce() -> R) -> R {
     numbered_scope(name, None, body)
 }
@@ -129,15 +130,15 @@ pub(crate) fn operation<R>(name: &'static str, device: &Device, body: impl FnOnc
     Ok(result)
 }
 
-/// A stretch of a GPU's compute stream.
+/// A span of a GPU's compute stream, between two events.
 pub struct StreamSpan {
     from: Event,
     to: Event,
 }
 
 impl StreamSpan {
-    /// Runs `launch`, and returns the stretch of the device's stream from what was launched before to what was launched
-    /// meanwhile, with any wait that `launch` put into the stream; none on a CPU.
+    /// Runs `launch`, and returns the span of the device's stream from what was launched before to what was launched
+    /// meanwhile, with any wait that `launch` put into the stream; None on a CPU.
     pub fn around<R, E: From<Error>>(
         device: &Device,
         launch: impl FnOnce() -> Result<R, E>,
@@ -148,7 +149,7 @@ impl StreamSpan {
         Ok((launched, Some(Self { from, to: cuda.mark()? })))
     }
 
-    /// How long the GPU took for it. Waits for its end.
+    /// Returns how long the GPU took for it, after waiting for its end.
     pub fn duration(&self) -> Result<Duration> {
         self.from.until(&self.to)
     }

@@ -44,8 +44,8 @@ impl<T: Scalar> fmt::Debug for Upload<T> {
 }
 
 impl<T: Scalar> Upload<T> {
-    /// To a buffer of `T`; on a GPU by way of a staging buffer of the same shape that nothing else uses. On a CPU
-    /// `staging` has no use.
+    /// Prepares copies to a buffer of `T`; on a GPU by way of a staging buffer of the same shape that nothing else
+    /// uses. On a CPU `staging` has no use.
     pub fn new(target: Buffer, staging: Option<Buffer>) -> Result<Self> {
         check::<T>("target", &target, target.shape())?;
         let from = match target.device() {
@@ -65,7 +65,7 @@ impl<T: Scalar> Upload<T> {
         Ok(Self { from, target, under_way: false })
     }
 
-    /// The host memory, all of it to be filled. Waits until what was sent before has left it.
+    /// Returns the host memory, all of it to be filled, after waiting until the last copy has left it.
     pub fn stage(&mut self) -> Result<&mut [T]> {
         if self.under_way {
             return Err(out_of_order("what was sent has not been received"));
@@ -76,7 +76,7 @@ impl<T: Scalar> Upload<T> {
         }
     }
 
-    /// Starts the copy.
+    /// Starts the copy; on a GPU to the staging buffer.
     pub fn send(&mut self) -> Result<()> {
         if self.under_way {
             return Err(out_of_order("what was sent has not been received"));
@@ -88,7 +88,7 @@ impl<T: Scalar> Upload<T> {
         Ok(())
     }
 
-    /// Puts what was sent into the target, before anything asked of the device after this.
+    /// Copies what was sent to the target, before anything asked of the device after this.
     pub fn receive(&mut self) -> Result<()> {
         if !self.under_way {
             return Err(out_of_order("nothing was sent"));

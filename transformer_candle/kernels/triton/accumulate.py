@@ -10,7 +10,7 @@ from declaration import Kernel
 
 @triton.jit
 def accumulate_forward(sum, addend, elements, BLOCK: tl.constexpr):
-    """`sum += addend`, a block of BLOCK elements. Grid: (elements / BLOCK)."""
+    """Compute `sum += addend` for a block of BLOCK elements. Grid: (elements / BLOCK)."""
     start = tl.program_id(0) * BLOCK
     index = start + tl.arange(0, BLOCK)
     # Only the last block may be partial. The others load without a mask, 16 bytes at once: with one the compiler would

@@ -27,7 +27,7 @@ APPLY = tl.constexpr(4)
 
 @triton.jit
 def step_constants(scalars, weight_decay):
-    """The clip scale, 1 - rate * decay, rate / (1 - beta1^t) and 1 / sqrt(1 - beta2^t), each rounded once from f64."""
+    """Return clip scale, 1 - rate * decay, rate / (1 - beta1^t), 1 / sqrt(1 - beta2^t), each rounded once from f64."""
     rate = tl.load(scalars + LEARNING_RATE).to(tl.float64)
     decay = (1.0 - rate * tl.cast(weight_decay, tl.float64)).to(tl.float32)
     corrected_rate = (rate / tl.load(scalars + BIAS_CORRECTION1).to(tl.float64)).to(tl.float32)
@@ -37,7 +37,7 @@ def step_constants(scalars, weight_decay):
 
 @triton.jit
 def adamw_update(weight, gradient, m, v, constants, settings):
-    """Weight and moments after the step; rest1 and rest2 are 1 - beta1 and 1 - beta2."""
+    """Return weight and moments after the step; rest1 and rest2 are 1 - beta1 and 1 - beta2."""
     clip_scale, decay, rate, v_scale = constants
     beta1, beta2, rest1, rest2, epsilon = settings
     gradient = clip_scale * gradient
@@ -49,7 +49,7 @@ def adamw_update(weight, gradient, m, v, constants, settings):
 
 @triton.jit
 def step_block(arguments, offset, mask):
-    """Updates a block of f32 weights, or of master weights in two halves."""
+    """Update a block of f32 weights, or of master weights in two halves."""
     weight, low_bits, grad, first, second, constants, settings = arguments
     is_split: tl.constexpr = weight.dtype.element_ty == tl.bfloat16
     value = tl.load(weight + offset, mask=mask)
@@ -84,7 +84,7 @@ def adamw_step(
     BLOCK: tl.constexpr,
     PIECE: tl.constexpr,
 ):
-    """A piece of PIECE elements, block by block. Grid: (elements / PIECE).
+    """Update a piece of PIECE elements, block by block. Grid: (elements / PIECE).
 
     `first` and `second` are the moments m and v; f32 weights have no `low_bits`. If the gradient's norm is not finite
     `grad_norm_clip` has set APPLY to 0, and nothing changes.

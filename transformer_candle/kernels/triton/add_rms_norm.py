@@ -27,13 +27,13 @@ from declaration import Kernel
 
 @triton.jit
 def reciprocal_rms(row_D, width, epsilon):
-    """`1 / sqrt(mean(row^2) + epsilon)`; columns past `width` are 0 and add nothing. Rounded as the CPU rounds it."""
+    """Return `1 / sqrt(mean(row^2) + epsilon)`, rounded as on the CPU; columns past `width` are 0 and add nothing."""
     return tl.div_rn(1.0, tl.sqrt_rn(tl.sum(row_D * row_D, 0) / width + epsilon))
 
 
 @triton.jit
 def add_rms_norm_forward(x, weight, normed, inv_rms, width, epsilon, BLOCK: tl.constexpr):
-    """The norm of a row, without an addition. Grid: (N)."""
+    """Compute the norm of a row, without an addition. Grid: (N)."""
     row = tl.program_id(0).to(tl.int64)  # N * D elements may exceed 2^31
     column = tl.arange(0, BLOCK)
     inside = column < width
@@ -47,7 +47,7 @@ def add_rms_norm_forward(x, weight, normed, inv_rms, width, epsilon, BLOCK: tl.c
 
 @triton.jit
 def add_rms_norm_forward_add(x, output, weight, total, normed, inv_rms, width, epsilon, BLOCK: tl.constexpr):
-    """`total = x + output` of a row, and its norm. Grid: (N)."""
+    """Compute `total = x + output` of a row, and its norm. Grid: (N)."""
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
     inside = column < width
@@ -66,7 +66,7 @@ def add_rms_norm_forward_add(x, output, weight, total, normed, inv_rms, width, e
 
 @triton.jit
 def add_rms_norm_normalize(total, weight, inv_rms, normed, width, BLOCK: tl.constexpr):
-    """Recomputes `normed` from the stored statistics, a block of columns of a row. Grid: (N, D / BLOCK).
+    """Recompute `normed` from the stored statistics, a block of columns of a row. Grid: (N, D / BLOCK).
 
     Multiplies in the order of forward, and so gives the same bits.
     """
@@ -81,7 +81,7 @@ def add_rms_norm_normalize(total, weight, inv_rms, normed, width, BLOCK: tl.cons
 
 @triton.jit
 def add_rms_norm_backward(total, weight, inv_rms, dnormed, dtotal, partials, rows, width, BLOCK: tl.constexpr):
-    """Adds to `dtotal`, and writes the program's sum of the weight's gradient to its row of `partials`. Grid: (parts).
+    """Add to `dtotal`, and write the program's sum of the weight's gradient to its row of `partials`. Grid: (parts).
 
     Many rows per program, so that `partials` is small. They are `parts` apart: at any time the programs work on
     neighbouring rows, and their numbers of rows differ by one at most.

@@ -31,7 +31,7 @@ MAX_SPILLED_BYTES = 64
 
 @dataclass(frozen=True)
 class Assembled:
-    """What ptxas reports for a kernel and a target."""
+    """The report of ptxas on a kernel and a target; `problem` is None if it may be used."""
 
     file: str
     target: str
@@ -43,7 +43,7 @@ class Assembled:
 
 @functools.cache
 def ptxas() -> str:
-    """The assembler: the environment variable `PTXAS`, else the one on PATH."""
+    """Return the path of the assembler: the environment variable `PTXAS`, else the one on PATH."""
     found = os.environ.get("PTXAS") or shutil.which("ptxas")
     if found is None:
         raise FileNotFoundError(
@@ -56,13 +56,13 @@ def ptxas() -> str:
 
 
 def manifest() -> list[dict[str, Any]]:
-    """The kernels that are checked in."""
+    """Return the manifest's entries of the kernels that are checked in."""
     entries: list[dict[str, Any]] = json.loads((FOLDER / "manifest.json").read_text())["kernels"]
     return entries
 
 
 def served_by(kernel: dict[str, Any], small: set[str], hopper: set[str]) -> dict[str, int]:
-    """Shared memory per block by target, of the GPUs that run this kernel instead of one of their own family."""
+    """Return shared memory per block by target, of the GPUs that run this kernel instead of one of their own family."""
     limits = dict(FAMILIES[kernel["family"]].shared_bytes)
     if kernel["family"] == "sm_80" and kernel["name"] in small:
         limits = {target: bytes_ for target, bytes_ in limits.items() if target not in SMALL}
@@ -72,7 +72,7 @@ def served_by(kernel: dict[str, Any], small: set[str], hopper: set[str]) -> dict
 
 
 def assemble(kernel: dict[str, Any], target: str, limit: int | None) -> Assembled:
-    """Runs ptxas. `limit` is the shared memory of the target, None if no GPU of this target runs the kernel."""
+    """Run ptxas. `limit` is the shared memory of the target, None if no GPU of this target runs the kernel."""
     with tempfile.TemporaryDirectory() as folder:
         command = [ptxas(), "-v", f"--gpu-name={target}", FOLDER / kernel["file"], "-o", Path(folder, "out")]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -93,7 +93,7 @@ def assemble(kernel: dict[str, Any], target: str, limit: int | None) -> Assemble
 
 
 def assemble_all(pattern: str = "") -> Iterator[Assembled]:
-    """Every kernel whose file contains `pattern`, for every target of its family."""
+    """Assemble every kernel whose file contains `pattern`, for every target of its family."""
     kernels = manifest()
     small, hopper = (
         {one["name"] for one in kernels if one["family"] == family} for family in ("sm_80_small", "sm_90a")
@@ -109,7 +109,7 @@ def assemble_all(pattern: str = "") -> Iterator[Assembled]:
 
 
 def main() -> int:
-    """Prints one line per kernel and target."""
+    """Print one line per kernel and target."""
     failed = False
     for done in assemble_all(*sys.argv[1:]):
         report = done.problem or f"{done.registers} registers, {done.spilled} spilled, {done.shared_bytes} shared"

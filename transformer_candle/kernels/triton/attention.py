@@ -46,7 +46,7 @@ LN_2 = tl.constexpr(0.6931471805599453)
 def _tile_pointers(
     matrix, stride, first_row, end_row, E, ROWS: tl.constexpr, BLOCK_E: tl.constexpr, EXACT: tl.constexpr
 ):
-    """Pointers to [ROWS, BLOCK_E] from `first_row` on, and the mask of those before row `end_row` and column E."""
+    """Return pointers to [ROWS, BLOCK_E] from `first_row` on, and their mask: before row `end_row` and column E."""
     row = tl.arange(0, ROWS)
     column = tl.arange(0, BLOCK_E)
     inside = (first_row + row < end_row)[:, None]
@@ -62,7 +62,7 @@ def load_tile(
     matrix, stride, first_row, end_row, E,
     MASKED: tl.constexpr, ROWS: tl.constexpr, BLOCK_E: tl.constexpr, EXACT: tl.constexpr,
 ):  # fmt: skip
-    """[ROWS, BLOCK_E] of a matrix from `first_row` on; zeros from column E on and, where MASKED, from `end_row` on.
+    """Load [ROWS, BLOCK_E] of a matrix from `first_row` on; zeros from column E on and, where MASKED, row `end_row` on.
 
     Zeros because they add nothing to a matmul; 0 times what happens to lie in memory could be NaN.
     """
@@ -78,14 +78,14 @@ def load_tile(
 def store_tile(
     value, matrix, stride, first_row, end_row, E, ROWS: tl.constexpr, BLOCK_E: tl.constexpr, EXACT: tl.constexpr
 ):
-    """Rounds to the matrix's type and stores; rows from `end_row` on and columns from E on stay as they are."""
+    """Round to the matrix's type and store; rows from `end_row` on and columns from E on stay as they are."""
     pointers, inside = _tile_pointers(matrix, stride, first_row, end_row, E, ROWS, BLOCK_E, EXACT)
     tl.store(pointers, value.to(matrix.dtype.element_ty), mask=inside)
 
 
 @triton.jit
 def head_size(head_size_8, BLOCK_E: tl.constexpr, EXACT: tl.constexpr):
-    """E, as a multiple of 8: the compiler then knows that rows begin at multiples of 16 bytes, and loads 16 at once."""
+    """Return E as a multiple of 8: the compiler then knows that rows are aligned to 16 bytes, and loads 16 at once."""
     if EXACT:
         return BLOCK_E
     return head_size_8 * 8
@@ -93,7 +93,7 @@ def head_size(head_size_8, BLOCK_E: tl.constexpr, EXACT: tl.constexpr):
 
 @triton.jit
 def document_bounds(documents_T, first_query, full_end, T, BLOCK_M: tl.constexpr, BLOCK_L: tl.constexpr):
-    """The first key that a row of the query tile sees, and the first that all rows see, in whole KV tiles.
+    """Return the first key that a row of the query tile sees, and the first that all rows see, in whole KV tiles.
 
     The former rounds down to a tile, the latter up: full tiles are those from there to `full_end`.
     """
@@ -109,7 +109,7 @@ def _accumulate_kv_tile(
     MASKED: tl.constexpr, DOCUMENTS: tl.constexpr,
     BLOCK_L: tl.constexpr, BLOCK_E: tl.constexpr, EXACT: tl.constexpr,
 ):  # fmt: skip
-    """One step of the online softmax: the loop body at the top. `scale` contains log2(e), so row_max_M has base 2."""
+    """Do a step of the online softmax: the loop body at the top. `scale` contains log2(e), so row_max_M has base 2."""
     k_LE = load_tile(keys, stride, first_key, end_key, E, MASKED, BLOCK_L, BLOCK_E, EXACT)
     # "ieee" concerns f32 only, which tl.dot would round to TF32's 10 bits of mantissa; bf16 uses tensor cores anyway.
     score_ML = tl.dot(q_ME, tl.trans(k_LE), input_precision="ieee")
@@ -137,7 +137,7 @@ def _accumulate_kv_tile(
 
 @triton.jit
 def masked_tile_start(step, full_begin, full_end):
-    """First key of a masked KV tile: those before `full_begin` have negative steps, those from `full_end` on others."""
+    """Return the first key of a masked KV tile; `step` is negative before `full_begin`, else counts from `full_end`."""
     return step + tl.where(step < 0, full_begin, full_end)
 
 
@@ -147,7 +147,7 @@ def online_softmax(
     DOCUMENTS: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_L: tl.constexpr, BLOCK_E: tl.constexpr, EXACT: tl.constexpr,
 ):  # fmt: skip
-    """Sum of values weighted by 2^(score - row_max), row_max in base 2, and row_sum, over keys `begin` to `end`.
+    """Return the sum of values weighted by 2^(score - row_max), row_max in base 2, row_sum, over keys `begin` to `end`.
 
     Tiles from `full_begin` to `full_end` are full. The masked tiles on both sides share one loop: with a third loop
     ptxas serializes the wgmma instructions of Hopper (`assemble.py` fails on that). They come first because without
@@ -173,9 +173,9 @@ def online_softmax(
 def query_tile(
     qkv_NP, T, heads, kv_heads, head_size_8, BLOCK_M: tl.constexpr, BLOCK_E: tl.constexpr, EXACT: tl.constexpr
 ):
-    """What a program of the grid (B * H, T / BLOCK_M) computes.
+    """Return which query tile this program of the grid (B * H, T / BLOCK_M) computes.
 
-    Returns the tile's first position, its head, its sequence's first token, E, P, and pointers to that sequence's
+    That is the tile's first position, its head, its sequence's first token, E, P, and pointers to that sequence's
     queries and keys of this head.
     """
     sequence = tl.program_id(0) // heads
@@ -196,7 +196,7 @@ def attention_forward(
     qkv_NP, documents_N, out_NHE, lse_BHT, T, heads, kv_heads, head_size_8, scale, DOCUMENTS: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_L: tl.constexpr, BLOCK_E: tl.constexpr, EXACT: tl.constexpr,
 ):  # fmt: skip
-    """Output and log-sum-exp of a query tile of one head. Grid: (B * H, T / BLOCK_M); `scale` is 1 / sqrt(E)."""
+    """Compute output and log-sum-exp of one head's query tile. Grid: (B * H, T / BLOCK_M); `scale` is 1 / sqrt(E)."""
     first_query, head, first_token, E, P, queries, keys = query_tile(
         qkv_NP, T, heads, kv_heads, head_size_8, BLOCK_M, BLOCK_E, EXACT
     )

@@ -48,7 +48,7 @@ def _accumulate_dq(
     MASKED: tl.constexpr, DOCUMENTS: tl.constexpr,
     BLOCK_L: tl.constexpr, BLOCK_E: tl.constexpr, EXACT: tl.constexpr,
 ):  # fmt: skip
-    """Adds a KV tile's contribution to dq. `scale` contains log2(e); `lse_M` has base 2."""
+    """Add a KV tile's contribution to dq. `scale` contains log2(e); `lse_M` has base 2."""
     k_LE = load_tile(keys, stride, first_key, end_key, E, MASKED, BLOCK_L, BLOCK_E, EXACT)
     v_LE = load_tile(values, stride, first_key, end_key, E, MASKED, BLOCK_L, BLOCK_E, EXACT)
     score_ML = tl.dot(q_ME, tl.trans(k_LE), input_precision="ieee")
@@ -72,7 +72,7 @@ def attention_backward_queries(
     DOCUMENTS: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_L: tl.constexpr, BLOCK_E: tl.constexpr, EXACT: tl.constexpr,
 ):  # fmt: skip
-    """Gradient dq, delta and log-sum-exp in base 2 of a query tile of one head. Grid: (B * H, T / BLOCK_M)."""
+    """Compute dq, delta and log-sum-exp in base 2 of a query tile of one head. Grid: (B * H, T / BLOCK_M)."""
     first_query, head, first_token, E, P, queries, keys = query_tile(
         qkv_NP, T, heads, kv_heads, head_size_8, BLOCK_M, BLOCK_E, EXACT
     )
@@ -119,7 +119,7 @@ def _accumulate_dk_dv(
     dk_LE, dv_LE, k_LE, v_LE, queries, stride, dout, out_stride, statistics, documents, first_query, key_L, T, E, scale,
     MASKED: tl.constexpr, DOCUMENTS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_E: tl.constexpr, EXACT: tl.constexpr,
 ):  # fmt: skip
-    """Adds the contribution of one head's query tile to dk and dv.
+    """Add the contribution of one head's query tile to dk and dv.
 
     Scores are transposed, rows are keys: p^T and ds^T come out of their matmuls as the left operands of the next ones
     and need not be transposed through shared memory. Without MASKED every query of the tile lies before T and sees
@@ -157,7 +157,7 @@ def _accumulate_query_tiles(
     group, key_L, T, heads, kv_heads, E, scale,
     MASKED: tl.constexpr, DOCUMENTS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_E: tl.constexpr, EXACT: tl.constexpr,
 ):  # fmt: skip
-    """Adds `tiles` query tiles of each head of the group, from position `begin` on, without `skip_from` to `skip_to`.
+    """Add `tiles` query tiles of each head of the group, from position `begin` on, without `skip_from` to `skip_to`.
 
     One loop over heads and tiles, so that the loads of the next head are in flight while a head's last tile is
     computed; two nested loops would drain the pipeline between heads.
@@ -179,7 +179,7 @@ def _accumulate_query_tiles(
 
 @triton.jit
 def _count_queries(documents_T, first_key, last_key, T, BLOCK: tl.constexpr):
-    """The number of positions whose document begins at or before the key, for the first and the last key of a tile.
+    """Count the positions whose document begins at or before the key, for the first and the last key of a tile.
 
     Beginnings never decrease, so these are the positions before that number: where the queries of either key end.
     """
@@ -199,7 +199,7 @@ def attention_backward_keys(
     DOCUMENTS: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_L: tl.constexpr, BLOCK_E: tl.constexpr, EXACT: tl.constexpr,
 ):  # fmt: skip
-    """Gradients dk and dv of a KV tile, summed over the query heads that share it. Grid: (B * K, T / BLOCK_L).
+    """Compute dk and dv of a KV tile, summed over the query heads that share it. Grid: (B * K, T / BLOCK_L).
 
     Masked are the BLOCK_L / BLOCK_M query tiles on the diagonal, the last one where T is no multiple of BLOCK_M, and
     with documents those that hold queries of a later document. Early tiles have the most queries and start first.

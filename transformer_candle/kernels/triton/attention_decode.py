@@ -25,12 +25,12 @@ from attention_variants import ELEMENTS, Tile, Tiles, variants
 from declaration import Kernel
 
 SPLITS = 64
-"""Splits at most. `attention_decode_reduce` holds a row's partial results in one tile [SPLITS, BLOCK_E]."""
+"""The largest number of splits: `attention_decode_reduce` holds a row's partial results in a tile [SPLITS, BLOCK_E]."""
 
 
 @triton.jit
 def _row_tile(S, past, heads, kv_heads, BLOCK_M: tl.constexpr):
-    """Per row of this program's tile: query head, new token and whether the row exists.
+    """Return per row of this program's tile query head, new token and whether the row exists.
 
     Then the number of keys that the first row of the tile sees, and that the last one sees.
     """
@@ -45,7 +45,7 @@ def _row_tile(S, past, heads, kv_heads, BLOCK_M: tl.constexpr):
 
 @triton.jit
 def _load_queries(qkv_SP, head_M, new_M, inside_M, heads, kv_heads, E, BLOCK_M: tl.constexpr, BLOCK_E: tl.constexpr):
-    """[BLOCK_M, BLOCK_E] gathered from the packed rows; zeros for rows and columns that do not exist."""
+    """Gather [BLOCK_M, BLOCK_E] from the packed rows; zeros for rows and columns that do not exist."""
     column = tl.arange(0, BLOCK_E)
     query_M = new_M.to(tl.int64) * ((heads + 2 * kv_heads) * E) + head_M * E
     return tl.load(
@@ -58,7 +58,7 @@ def attention_decode(
     qkv_SP, keys_CKE, values_CKE, out_SHE, S, past, heads, kv_heads, head_size_8, scale,
     BLOCK_M: tl.constexpr, BLOCK_L: tl.constexpr, BLOCK_E: tl.constexpr, EXACT: tl.constexpr,
 ):  # fmt: skip
-    """The output of a row tile over all keys. Grid: (K, S * G / BLOCK_M)."""
+    """Compute the output of a row tile over all keys. Grid: (K, S * G / BLOCK_M)."""
     E = head_size(head_size_8, BLOCK_E, EXACT)
     head_M, new_M, inside_M, first_row_keys, end = _row_tile(S, past, heads, kv_heads, BLOCK_M)
     q_ME = _load_queries(qkv_SP, head_M, new_M, inside_M, heads, kv_heads, E, BLOCK_M, BLOCK_E)
@@ -81,10 +81,11 @@ def attention_decode_split(
     qkv_SP, keys_CKE, values_CKE, partial_ZSHE, row_max_ZSH, row_sum_ZSH, S, past, heads, kv_heads, head_size_8, scale,
     BLOCK_M: tl.constexpr, BLOCK_L: tl.constexpr, BLOCK_E: tl.constexpr, EXACT: tl.constexpr,
 ):  # fmt: skip
-    """What `online_softmax` returns for a row tile over one of Z splits of the keys. Grid: (K, S * G / BLOCK_M, Z).
+    """Compute the online softmax of a row tile over one of Z splits of the keys. Grid: (K, S * G / BLOCK_M, Z).
 
-    Splits have equally many KV tiles. The last ones may be empty, and a row may see no key of a split: its sums are
-    then 0 and its row_max -inf, which the reduction gives the weight 0.
+    Stored are a row's partial output, not divided by row_sum, its row_max and its row_sum. Splits have equally many
+    KV tiles. The last ones may be empty, and a row may see no key of a split: its sums are then 0 and its row_max
+    -inf, which the reduction gives the weight 0.
     """
     E = head_size(head_size_8, BLOCK_E, EXACT)
     head_M, new_M, inside_M, first_row_keys, end = _row_tile(S, past, heads, kv_heads, BLOCK_M)
@@ -114,7 +115,7 @@ def attention_decode_split(
 def attention_decode_reduce(
     partial_ZSHE, row_max_ZSH, row_sum_ZSH, out_SHE, splits, head_size_8, SPLITS: tl.constexpr, BLOCK_E: tl.constexpr
 ):
-    """A row's output from its splits, each rescaled to the largest row_max. Grid: (S * H)."""
+    """Compute a row's output from its splits, each rescaled to the largest row_max. Grid: (S * H)."""
     rows = tl.num_programs(0)
     row = tl.program_id(0)
     E = head_size_8 * 8
@@ -134,7 +135,7 @@ def attention_decode_reduce(
 
 @triton.jit
 def attention_append(qkv_SP, keys_CKE, values_CKE, past, heads, kv_heads, head_size_8, BLOCK: tl.constexpr):
-    """Copies a new token's keys and values to the end of the caches. Grid: (S)."""
+    """Copy a new token's keys and values to the end of the caches. Grid: (S)."""
     token = tl.program_id(0).to(tl.int64)
     E = head_size_8 * 8
     width = kv_heads * E

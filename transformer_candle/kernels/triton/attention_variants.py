@@ -20,7 +20,7 @@ from declaration import Kernel
 
 @dataclass(frozen=True)
 class Tile:
-    """How a program is blocked and compiled."""
+    """Block sizes and compiler options of a kernel."""
 
     queries: int
     """BLOCK_M: query rows per tile."""
@@ -34,20 +34,20 @@ class Tile:
 
     @property
     def candidate(self) -> str:
-        """Name of a candidate with this tile: queries, keys, warps, stages and registers."""
+        """The name of a candidate with this tile: queries, keys, warps, stages and registers."""
         limit = f"r{self.max_registers}" if self.max_registers else ""
         return f"m{self.queries}l{self.keys}w{self.num_warps}s{self.num_stages}{limit}"
 
 
 @dataclass(frozen=True)
 class Tiles:
-    """The tiles of an operation, each by columns: 32, 64 and 128."""
+    """The tiles of an operation by BLOCK_E: 32, 64 and 128."""
 
     any_gpu: Mapping[int, Tile]
-    """bf16 on every family that has no tile of its own."""
+    """Tiles of bf16 for every family that has none of its own."""
     f32: Mapping[int, Tile]
     by_family: Mapping[str, Mapping[int, Tile]]
-    """bf16 whose head size fills the columns."""
+    """Tiles of bf16 by family, for head sizes that equal BLOCK_E."""
     candidates: Mapping[str, Mapping[int, Sequence[Tile]]] = field(default_factory=dict)
 
 
@@ -55,7 +55,7 @@ ELEMENTS = {"bf16": "*bf16", "f32": "*fp32"}
 
 
 def variants(operation: str, function: Any, arguments: Mapping[str, str], tiles: Tiles) -> list[Kernel]:
-    """Every kernel of an operation. In `arguments`, "element" stands for a pointer to the variant's element type."""
+    """Return all kernels of an operation. In `arguments`, "element" stands for a pointer to the variant's type."""
 
     def kernel(
         name: str,

@@ -11,7 +11,7 @@ from declaration import Kernel
 
 @triton.jit
 def bias_forward(y, bias, width, BLOCK: tl.constexpr):
-    """Adds the bias to a block of columns of a row, in place. Grid: (N, O / BLOCK)."""
+    """Add the bias to a block of columns of a row, in place. Grid: (N, O / BLOCK)."""
     row = tl.program_id(0).to(tl.int64)  # N * O elements may exceed 2^31
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < width
@@ -22,7 +22,7 @@ def bias_forward(y, bias, width, BLOCK: tl.constexpr):
 
 @triton.jit
 def bias_backward(dy, partials, rows, width, ROWS: tl.constexpr, BLOCK: tl.constexpr):
-    """Writes the sums of a part's rows to a block of columns of its row of `partials`. Grid: (parts, O / BLOCK).
+    """Write the sums of a part's rows to a block of columns of its row of `partials`. Grid: (parts, O / BLOCK).
 
     A part has every `parts`-th block of ROWS rows. `partial_sums.py` adds the parts.
     """

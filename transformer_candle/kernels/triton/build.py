@@ -41,19 +41,19 @@ WARP = 32
 
 
 def sources() -> list[str]:
-    """The files that declare kernels."""
+    """Return the names of the files that declare kernels."""
     declaring = re.compile(r"^KERNELS\b", re.MULTILINE)
     return sorted(path.name for path in FOLDER.glob("*.py") if declaring.search(path.read_text()))
 
 
 def kernels(source: str) -> list[Kernel]:
-    """The kernels that a file declares."""
+    """Return the kernels that a file declares."""
     declared: list[Kernel] = importlib.import_module(Path(source).stem).KERNELS
     return declared
 
 
 def compile_kernel(kernel: Kernel) -> tuple[str, dict[str, Any]]:
-    """The PTX, and Triton's metadata: name of the entry point, warps, shared memory."""
+    """Compile a kernel; return its PTX and Triton's metadata: name of the entry point, warps, shared memory."""
     target = GPUTarget("cuda", FAMILIES[kernel.family].arch, WARP)
     backend = make_backend(target)
     options = backend.parse_options(
@@ -93,7 +93,7 @@ def compile_kernel(kernel: Kernel) -> tuple[str, dict[str, Any]]:
 
 
 def entry(kernel: Kernel, metadata: dict[str, Any]) -> dict[str, Any]:
-    """The manifest's entry of a kernel."""
+    """Return the manifest's entry of a kernel."""
     return {
         "name": kernel.name,
         "family": kernel.family,
@@ -113,14 +113,14 @@ def entry(kernel: Kernel, metadata: dict[str, Any]) -> dict[str, Any]:
 
 
 def compile_declared(source: str, index: int) -> tuple[str, dict[str, Any]]:
-    """PTX and manifest entry of a file's kernel of this index."""
+    """Compile the kernel of this index in a file; return its PTX and manifest entry."""
     kernel = kernels(source)[index]
     ptx, metadata = compile_kernel(kernel)
     return ptx, entry(kernel, metadata)
 
 
 def write(folder: Path, names: Sequence[str]) -> None:
-    """Compiles these sources into `folder`, and merges them into its manifest."""
+    """Compile these sources into `folder`, and merge them into its manifest."""
     path = folder / "manifest.json"
     before = json.loads(path.read_text())["kernels"] if path.exists() else []
     tasks = [(source, index) for source in names for index in range(len(kernels(source)))]
@@ -147,14 +147,14 @@ def write(folder: Path, names: Sequence[str]) -> None:
 
 
 def differences(one: Path, other: Path) -> list[str]:
-    """Files that are missing in one folder or differ in a byte."""
+    """Return the files that are missing in one folder or differ in a byte."""
     names = {str(file.relative_to(folder)) for folder in (one, other) for file in folder.rglob("*") if file.is_file()}
     _, mismatches, errors = filecmp.cmpfiles(one, other, names, shallow=False)
     return sorted(mismatches + errors)
 
 
 def main() -> int:
-    """Writes ptx/, or checks it with --check."""
+    """Write ptx/, or check it with --check."""
     parser = argparse.ArgumentParser(description="Compile Triton kernels to PTX ahead of time.")
     parser.add_argument("sources", nargs="*", help="files to compile; default: all")
     parser.add_argument("--check", action="store_true", help="fail if ptx/ differs from what the sources compile to")

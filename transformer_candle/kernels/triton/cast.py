@@ -15,7 +15,7 @@ from declaration import Kernel
 
 @triton.jit
 def split_master(master):
-    """The bf16 weight and the low bits of f32 master weights."""
+    """Return the bf16 weights and the low bits of f32 master weights."""
     bits = master.to(tl.uint32, bitcast=True)
     high = (bits + 0x8000) >> 16
     weight = high.to(tl.uint16).to(tl.bfloat16, bitcast=True)
@@ -26,14 +26,14 @@ def split_master(master):
 
 @triton.jit
 def join_master(weight, low_bits):
-    """The f32 master weights that were split, bit for bit."""
+    """Return the f32 master weights that were split, bit for bit."""
     high = weight.to(tl.int16, bitcast=True).to(tl.int32) << 16
     return (high + low_bits.to(tl.int32)).to(tl.float32, bitcast=True)
 
 
 @triton.jit
 def call_on_block(function: tl.constexpr, arguments, start, elements, BLOCK: tl.constexpr):
-    """Calls `function(arguments, offset, mask)` on BLOCK elements from `start` on, without a mask where all exist.
+    """Call `function(arguments, offset, mask)` on BLOCK elements from `start` on, without a mask where all exist.
 
     A mask `offset < elements` may change between any two elements, as nothing is known of `elements`: the compiler
     then loads elements one by one. Without a mask it loads 16 bytes at once, and all blocks but the last have none.
@@ -47,20 +47,20 @@ def call_on_block(function: tl.constexpr, arguments, start, elements, BLOCK: tl.
 
 @triton.jit
 def convert_block(buffers, offset, mask):
-    """Narrows to the nearest bf16, ties to even, as PyTorch does; widens exactly."""
+    """Narrow a block to the nearest bf16, ties to even, as PyTorch does, or widen it exactly."""
     source, target = buffers
     tl.store(target + offset, tl.load(source + offset, mask=mask).to(target.dtype.element_ty), mask=mask)
 
 
 @triton.jit
 def cast_convert(source, target, elements, BLOCK: tl.constexpr):
-    """`target = source`, in the target's type. Grid: (elements / BLOCK)."""
+    """Compute `target = source`, in the target's type. Grid: (elements / BLOCK)."""
     call_on_block(convert_block, (source, target), tl.program_id(0) * BLOCK, elements, BLOCK)
 
 
 @triton.jit
 def split_block(buffers, offset, mask):
-    """`split_master` of a block."""
+    """Store `split_master` of a block."""
     master, weight, low_bits = buffers
     high, low = split_master(tl.load(master + offset, mask=mask))
     tl.store(weight + offset, high, mask=mask)
@@ -69,13 +69,13 @@ def split_block(buffers, offset, mask):
 
 @triton.jit
 def cast_split(master, weight, low_bits, elements, BLOCK: tl.constexpr):
-    """Weights and low bits of master weights. Grid: (elements / BLOCK)."""
+    """Split master weights into weights and low bits. Grid: (elements / BLOCK)."""
     call_on_block(split_block, (master, weight, low_bits), tl.program_id(0) * BLOCK, elements, BLOCK)
 
 
 @triton.jit
 def join_block(buffers, offset, mask):
-    """`join_master` of a block."""
+    """Store `join_master` of a block."""
     weight, low_bits, master = buffers
     value = join_master(tl.load(weight + offset, mask=mask), tl.load(low_bits + offset, mask=mask))
     tl.store(master + offset, value, mask=mask)
@@ -83,7 +83,7 @@ def join_block(buffers, offset, mask):
 
 @triton.jit
 def cast_join(weight, low_bits, master, elements, BLOCK: tl.constexpr):
-    """Master weights of weights and low bits. Grid: (elements / BLOCK)."""
+    """Join weights and low bits into master weights. Grid: (elements / BLOCK)."""
     call_on_block(join_block, (weight, low_bits, master), tl.program_id(0) * BLOCK, elements, BLOCK)
 
 

@@ -49,9 +49,9 @@ class Kernel:
     function: Any
     """The `@triton.jit` function."""
     arguments: Mapping[str, str]
-    """Types by name, in the order of the function's parameters without the constants."""
+    """The types of the arguments by name, in the order of the function's parameters without the constants."""
     constants: Mapping[str, int | bool | str | None] = field(default_factory=dict)
-    """Values of the parameters annotated `tl.constexpr`; None for a buffer that this variant does not use."""
+    """The values of the parameters annotated `tl.constexpr`; None for a buffer that this variant does not use."""
     num_warps: int = 4
     num_stages: int = 1
     """Depth of software pipelining: iterations of a loop whose loads are in flight at once."""
@@ -66,7 +66,7 @@ class Kernel:
     Timing runs a kernel repeatedly on the same buffers: one with candidates must not read what it writes."""
 
     def __post_init__(self) -> None:
-        """Rejects a declaration that does not match its function."""
+        """Reject a declaration that does not match its function."""
         parameters = list(self.function.arg_names)
         declared = [name for name in parameters if name not in self.constants]
         if list(self.arguments) != declared or not set(self.constants) <= set(parameters):

@@ -19,7 +19,7 @@ from declaration import Kernel
 
 @triton.jit
 def mix(counter):
-    """The finalizer of SplitMix64 on 64 bits (Steele, Lea and Flood, 2014): `src/counter_hash.rs`."""
+    """Apply the finalizer of SplitMix64 to 64 bits (Steele, Lea and Flood, 2014): `src/counter_hash.rs`."""
     bits = counter + 0x9E3779B97F4A7C15
     bits = (bits ^ (bits >> 30)) * 0xBF58476D1CE4E5B9
     bits = (bits ^ (bits >> 27)) * 0x94D049BB133111EB
@@ -28,7 +28,7 @@ def mix(counter):
 
 @triton.jit
 def mix32(bits):
-    """`lowbias32` on 32 bits (Wellons, 2018)."""
+    """Apply `lowbias32` to 32 bits (Wellons, 2018)."""
     bits = (bits ^ (bits >> 16)) * 0x7FEB352D
     bits = (bits ^ (bits >> 15)) * 0x846CA68B
     return bits ^ (bits >> 16)
@@ -36,13 +36,13 @@ def mix32(bits):
 
 @triton.jit
 def word_pair(low, high):
-    """The 64 bits of two words of 32."""
+    """Return the 64 bits of two words of 32."""
     return low.to(tl.uint64) | (high.to(tl.uint64) << 32)
 
 
 @triton.jit
 def mask_factors(state, module_low, module_high, threshold, scale, row, column):
-    """What the elements of these columns of a row are multiplied with."""
+    """Return the dropout factors of these columns of a row; all 1 if the `Key` is not enabled."""
     module = word_pair(module_low.to(tl.uint32, bitcast=True), module_high.to(tl.uint32, bitcast=True))
     key = mix(word_pair(tl.load(state), tl.load(state + 1)) ^ module)
     bits = mix(key ^ (word_pair(tl.load(state + 2), tl.load(state + 3)) + row.to(tl.uint64)))
@@ -53,7 +53,7 @@ def mask_factors(state, module_low, module_high, threshold, scale, row, column):
 
 @triton.jit
 def dropout_forward(x, state, out, module_low, module_high, threshold, scale, width, BLOCK: tl.constexpr):
-    """`out = factor x`. Grid: (N, I / BLOCK)."""
+    """Compute `out = factor x`. Grid: (N, I / BLOCK)."""
     row = tl.program_id(0).to(tl.int64)  # N * I elements may exceed 2^31
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < width
@@ -64,7 +64,7 @@ def dropout_forward(x, state, out, module_low, module_high, threshold, scale, wi
 
 @triton.jit
 def dropout_backward(dout, state, dx, module_low, module_high, threshold, scale, width, BLOCK: tl.constexpr):
-    """`dx += factor dout` with the factors of the forward pass. Grid: (N, I / BLOCK)."""
+    """Compute `dx += factor dout` with the factors of the forward pass. Grid: (N, I / BLOCK)."""
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < width

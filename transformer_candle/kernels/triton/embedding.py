@@ -25,7 +25,7 @@ from declaration import Kernel
 
 @triton.jit
 def embedding_forward(table, ids, out, rows, width, BLOCK: tl.constexpr):
-    """A block of columns of a token's row. Grid: (N, D / BLOCK).
+    """Copy a block of columns of a token's row of the table. Grid: (N, D / BLOCK).
 
     An id outside the table gives NaN, so that it shows in the loss instead of reading other memory.
     """
@@ -39,7 +39,7 @@ def embedding_forward(table, ids, out, rows, width, BLOCK: tl.constexpr):
 
 @triton.jit
 def embedding_chain(ids, first, following, tokens, BLOCK: tl.constexpr, SPAN: tl.constexpr):
-    """Links the tokens of each id, without sorting: each token is compared with all others. Grid: (N / BLOCK).
+    """Link the tokens of each id, without sorting: each token is compared with all others. Grid: (N / BLOCK).
 
     `first` becomes 1 where no earlier token has this one's id, else 0; `following` the next token that has it, or N.
     """
@@ -62,7 +62,7 @@ def embedding_chain(ids, first, following, tokens, BLOCK: tl.constexpr, SPAN: tl
 
 @triton.jit
 def embedding_backward(ids, dout, first, following, dtable, tokens, rows, width, BLOCK: tl.constexpr):
-    """The first token of an id adds the gradients of all that have it to the table's row. Grid: (N, D / BLOCK).
+    """Add the gradients of all tokens of an id to the table's row, by its first token. Grid: (N, D / BLOCK).
 
     Every element of the table has one program at most that reads and writes it. Programs of other tokens end at once,
     as do those of ids outside the table.

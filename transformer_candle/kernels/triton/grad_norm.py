@@ -16,14 +16,14 @@ from declaration import Kernel
 
 @triton.jit
 def squares(values):
-    """Squares, in f64: exact, as an f32 has 24 bits of mantissa and an f64 53."""
+    """Return the squares in f64: exact, as an f32 has 24 bits of mantissa and an f64 53."""
     values_f64 = values.to(tl.float64)
     return values_f64 * values_f64
 
 
 @triton.jit
 def grad_norm_squares(grads, partials, elements, BLOCK: tl.constexpr, PIECE: tl.constexpr):
-    """The sum of squares of a piece, into the f64 `partials`. Grid: (elements / PIECE)."""
+    """Write the sum of squares of a piece to the f64 `partials`. Grid: (elements / PIECE)."""
     piece = tl.program_id(0)
     start = piece * PIECE
     sums = tl.zeros([BLOCK], tl.float64)
@@ -42,7 +42,7 @@ def grad_norm_squares(grads, partials, elements, BLOCK: tl.constexpr, PIECE: tl.
 
 @triton.jit
 def grad_norm_total(partials, norm, pieces, BLOCK: tl.constexpr):
-    """The square root of the sum over all pieces, rounded once to f32. Grid: (1)."""
+    """Write the square root of the sum over all pieces to `norm`, rounded once to f32. Grid: (1)."""
     sums = tl.zeros([BLOCK], tl.float64)
     for start in range(0, pieces, BLOCK):
         piece = start + tl.arange(0, BLOCK)
@@ -53,7 +53,7 @@ def grad_norm_total(partials, norm, pieces, BLOCK: tl.constexpr):
 
 @triton.jit
 def grad_norm_clip(norm, limit, scalars, CLIP_SCALE: tl.constexpr, APPLY: tl.constexpr):
-    """Stores the clip scale and whether the step may be applied. Without clipping `limit` is infinite. Grid: (1)."""
+    """Store the clip scale and whether the step may be applied. Without clipping `limit` is infinite. Grid: (1)."""
     value = tl.load(norm)
     divisor = value + 1e-6
     # No min(1, quotient): inf / inf would be NaN where nothing is to be clipped.

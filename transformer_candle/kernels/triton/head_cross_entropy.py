@@ -32,7 +32,7 @@ LOWEST = tl.constexpr(-3.4028234663852886e38)
 
 @triton.jit
 def row_statistics(row, vocab_size, width, BLOCK: tl.constexpr):
-    """A row's row_max, and row_sum of exp(logit - row_max).
+    """Return a row's row_max, and row_sum of exp(logit - row_max).
 
     Each of the BLOCK positions keeps its own two numbers over the row, at two exponentials per logit: reducing once at
     the end is cheaper than a reduction over the threads, with its barriers, in every iteration.
@@ -53,7 +53,7 @@ def row_statistics(row, vocab_size, width, BLOCK: tl.constexpr):
 
 @triton.jit
 def row_loss(target_logit, row_max, row_sum, target, vocab_size):
-    """The loss in nats; 0 where the target is ignored, NaN where it is neither ignored nor in the vocabulary."""
+    """Return the loss in nats; 0 where the target is ignored, NaN where it is neither ignored nor in the vocabulary."""
     in_vocabulary = (target >= 0) & (target < vocab_size)
     # Not (row_max + log(row_sum)) - target_logit: the difference of two logits loses no digits to a large row_max.
     loss = tl.where(in_vocabulary, tl.log(row_sum) - (target_logit - row_max), float("nan"))
@@ -62,13 +62,13 @@ def row_loss(target_logit, row_max, row_sum, target, vocab_size):
 
 @triton.jit
 def load_target_logit(row, target, vocab_size):
-    """The target's logit; for a target outside the vocabulary that of column 0, which nothing uses."""
+    """Load the target's logit; for a target outside the vocabulary that of column 0, which nothing uses."""
     return tl.load(row + tl.where((target >= 0) & (target < vocab_size), target, 0))
 
 
 @triton.jit
 def head_cross_entropy_losses(logits, targets, losses, vocab_size, width, BLOCK: tl.constexpr):
-    """Losses only, for evaluation. Grid: (C)."""
+    """Compute losses only, for evaluation. Grid: (C)."""
     index = tl.program_id(0).to(tl.int64)  # a chunk's C * V elements may exceed 2^31
     row = logits + index * width
     target = tl.load(targets + index)
@@ -81,7 +81,7 @@ def head_cross_entropy_losses(logits, targets, losses, vocab_size, width, BLOCK:
 def head_cross_entropy_gradients(
     logits, targets, scale, z_loss, losses, dlogits, vocab_size, width, BLOCK: tl.constexpr
 ):
-    """Losses and gradients, in place: `dlogits` is the memory of `logits`. Grid: (C).
+    """Compute losses and gradients, in place: `dlogits` is the memory of `logits`. Grid: (C).
 
     A bf16 row begins where its f32 row does and fills the first half of it. No logit is overwritten before it is read:
 
@@ -117,7 +117,7 @@ def head_cross_entropy_gradients(
 
 @triton.jit
 def head_cross_entropy_total(losses, rows, total, scale, loss, is_first, is_last, BLOCK: tl.constexpr):
-    """Adds a chunk's losses to the f64 `total`; the last chunk adds scale * total to `loss`. Grid: (1).
+    """Add a chunk's losses to the f64 `total`; the last chunk adds scale * total to `loss`. Grid: (1).
 
     The first chunk overwrites `total`, the others accumulate. In f64, so that the sum is rounded to f32 once however
     many chunks there are; by one program, so that its order is fixed.

@@ -32,7 +32,7 @@ _TYPES = {
 
 
 def launch(kernel: Kernel, grid: Sequence[int], *arguments: Any) -> None:
-    """Runs a declared kernel on CPU tensors and numbers, after checking them against its declaration."""
+    """Run a declared kernel on CPU tensors and numbers, after checking them against its declaration."""
     if len(arguments) != len(kernel.arguments):
         raise TypeError(f"{kernel.name} takes {list(kernel.arguments)}, given are {len(arguments)} arguments")
     for argument, (name, declared) in zip(arguments, kernel.arguments.items(), strict=True):

@@ -23,7 +23,7 @@ from grad_norm import squares
 
 @triton.jit
 def momentum_block(arguments, offset, mask):
-    """The momentum and the update of a block."""
+    """Update the momentum of a block, and write its update x."""
     momentum, grad, update, clip_scale, mu, rest, apply = arguments
     share = rest * (clip_scale * tl.load(grad + offset, mask=mask))
     old = tl.load(momentum + offset, mask=mask)
@@ -36,7 +36,7 @@ def momentum_block(arguments, offset, mask):
 
 @triton.jit
 def muon_momentum(momentum, grad, update, scalars, mu, rest, elements, BLOCK: tl.constexpr):
-    """Adds a gradient to the momentum of one matrix, and writes the update. Grid: (elements / BLOCK).
+    """Add a gradient to the momentum of one matrix, and write the update x. Grid: (elements / BLOCK).
 
     If the gradients' norm is not finite (APPLY is 0) the momentum stays and the update is zero.
     """
@@ -47,7 +47,7 @@ def muon_momentum(momentum, grad, update, scalars, mu, rest, elements, BLOCK: tl
 
 @triton.jit
 def muon_squares(update, partials, elements, BLOCK: tl.constexpr, PIECE: tl.constexpr):
-    """The sum of squares of a piece of a matrix, into the f64 `partials` [B, pieces]. Grid: (elements / PIECE, B)."""
+    """Write the sum of squares of a matrix's piece to the f64 `partials` [B, pieces]. Grid: (elements / PIECE, B)."""
     piece, pieces, matrix = tl.program_id(0), tl.num_programs(0), tl.program_id(1)
     # 64 bits: a batch may have more than 2^31 elements.
     update += matrix.to(tl.int64) * elements
@@ -66,7 +66,7 @@ def muon_squares(update, partials, elements, BLOCK: tl.constexpr, PIECE: tl.cons
 
 @triton.jit
 def scale_block(arguments, offset, mask):
-    """`target = scale source` of a block."""
+    """Compute `target = scale source` of a block."""
     source, target, scale = arguments
     value = scale * tl.load(source + offset, mask=mask).to(tl.float32)
     tl.store(target + offset, value.to(target.dtype.element_ty), mask=mask)
@@ -74,7 +74,7 @@ def scale_block(arguments, offset, mask):
 
 @triton.jit
 def muon_normalize(source, target, partials, elements, SUMS: tl.constexpr, BLOCK: tl.constexpr, PIECE: tl.constexpr):
-    """`target = source / max(|source|, 1e-7)` with the partial sums of `muon_squares`. Grid: (elements / PIECE, B).
+    """Compute `target = source / max(|source|, 1e-7)` from `muon_squares`' partial sums. Grid: (elements / PIECE, B).
 
     Every program adds the partial sums of its matrix once more, in the same order: 352 of them for 11.5 million
     elements, which the L2 cache holds, and no launch is needed in between.
@@ -96,7 +96,7 @@ def muon_normalize(source, target, partials, elements, SUMS: tl.constexpr, BLOCK
 
 @triton.jit
 def polynomial_block(arguments, offset, mask):
-    """`a I + b gram + c square` of a block, over `square`."""
+    """Write `a I + b gram + c square` of a block over `square`."""
     gram, square, size, a, b, c = arguments
     gram_term = b * tl.load(gram + offset, mask=mask).to(tl.float32)
     # Element i of [S, S] is on the diagonal where i = row S + row.
@@ -107,7 +107,7 @@ def polynomial_block(arguments, offset, mask):
 
 @triton.jit
 def muon_polynomial(gram, square, size, a, b, c, elements, BLOCK: tl.constexpr):
-    """The matrix that an iteration multiplies with, of A and A^2 [B, S, S]. Grid: (S^2 / BLOCK, B)."""
+    """Compute the polynomial P of an iteration over A^2, from A and A^2 [B, S, S]. Grid: (S^2 / BLOCK, B)."""
     begin = tl.program_id(1).to(tl.int64) * elements
     arguments = (gram + begin, square + begin, size, a, b, c)
     call_on_block(polynomial_block, arguments, tl.program_id(0) * BLOCK, elements, BLOCK)
@@ -115,7 +115,7 @@ def muon_polynomial(gram, square, size, a, b, c, elements, BLOCK: tl.constexpr):
 
 @triton.jit
 def step_block(arguments, offset, mask):
-    """Updates a block of f32 weights, or of master weights in two halves."""
+    """Update a block of f32 weights, or of master weights in two halves."""
     weight, low_bits, update, decay, rate = arguments
     is_split: tl.constexpr = weight.dtype.element_ty == tl.bfloat16
     value = tl.load(weight + offset, mask=mask)
@@ -130,7 +130,7 @@ def step_block(arguments, offset, mask):
 
 @triton.jit
 def muon_step(weight, low_bits, update, scalars, scale, weight_decay, elements, BLOCK: tl.constexpr):
-    """Applies the orthogonalised update to one matrix. Grid: (elements / BLOCK). f32 weights have no `low_bits`."""
+    """Apply the orthogonalised update to one matrix. Grid: (elements / BLOCK). f32 weights have no `low_bits`."""
     if tl.load(scalars + APPLY) != 0.0:
         rate = tl.load(scalars + LEARNING_RATE).to(tl.float64)
         decay = (1.0 - rate * tl.cast(weight_decay, tl.float64)).to(tl.float32)
@@ -140,7 +140,7 @@ def muon_step(weight, low_bits, update, scalars, scale, weight_decay, elements, 
 
 
 def declared(dtype: str, pointer: str, low_bits: str | None) -> list[Kernel]:
-    """The five kernels for updates of one type; bf16 weights have their low bits beside them."""
+    """Return the five kernels for updates of one type; bf16 weights have their low bits beside them."""
     batch = {"elements": "i32"}
     halves = {"weight": pointer, **({"low_bits": low_bits} if low_bits else {})}
     # 1,024 elements over 128 threads are 8 per thread: one 16-byte access of bf16, two of f32.

@@ -11,7 +11,7 @@ from declaration import Kernel
 
 @triton.jit
 def add_partial_sums(partials, sums, parts, width, ROWS: tl.constexpr, BLOCK: tl.constexpr):
-    """Adds the rows of `partials` to a block of columns of `sums`, always in the same order. Grid: (width / BLOCK)."""
+    """Add the rows of `partials` to a block of columns of `sums`, always in the same order. Grid: (width / BLOCK)."""
     column = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = column < width
     total = tl.zeros([BLOCK], tl.float32)

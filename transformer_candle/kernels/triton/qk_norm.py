@@ -24,7 +24,7 @@ from declaration import Kernel
 
 @triton.jit
 def reciprocal_rms(x_HE, head_size, epsilon):
-    """`1 / sqrt(mean(x^2) + epsilon)` of each head; elements past the head size are 0."""
+    """Return `1 / sqrt(mean(x^2) + epsilon)` of each head; elements past the head size are 0."""
     return tl.div_rn(1.0, tl.sqrt_rn(tl.sum(x_HE * x_HE, 1) / head_size + epsilon))
 
 
@@ -43,7 +43,7 @@ def qk_norm_forward(
     MASKED: tl.constexpr,
     HEADS: tl.constexpr,
 ):
-    """Norms or copies HEADS of the `count` = N * (H + 2 K) heads. Grid: (count / HEADS).
+    """Normalize or copy HEADS of the `count` = N * (H + 2 K) heads. Grid: (count / HEADS).
 
     `normed_heads` is H + K, `all_heads` H + 2 K. The head size is HEAD_SIZE or, where MASKED, 8 * `head_size_8`, at
     most HEAD_SIZE.
@@ -83,7 +83,7 @@ def qk_norm_backward(
     MASKED: tl.constexpr,
     HEADS: tl.constexpr,
 ):
-    """Turns `dqkv` into the projections' gradient, and writes the program's sums for the weights to `partials`.
+    """Turn `dqkv` into the projections' gradient, and write the program's sums for the weights to `partials`.
 
     Grid: (parts). `count` is N * (H + K), the heads but those of values, which are numbered through all rows.
     """

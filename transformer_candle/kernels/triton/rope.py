@@ -32,7 +32,7 @@ def rope_rotate(
     MASKED: tl.constexpr,
     HEADS: tl.constexpr,
 ):
-    """Rotates HEADS of the N * (H + K) heads. Grid: (N * (H + K) / HEADS).
+    """Rotate HEADS of the N * (H + K) heads. Grid: (N * (H + K) / HEADS).
 
     `turned_heads` is H + K, `all_heads` H + 2 K. `direction` is 1 in forward, -1 in backward. The head size is
     HEAD_SIZE or, where MASKED, 8 * `head_size_8`, at most HEAD_SIZE.

@@ -18,13 +18,13 @@ from declaration import Kernel
 
 @triton.jit
 def sigmoid(x):
-    """`1 / (1 + exp(-x))`: exp overflows to infinity for small x, which gives 0; for large x it underflows to 0."""
+    """Return `1 / (1 + exp(-x))`: exp overflows to infinity for small x, which gives 0, and underflows for large x."""
     return 1.0 / (1.0 + tl.exp(-x))
 
 
 @triton.jit
 def swiglu_forward(gate_up, out, width, BLOCK: tl.constexpr):
-    """`out = gate * sigmoid(gate) * up`. Grid: (N, I / BLOCK)."""
+    """Compute `out = gate * sigmoid(gate) * up`. Grid: (N, I / BLOCK)."""
     row = tl.program_id(0).to(tl.int64)  # N * 2 I elements may exceed 2^31
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < width
@@ -37,7 +37,7 @@ def swiglu_forward(gate_up, out, width, BLOCK: tl.constexpr):
 
 @triton.jit
 def swiglu_backward(gate_up, dout, width, BLOCK: tl.constexpr, RECOMPUTING: tl.constexpr):
-    """Overwrites gate and up by their gradients, and dout by `out` where RECOMPUTING. Grid: (N, I / BLOCK)."""
+    """Overwrite gate and up by their gradients, and dout by `out` where RECOMPUTING. Grid: (N, I / BLOCK)."""
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < width

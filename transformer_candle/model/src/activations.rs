@@ -2,8 +2,8 @@
 //!
 //! With `activation_recompute: none` every block keeps its own of everything that its backward pass reads. `selective`
 //! keeps neither the norms' outputs (normed query and key heads included) nor the `SwiGLU`: they are recomputed into
-//! buffers that all blocks share. `block` keeps a block's input only, and recomputes the rest of the block into one shared
-//! set. Without training all blocks share all.
+//! buffers that all blocks share. `block` keeps a block's input only, and recomputes the rest of the block into one
+//! shared set. Without training all blocks share all.
 
 use std::collections::BTreeMap;
 
@@ -12,7 +12,7 @@ use kernels::{DType, DeviceKind};
 
 use crate::ActivationRecompute;
 
-/// What decides the size of the activations.
+/// The settings that decide the size of the activations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ActivationSettings {
     /// Sequences of a pass, B.
@@ -21,13 +21,13 @@ pub struct ActivationSettings {
     pub sequence_length: usize,
     /// Element type of activations and weights.
     pub dtype: DType,
-    /// What is recomputed instead of kept.
+    /// Which activations the backward pass recomputes instead of keeping them.
     pub recompute: ActivationRecompute,
     /// Whether there is a backward pass at all.
     pub training: bool,
     /// Positions that the rotary embedding knows: T, or the whole context that a cache holds.
     pub positions: usize,
-    /// Which kind of device it runs on.
+    /// The kind of device that the model runs on.
     pub device: DeviceKind,
     /// Elements of workspace that the caller's own operations need.
     pub workspace_elements: usize,
@@ -36,7 +36,7 @@ pub struct ActivationSettings {
 /// Under which policies a block that trains keeps its own buffer of a value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Saved {
-    /// Under every one: what the block is recomputed from.
+    /// Under every policy: the block is recomputed from it.
     BlockInput,
     /// Unless whole blocks are recomputed.
     Inner,
@@ -48,13 +48,13 @@ pub(crate) enum Saved {
 pub(crate) struct BlockPlanner<'a> {
     pub(crate) settings: &'a ActivationSettings,
     layer: usize,
-    /// What blocks share, by name.
+    /// The buffers that blocks share, by name.
     shared: BTreeMap<&'static str, BufferId>,
     plan: &'a mut Plan,
 }
 
 impl<'a> BlockPlanner<'a> {
-    /// Begins with the first block.
+    /// A planner that begins with the first block.
     pub(crate) fn new(settings: &'a ActivationSettings, plan: &'a mut Plan) -> Self {
         Self { settings, layer: 0, shared: BTreeMap::new(), plan }
     }
@@ -64,7 +64,7 @@ impl<'a> BlockPlanner<'a> {
         self.layer += 1;
     }
 
-    /// A buffer of this block, or the one that all blocks share.
+    /// Adds a buffer of this block, or returns the one that all blocks share.
     pub(crate) fn add(&mut self, name: &'static str, saved: Saved, dtype: DType, shape: &[usize]) -> BufferId {
         if self.keeps(saved) {
             let name = format!("layers.{}.{name}", self.layer);
@@ -74,7 +74,7 @@ impl<'a> BlockPlanner<'a> {
         *self.shared.entry(name).or_insert_with(add)
     }
 
-    /// The output of a norm. Recomputed outputs are needed one after the other: one buffer serves both of a block.
+    /// Adds the output of a norm. Recomputed outputs are needed one after the other: one buffer serves both of a block.
     pub(crate) fn add_normed(&mut self, name: &'static str, shape: &[usize]) -> BufferId {
         let name = if self.keeps(Saved::Recomputable) { name } else { "normed" };
         self.add(name, Saved::Recomputable, self.settings.dtype, shape)

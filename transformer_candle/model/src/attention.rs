@@ -14,12 +14,12 @@ use crate::qk_norm::QkNorm;
 use crate::weight::Weight;
 use crate::{ModelShape, Result};
 
-/// What attention computes in the forward pass. `T` is a [`BufferId`] while planning and a [`Buffer`] afterwards.
+/// Activations of attention in the forward pass. `T` is a [`BufferId`] while planning and a [`Buffer`] afterwards.
 #[derive(Clone, Debug)]
 pub(crate) struct AttentionActivations<T> {
-    /// Of the norm.
+    /// Activations of the norm before attention.
     pub norm: NormActivations<T>,
-    /// Queries, keys and values as they were projected, where heads are normed.
+    /// Queries, keys and values as they were projected; None where heads are not normed.
     pub projected_NP: Option<T>,
     /// Queries, keys (both rotated) and values.
     pub qkv_NP: T,
@@ -30,7 +30,7 @@ pub(crate) struct AttentionActivations<T> {
 }
 
 impl AttentionActivations<BufferId> {
-    /// Adds them to the plan of a block.
+    /// Adds the activations to the plan of a block.
     pub(crate) fn plan(shape: &ModelShape, planner: &mut BlockPlanner<'_>) -> Self {
         let &ActivationSettings { batch, sequence_length, dtype, .. } = planner.settings;
         let (n, d, heads) = (batch * sequence_length, shape.hidden_size, shape.heads());
@@ -61,7 +61,7 @@ impl AttentionActivations<BufferId> {
 }
 
 impl<T> AttentionActivations<T> {
-    /// The same fields with each value replaced.
+    /// Returns the same fields with each value replaced.
     pub(crate) fn try_map<U>(&self, of: &mut impl FnMut(&T) -> Result<U>) -> Result<AttentionActivations<U>> {
         Ok(AttentionActivations {
             norm: self.norm.try_map(of)?,
@@ -92,12 +92,13 @@ pub struct Attention {
     qkv_NP: Buffer,
     attended_NA: Buffer,
     log_sum_exp_BHT: Buffer,
-    /// With a cache a pass holds the next tokens of one sequence; without one, whole sequences.
+    /// The key/value cache: then a pass holds the next tokens of one sequence. None for passes over whole sequences.
     cache: Option<KeyValueCache>,
 }
 
 impl Attention {
-    /// The attention of a block behind the norm that leaves the residual stream in `previous_ND`.
+    /// The attention of a block; `previous_ND` is the residual stream that the norm before its own wrote, None in the
+    /// first block.
     pub(crate) fn new(
         weights: &BlockParameters<Weight>,
         previous_ND: Option<Buffer>,
@@ -129,24 +130,24 @@ impl Attention {
         &self.norm.values.residual_ND
     }
 
-    /// The same, for the embedding to write.
+    /// The residual stream that enters the block, for the embedding to write.
     pub fn residual_mut(&mut self) -> &mut Buffer {
         &mut self.norm.values.residual_ND
     }
 
-    /// Leaves what attention adds to the residual stream in `layer_output_ND`.
+    /// Writes what attention adds to the residual stream to `layer_output_ND`.
     pub fn forward(&mut self, pass: &mut Pass<'_>) -> Result<()> {
         self.norm.forward(pass)?;
         self.attend(pass)
     }
 
-    /// [`Attention::forward`] again, where the residual stream and its statistics were kept.
+    /// Computes [`Attention::forward`] again, where the residual stream and its statistics were kept.
     pub fn recompute(&mut self, pass: &mut Pass<'_>) -> Result<()> {
         self.norm.recompute()?;
         self.attend(pass)
     }
 
-    /// Everything behind the norm.
+    /// Computes everything after the norm: projections, attention and output projection.
     fn attend(&mut self, pass: &mut Pass<'_>) -> Result<()> {
         let projected_NP = self.qk_norm.as_mut().map_or(&mut self.qkv_NP, |qk_norm| &mut qk_norm.projected_NP);
         self.qkv.forward(&self.norm.values.normed_ND, projected_NP, &mut pass.scratch.workspace)?;
@@ -163,7 +164,8 @@ impl Attention {
         self.output.forward(attended_NA, layer_output_ND, workspace)
     }
 
-    /// Makes queries, keys and values of what was projected.
+    /// Makes queries, keys and values of the projections' output: norms of heads, where there are any, and rotary
+    /// embedding.
     fn norm_and_rotate(&mut self, pass: &Pass<'_>) -> Result<()> {
         if let Some(qk_norm) = &self.qk_norm {
             qk_norm.forward(&mut self.qkv_NP, pass.settings)?;
@@ -172,8 +174,8 @@ impl Attention {
         Ok(rope::forward(&mut self.qkv_NP, heads, &pass.settings.rope, *sequence_length, pass.past)?)
     }
 
-    /// Turns `dresidual_ND` from the gradient behind attention into that of the block's input, and computes the
-    /// gradients of the parameters.
+    /// Turns `dresidual_ND` from the gradient of the residual stream after attention into that of the block's input,
+    /// and computes the gradients of the parameters.
     pub fn backward(&mut self, pass: &mut Pass<'_>) -> Result<()> {
         if pass.recomputes() {
             self.norm.recompute()?;

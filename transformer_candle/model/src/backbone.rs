@@ -23,17 +23,17 @@ pub struct Backbone {
     pub blocks: Vec<Block>,
     /// The norm whose output the head reads.
     pub final_norm: Norm,
-    /// What every pass has in common.
+    /// The settings that every pass has in common.
     pub settings: PassSettings,
-    /// What adapters' dropout is drawn from, where there is any: to be written before a pass.
+    /// The key of adapters' dropout, to be written before a pass; None without dropout.
     pub dropout_key: Option<DropoutKey>,
     /// Buffers that every layer overwrites.
     pub scratch: Scratch,
 }
 
 impl Backbone {
-    /// Runs the tokens `ids_N` and leaves what the head reads in [`Backbone::hidden_ND`]. `documents_N` and `past` are
-    /// those of [`Pass`].
+    /// Runs the tokens `ids_N` through the blocks and leaves the head's input in [`Backbone::hidden_ND`]. `documents_N`
+    /// and `past` are those of [`Pass`].
     pub fn forward(&mut self, ids_N: &Buffer, documents_N: Option<&Buffer>, past: usize) -> Result<()> {
         let Self { embed_tokens, blocks, final_norm, settings, scratch, .. } = self;
         let write_mode = WriteMode::Accumulate;
@@ -45,8 +45,8 @@ impl Backbone {
         final_norm.forward(&pass)
     }
 
-    /// Begins the backward pass of the last [`Backbone::forward`] with the gradient of [`Backbone::hidden_ND`], which is in
-    /// `dnormed_ND`. [`Backbone::backward_block`] of each block, from the last to the first, and
+    /// Begins the backward pass of the last [`Backbone::forward`] with the gradient of [`Backbone::hidden_ND`], which
+    /// is in `dnormed_ND`. [`Backbone::backward_block`] of each block, from the last to the first, and
     /// [`Backbone::backward_embedding`] follow.
     pub fn backward_final_norm(&mut self) -> Result<()> {
         let (gradients, workspace) = self.scratch.backward()?;

@@ -15,12 +15,12 @@ use crate::pass::Pass;
 use crate::weight::Weight;
 use crate::{ModelShape, Result};
 
-/// What a block computes in the forward pass. `T` is a [`BufferId`] while planning and a [`Buffer`] afterwards.
+/// Activations of a block in the forward pass. `T` is a [`BufferId`] while planning and a [`Buffer`] afterwards.
 #[derive(Clone, Debug)]
 pub(crate) struct BlockActivations<T> {
-    /// Of attention.
+    /// Activations of attention.
     pub attention: AttentionActivations<T>,
-    /// Of the MLP.
+    /// Activations of the MLP.
     pub mlp: MlpActivations<T>,
 }
 
@@ -31,7 +31,7 @@ impl BlockActivations<BufferId> {
 }
 
 impl<T> BlockActivations<T> {
-    /// The same fields with each value replaced.
+    /// Returns the same fields with each value replaced.
     pub(crate) fn try_map<U>(&self, of: &mut impl FnMut(&T) -> Result<U>) -> Result<BlockActivations<U>> {
         Ok(BlockActivations { attention: self.attention.try_map(of)?, mlp: self.mlp.try_map(of)? })
     }
@@ -47,7 +47,8 @@ pub struct Block {
 }
 
 impl Block {
-    /// A block behind the one that leaves the residual stream in `previous_ND`; the first is behind none.
+    /// A block; `previous_ND` is the residual stream that the last norm of the block before it wrote, None for the
+    /// first block.
     pub(crate) fn new(
         weights: &BlockParameters<Weight>,
         previous_ND: Option<Buffer>,

@@ -30,15 +30,16 @@ pub struct Decoder {
     loss_1: Buffer,
     scale_1: Buffer,
     scale_upload: Upload<f32>,
-    /// What `scale_1` holds.
+    /// The value that `scale_1` holds; None where it has to be written again.
     scale: Option<f32>,
-    /// What the next micro-batch does with the gradients of matrices.
+    /// Whether the next micro-batch overwrites or accumulates the gradients of matrices.
     write_mode: WriteMode,
     /// Coefficient of the z-loss.
     z_loss: f32,
-    /// What adapters' dropout is drawn from in the next micro-batch.
+    /// The key of adapters' dropout in the next micro-batch.
     dropout: dropout::Key,
-    /// The captured CUDA graphs, by the addresses of inputs, documents and targets, of whole micro-batches and of parts.
+    /// The captured CUDA graphs, by the addresses of inputs, documents and targets, and by the part of a micro-batch;
+    /// None for a whole one.
     graphs: GraphCache<([usize; 3], Option<usize>)>,
 }
 
@@ -48,8 +49,8 @@ impl Decoder {
     pub fn begin_accumulation(&mut self) -> Result<()> {
         self.check_training()?;
         let (write_mode, first_added) = match self.gradients.device().kind() {
-            // The first micro-batch overwrites the gradients of matrices. Without decay are those that are added row by
-            // row.
+            // The first micro-batch overwrites the gradients of matrices. Those without decay are added row by row,
+            // from zero.
             DeviceKind::Cpu => (WriteMode::Overwrite, self.layout.decayed_elements()),
             // One CUDA graph serves every micro-batch: each accumulates all.
             DeviceKind::Cuda => (WriteMode::Accumulate, 0),
@@ -83,9 +84,9 @@ impl Decoder {
         Ok(())
     }
 
-    /// [`Decoder::forward_backward`] in [`ParameterLayout::backward_parts`] parts, and a CUDA graph for each. `after_part`
-    /// is called behind each of them: [`ParameterLayout::completed_by`] says which gradients do not change any more. On
-    /// a GPU the part is launched by then, and no work behind it is.
+    /// [`Decoder::forward_backward`] in [`ParameterLayout::backward_parts`] parts, and a CUDA graph for each.
+    /// `after_part` is called after each of them: [`ParameterLayout::completed_by`] says which gradients do not change
+    /// any more. On a GPU the part is launched by then, and no work behind it is.
     pub fn forward_backward_in_parts<E: From<Error>>(
         &mut self,
         inputs_N: &Buffer,
@@ -103,7 +104,7 @@ impl Decoder {
         Ok(())
     }
 
-    /// Puts the numbers of a micro-batch where its operations read them.
+    /// Writes the scale and the dropout key of a micro-batch to the buffers that its operations read.
     fn begin_micro_batch(&mut self, scale: f32) -> Result<()> {
         self.check_training()?;
         if self.scale.map(f32::to_bits) != Some(scale.to_bits()) {
@@ -128,9 +129,9 @@ impl Decoder {
         done
     }
 
-    /// Says what the dropout of adapters in the next micro-batch is drawn from: a seed that is the optimizer step's, and
-    /// the number of the micro-batch's first token among those of the step, so that masks do not depend on how a step is
-    /// cut. Without dropout it has no effect.
+    /// Sets the key of adapters' dropout in the next micro-batch: a seed that is the optimizer step's, and the index of
+    /// the micro-batch's first token among those of the step, so that masks do not depend on how a step is divided.
+    /// Without dropout it has no effect.
     pub fn set_dropout(&mut self, seed: u64, first_token: u64) {
         self.dropout = dropout::Key { seed, first_row: first_token, enabled: true };
     }
@@ -139,13 +140,13 @@ impl Decoder {
         self.backbone.dropout_key.as_mut().map_or(Ok(()), |buffer| buffer.write(key))
     }
 
-    /// To be called where another decoder has used the same memory since the last micro-batch: what that memory held is
-    /// written again.
+    /// Must be called where another decoder has used the same memory since the last micro-batch: the scale that the
+    /// memory held is then written again.
     pub fn invalidate_memory(&mut self) {
         self.scale = None;
     }
 
-    /// Launches every operation by itself each time, without a CUDA graph, as for looking at single ones.
+    /// Disables CUDA graphs: every operation is launched by itself each time, as for looking at single ones.
     pub fn run_eagerly(&mut self) {
         self.graphs = GraphCache::eager();
     }
@@ -154,8 +155,8 @@ impl Decoder {
         if self.backbone.scratch.gradients.is_some() { Ok(()) } else { Err(Error::EvaluationOnly) }
     }
 
-    /// Part 0 is the forward pass and the gradients of head and last norm, each further one the backward pass of a block,
-    /// from the last to the first; the embedding's follows that of the first block.
+    /// Runs a part of a micro-batch. Part 0 is the forward pass and the gradients of head and last norm, each further
+    /// one the backward pass of a block, from the last to the first; the embedding's follows that of the first block.
     fn run_part(&mut self, (inputs_N, documents_N, targets_N): MicroBatch<'_>, part: usize) -> Result<()> {
         if part == 0 {
             timing::scope("forward", || self.backbone.forward(inputs_N, documents_N, 0))?;
@@ -169,7 +170,8 @@ impl Decoder {
         })
     }
 
-    /// Loss and head: leaves the gradient of the backbone's output where its backward pass reads it.
+    /// Computes the loss and the head's gradients; writes the gradient of the backbone's output to where its backward
+    /// pass reads it.
     fn head_forward_backward(&mut self, targets_N: &Buffer) -> Result<()> {
         let Self { backbone: Backbone { final_norm, scratch, .. }, head, shape, loss_1, logits_CW, z_loss, .. } = self;
         let ((scratch, workspace), (weight_VD, dweight_VD)) = (scratch.backward()?, head.with_gradient());
@@ -180,8 +182,8 @@ impl Decoder {
         Ok(head_cross_entropy::forward_backward(&inputs, &self.scale_1, loss_1, gradients, logits_CW, workspace)?)
     }
 
-    /// The loss of each target in nats, F32 `[N]`, zero where there is none. Gradients stay as they are. The arguments
-    /// are those of [`Decoder::forward_backward`].
+    /// Returns the loss of each target in nats, F32 `[N]`, zero where there is none. Gradients stay as they are. The
+    /// arguments are those of [`Decoder::forward_backward`].
     pub fn evaluate(&mut self, inputs_N: &Buffer, documents_N: Option<&Buffer>, targets_N: &Buffer) -> Result<&Buffer> {
         self.write_dropout_key(dropout::Key { enabled: false, ..self.dropout })?;
         self.backbone.forward(inputs_N, documents_N, 0)?;
@@ -203,7 +205,7 @@ impl Decoder {
         &self.shape
     }
 
-    /// Where each parameter lies in the flat buffers.
+    /// The layout of the flat buffers: the place of each parameter.
     pub fn layout(&self) -> &ParameterLayout {
         &self.layout
     }

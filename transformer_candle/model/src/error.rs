@@ -1,4 +1,4 @@
-//! What can go wrong with a model.
+//! The errors of building, loading, saving and running a model.
 
 use std::io;
 use std::path::{Path, PathBuf};

@@ -16,7 +16,7 @@ use crate::sampling::{SamplingSettings, sample};
 use crate::weight::Weight;
 use crate::{ActivationRecompute, Error, ModelShape, Result};
 
-/// Tokens of a prompt that pass through the model together.
+/// Maximum number of tokens of a prompt that pass through the model together.
 const PASS_TOKENS: usize = 128;
 
 /// A model with a key/value cache for one sequence.
@@ -27,9 +27,9 @@ pub struct Generator {
     plan: BackbonePlan,
     arena: Arena,
     rope: RopeTables,
-    /// Of each block.
+    /// The key/value cache of each block.
     caches: Vec<KeyValueCache>,
-    /// For passes of as many tokens as the last one had.
+    /// The backbone, bound for passes of as many tokens as the last one had.
     backbone: Backbone,
     ids_S: Buffer,
     logits_1V: Buffer,
@@ -215,7 +215,7 @@ impl Generator {
         }
     }
 
-    /// Runs the blocks on at most [`PASS_TOKENS`] tokens; returns the last one's row of the last norm's output.
+    /// Runs the blocks on at most [`PASS_TOKENS`] tokens; returns the last norm's output for the last token, `[1, D]`.
     fn pass(&mut self, tokens: &[u32]) -> Result<Buffer> {
         let (s, d) = (tokens.len(), self.shape.hidden_size);
         if self.backbone.settings.attention.sequence_length != s {

@@ -1,4 +1,4 @@
-//! What a model looks like on disk: a directory that `transformers` loads as `LlamaForCausalLM`.
+//! The format of a model on disk: a directory that `transformers` loads, for example as `LlamaForCausalLM`.
 //!
 //! Each tensor of `model.safetensors` is a contiguous range of the flat buffers, so that optimizer state can be stored
 //! under the same names: the query, key and value projections are rows of `qkv`, gate and up are rows of `gate_up`, and

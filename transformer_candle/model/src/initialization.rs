@@ -11,7 +11,7 @@ use crate::layout::ParameterLayout;
 use crate::parameters::{InitialValues, ParameterKind, ParameterSpec};
 use crate::{ModelShape, Result};
 
-/// Elements made at a time.
+/// Elements generated at a time.
 const PIECE: usize = 1 << 20;
 
 /// Fills flat weights, and beside bf16 weights the low bits of their f32 masters. What is no parameter becomes zero.
@@ -54,8 +54,8 @@ fn fill_parameters(
     Ok(())
 }
 
-/// Writes f32 values into flat weights from element `offset` on: as they are, or as bf16 weights and, if there are
-/// `low_bits` of what lies there, those of their masters: frozen weights have none. `staging` has room for the values.
+/// Writes f32 values into flat weights from element `offset` on: as they are, or as bf16 weights and, if `low_bits` has
+/// elements there, the low bits of their masters: frozen weights have none. `staging` has room for the values.
 pub(crate) fn write_masters(
     values: &[f32],
     staging: &Buffer,
@@ -77,7 +77,7 @@ pub(crate) fn write_masters(
     Ok(())
 }
 
-/// `elements` initial values of a tensor, from its element `first` on.
+/// Returns `elements` initial values of a tensor, from its element `first` on.
 fn values(initial: InitialValues, key: u64, first: usize, elements: usize) -> Vec<f32> {
     let indices = (first..first + elements).into_par_iter();
     match initial {
@@ -88,7 +88,7 @@ fn values(initial: InitialValues, key: u64, first: usize, elements: usize) -> Ve
     }
 }
 
-/// One key a tensor: FNV-1a over its name, mixed with the seed.
+/// Returns the key of a tensor: FNV-1a over its name, mixed with the seed.
 fn key_of(seed: u64, name: &str) -> u64 {
     let hash = name
         .bytes()

@@ -1,4 +1,5 @@
-//! A linear map: a matrix of weights, perhaps a bias and perhaps adapters with their gradients, forward beside backward.
+//! A linear map: a matrix of weights, perhaps a bias and perhaps adapters with their gradients, forward beside
+//! backward.
 
 use kernels::{Buffer, WriteMode, bias, linear, timing};
 
@@ -6,11 +7,11 @@ use crate::Result;
 use crate::lora::Adapter;
 use crate::weight::Weight;
 
-/// `y_NO = x_NI w_OI^T + bias_O`, with or without the bias; adapters add to some of the outputs. What does not train has
-/// no gradient.
+/// The map `y_NO = x_NI w_OI^T + bias_O`, with or without the bias; adapters add to some of the outputs. What does not
+/// train has no gradient.
 #[derive(Clone, Debug)]
 pub struct Linear {
-    /// What profiles call it.
+    /// The name in profiles.
     name: &'static str,
     weight_OI: Weight,
     bias_O: Option<Weight>,

@@ -10,16 +10,16 @@ use crate::lora_shape::LoraShape;
 use crate::weight::Weight;
 use crate::{Error, ModelShape, Result};
 
-/// Something for each parameter of a module's adapter: its place, its buffers, ...
+/// A value for each parameter of a module's adapter: its place, its buffers, ...
 #[derive(Clone, Debug)]
 pub struct AdapterParameters<T> {
     /// The module that it belongs to.
     pub module: TargetModule,
-    /// Where the module's outputs begin among those of the packed projection.
+    /// First column of the module's outputs among those of the packed projection.
     pub first_column: usize,
-    /// From the module's inputs, `lora_A` `[R, I]`.
+    /// The matrix A, applied to the module's inputs: `lora_A` `[R, I]`.
     pub a: T,
-    /// To its outputs, `lora_B` `[O, R]`.
+    /// The matrix B, which gives the module's outputs: `lora_B` `[O, R]`.
     pub b: T,
 }
 
@@ -30,7 +30,7 @@ pub(crate) struct AdapterPlan {
     projected: BufferId,
     /// The gradient of x A^T, where there is a backward pass.
     gradient: Option<BufferId>,
-    /// Where inputs are dropped in training.
+    /// The buffers of dropout; None without training or dropout.
     dropout: Option<DropoutPlan>,
 }
 
@@ -39,7 +39,7 @@ pub(crate) struct AdapterPlan {
 struct DropoutPlan {
     /// See [`dropout::Key`].
     key: BufferId,
-    /// Where a GPU's key is copied to before it is used.
+    /// Staging buffer of the key's upload; None on a CPU.
     key_staging: Option<BufferId>,
     /// The inputs of an adapter without those dropped; in the backward pass their gradient. For the widest inputs.
     dropped: BufferId,
@@ -64,7 +64,7 @@ impl AdapterPlan {
         Some(Self { projected, gradient, dropout })
     }
 
-    /// What the masks of dropout are drawn from.
+    /// Binds the key from which the masks of dropout are computed; None without dropout.
     pub(crate) fn dropout_key(&self, arena: &Arena) -> Result<Option<DropoutKey>> {
         let bind = |DropoutPlan { key, key_staging, .. }: DropoutPlan| {
             let staging = key_staging.map(|staging| arena.buffer(staging));
@@ -74,16 +74,16 @@ impl AdapterPlan {
     }
 }
 
-/// What the masks of dropout are drawn from, on the device: kernels read it there, as a CUDA graph replays arguments.
+/// The key of dropout's masks on the device: kernels read it there, as a CUDA graph replays its arguments unchanged.
 #[derive(Debug)]
 pub struct DropoutKey {
     upload: Upload<u32>,
-    /// What it holds.
+    /// The key that the device holds; None before the first.
     written: Option<dropout::Key>,
 }
 
 impl DropoutKey {
-    /// Writes it for the passes after this; on a GPU nothing is waited for.
+    /// Writes the key for the passes after this; on a GPU nothing is waited for.
     pub(crate) fn write(&mut self, key: dropout::Key) -> Result<()> {
         if self.written != Some(key) {
             self.upload.stage()?.copy_from_slice(&key.to_words());
@@ -115,7 +115,7 @@ struct DropoutBuffers {
 }
 
 impl AdapterBinder {
-    /// For passes of `rows` tokens.
+    /// A binder for passes of `rows` tokens.
     pub(crate) fn new(plan: AdapterPlan, shape: &LoraShape, arena: &Arena, rows: usize) -> Result<Self> {
         let bind = |id| arena.buffer(id).view(0, &[rows, shape.rank]);
         Ok(Self {
@@ -171,7 +171,7 @@ pub(crate) struct Adapter {
     /// Shared with every other adapter.
     projected_NR: Buffer,
     dprojected_NR: Option<Buffer>,
-    /// Where inputs are dropped.
+    /// Dropout of the inputs; None without dropout.
     dropout: Option<AdapterDropout>,
 }
 
@@ -185,7 +185,7 @@ struct AdapterDropout {
 }
 
 impl AdapterDropout {
-    /// The inputs without those dropped.
+    /// Returns the inputs without those dropped.
     fn forward(&mut self, x_NI: &Buffer) -> Result<&Buffer> {
         dropout::forward(x_NI, &self.key, self.dropout, &mut self.dropped_NI)?;
         Ok(&self.dropped_NI)
@@ -233,7 +233,7 @@ impl Adapter {
         Ok(lora::backward_b(dy_NP, *first_column, projected_NR, db_OR, write_mode, workspace)?)
     }
 
-    /// The gradient of `x A^T`, from which those of A and of the inputs follow.
+    /// Computes the gradient of `x A^T`, from which those of A and of the inputs follow.
     fn project_gradient(&mut self, dy_NP: &Buffer, workspace: &mut Buffer) -> Result<()> {
         let Self { b_OR, first_column, scale, dprojected_NR, .. } = self;
         let dprojected_NR = dprojected_NR.as_mut().ok_or(Error::EvaluationOnly)?;

@@ -7,13 +7,13 @@ use run_config::{LoraConfig, TargetModules};
 pub struct LoraShape {
     /// Width between the two matrices, R.
     pub rank: usize,
-    /// What an adapter's output is multiplied with, times R or its root.
+    /// The scale of an adapter's output, before it is divided by R or its square root.
     pub alpha: f64,
-    /// Whether it is the root of R that `alpha` is divided by.
+    /// Whether `alpha` is divided by the square root of R instead of R.
     pub rslora: bool,
     /// Probability that an input of an adapter is zero in training.
     pub dropout: f64,
-    /// The modules of every block that have one.
+    /// The modules of every block that have an adapter.
     pub modules: TargetModules,
 }
 
@@ -26,7 +26,7 @@ impl LoraShape {
         config.rank.map(of_rank)
     }
 
-    /// What an adapter's output is multiplied with.
+    /// The factor of an adapter's output: `alpha` over R or its square root.
     pub fn scale(&self) -> f64 {
         let rank = self.rank as f64;
         self.alpha / if self.rslora { rank.sqrt() } else { rank }

@@ -12,19 +12,19 @@ use crate::pass::Pass;
 use crate::weight::Weight;
 use crate::{ModelShape, Result};
 
-/// What the MLP computes in the forward pass. `T` is a [`BufferId`] while planning and a [`Buffer`] afterwards.
+/// Activations of the MLP in the forward pass. `T` is a [`BufferId`] while planning and a [`Buffer`] afterwards.
 #[derive(Clone, Debug)]
 pub(crate) struct MlpActivations<T> {
-    /// Of the norm.
+    /// Activations of the norm before the MLP.
     pub norm: NormActivations<T>,
     /// The gate and up projections' outputs, side by side; in the backward pass their gradients.
     pub gate_up_N2I: T,
-    /// Their `SwiGLU`; in the backward pass its gradient.
+    /// The `SwiGLU` of these; in the backward pass its gradient.
     pub activated_NI: T,
 }
 
 impl MlpActivations<BufferId> {
-    /// Adds them to the plan of a block.
+    /// Adds the activations to the plan of a block.
     pub(crate) fn plan(shape: &ModelShape, planner: &mut BlockPlanner<'_>) -> Self {
         let &ActivationSettings { batch, sequence_length, dtype, .. } = planner.settings;
         let (n, d, i) = (batch * sequence_length, shape.hidden_size, shape.intermediate_size);
@@ -41,7 +41,7 @@ impl MlpActivations<BufferId> {
 }
 
 impl<T> MlpActivations<T> {
-    /// The same fields with each value replaced.
+    /// Returns the same fields with each value replaced.
     pub(crate) fn try_map<U>(&self, of: &mut impl FnMut(&T) -> Result<U>) -> Result<MlpActivations<U>> {
         Ok(MlpActivations {
             norm: self.norm.try_map(of)?,
@@ -62,7 +62,7 @@ pub struct Mlp {
 }
 
 impl Mlp {
-    /// The MLP of a block whose attention's norm leaves the residual stream in `previous_ND`.
+    /// The MLP of a block; `previous_ND` is the residual stream that the norm before attention wrote.
     pub(crate) fn new(
         weights: &BlockParameters<Weight>,
         previous_ND: Buffer,
@@ -79,12 +79,12 @@ impl Mlp {
         })
     }
 
-    /// The residual stream behind attention.
+    /// The residual stream after attention.
     pub fn residual_ND(&self) -> &Buffer {
         &self.norm.values.residual_ND
     }
 
-    /// Leaves what the MLP adds to the residual stream in `layer_output_ND`.
+    /// Writes what the MLP adds to the residual stream to `layer_output_ND`.
     pub fn forward(&mut self, pass: &mut Pass<'_>) -> Result<()> {
         self.recompute(pass)?;
         let (layer_output_ND, workspace) = (&mut pass.scratch.layer_output_ND, &mut pass.scratch.workspace);
@@ -92,14 +92,14 @@ impl Mlp {
         self.down.forward(&self.activated_NI, layer_output_ND, workspace)
     }
 
-    /// As much of [`Mlp::forward`] as [`Mlp::backward`] needs, from attention's output in `layer_output_ND`.
+    /// Computes as much of [`Mlp::forward`] as [`Mlp::backward`] needs, from attention's output in `layer_output_ND`.
     pub fn recompute(&mut self, pass: &mut Pass<'_>) -> Result<()> {
         self.norm.forward(pass)?;
         self.gate_up.forward(&self.norm.values.normed_ND, &mut self.gate_up_N2I, &mut pass.scratch.workspace)
     }
 
-    /// Turns `dresidual_ND` from the gradient of the block's output into that behind attention, and computes the
-    /// gradients of the parameters.
+    /// Turns `dresidual_ND` from the gradient of the block's output into that of the residual stream after attention,
+    /// and computes the gradients of the parameters.
     pub fn backward(&mut self, pass: &mut Pass<'_>) -> Result<()> {
         let (recomputes, write_mode) = (pass.recomputes(), pass.write_mode);
         if recomputes {

@@ -6,11 +6,11 @@ use crate::Result;
 use crate::pass::{GradientScratch, Pass};
 use crate::weight::Weight;
 
-/// What a norm computes in the forward pass. `T` is a [`kernels::memory::BufferId`] while planning and a [`Buffer`]
+/// Activations of a norm in the forward pass. `T` is a [`kernels::memory::BufferId`] while planning and a [`Buffer`]
 /// afterwards.
 #[derive(Clone, Debug)]
 pub struct NormActivations<T> {
-    /// The residual stream: what the norm is taken of.
+    /// The residual stream, of which the norm is taken.
     pub residual_ND: T,
     /// Inverse root mean squares of its rows.
     pub inv_rms_N: T,
@@ -19,7 +19,7 @@ pub struct NormActivations<T> {
 }
 
 impl<T> NormActivations<T> {
-    /// The same fields with each value replaced.
+    /// Returns the same fields with each value replaced.
     pub(crate) fn try_map<U>(&self, of: &mut impl FnMut(&T) -> Result<U>) -> Result<NormActivations<U>> {
         Ok(NormActivations {
             residual_ND: of(&self.residual_ND)?,
@@ -33,14 +33,14 @@ impl<T> NormActivations<T> {
 #[derive(Clone, Debug)]
 pub struct Norm {
     weight_D: Weight,
-    /// The residual stream as the norm before left it; none for the first norm, whose stream is the embedding itself.
+    /// The residual stream that the norm before wrote; None for the first norm, whose stream is the embedding itself.
     previous_ND: Option<Buffer>,
-    /// What it computed.
+    /// The activations of its forward pass.
     pub values: NormActivations<Buffer>,
 }
 
 impl Norm {
-    /// A norm behind the one that leaves the residual stream in `previous_ND`.
+    /// A norm; `previous_ND` is the residual stream that the norm before wrote, None for the first.
     pub(crate) fn new(weight_D: Weight, previous_ND: Option<Buffer>, values: NormActivations<Buffer>) -> Self {
         Self { weight_D, previous_ND, values }
     }
@@ -56,14 +56,14 @@ impl Norm {
         Ok(add_rms_norm::forward_add(x, y, weight_D, epsilon, residual_ND, normed_ND, inv_rms_N)?)
     }
 
-    /// The normed rows again, from the residual stream and its statistics.
+    /// Recomputes the normed rows from the residual stream and its statistics.
     pub fn recompute(&mut self) -> Result<()> {
         let NormActivations { residual_ND, inv_rms_N, normed_ND } = &mut self.values;
         Ok(add_rms_norm::normalize(residual_ND, &self.weight_D.values, inv_rms_N, normed_ND)?)
     }
 
-    /// Adds what reaches the residual stream through the norm, from `dnormed_ND`, to `dresidual_ND`, and the weight's
-    /// gradient to its sum.
+    /// Adds the gradient that reaches the residual stream through the norm, from `dnormed_ND`, to `dresidual_ND`, and
+    /// the weight's gradient to its sum.
     pub fn backward(&mut self, scratch: &mut GradientScratch, workspace: &mut Buffer) -> Result<()> {
         let NormActivations { residual_ND, inv_rms_N, .. } = &self.values;
         let GradientScratch { dresidual_ND, dnormed_ND, .. } = scratch;

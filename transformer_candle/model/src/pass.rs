@@ -1,4 +1,4 @@
-//! What all layers of one pass through the decoder share.
+//! The settings and buffers that all layers of one pass through the decoder share.
 
 use kernels::attention::AttentionShape;
 use kernels::rope::RopeTables;
@@ -6,16 +6,16 @@ use kernels::{Buffer, WriteMode};
 
 use crate::{ActivationRecompute, Error, Result};
 
-/// What stays the same from pass to pass.
+/// The settings that stay the same from pass to pass.
 #[derive(Clone, Debug)]
 pub struct PassSettings {
-    /// Heads and sequences.
+    /// The sizes of attention: heads and sequences.
     pub attention: AttentionShape,
     /// Added to the mean square inside of each norm.
     pub epsilon: f32,
-    /// Angles of the rotary embedding.
+    /// Cosines and sines of the rotary embedding.
     pub rope: RopeTables,
-    /// What the backward pass recomputes.
+    /// Which activations the backward pass recomputes.
     pub recompute: ActivationRecompute,
 }
 
@@ -26,11 +26,11 @@ pub struct Scratch {
     pub layer_output_ND: Buffer,
     /// F32 workspace of every operation.
     pub workspace: Buffer,
-    /// The backward pass's values, where there is one.
+    /// The buffers of the backward pass; None without training.
     pub gradients: Option<GradientScratch>,
 }
 
-/// The values of a backward pass. None is needed for longer than until the next is made, so several share memory.
+/// The gradients of a backward pass. Each is needed only until the next is computed, so several share memory.
 #[derive(Clone, Debug)]
 pub struct GradientScratch {
     /// Gradient of the residual stream; every layer adds to it.
@@ -44,7 +44,7 @@ pub struct GradientScratch {
 }
 
 impl Scratch {
-    /// The buffers of a backward pass and the workspace.
+    /// Returns the buffers of a backward pass and the workspace.
     ///
     /// # Errors
     /// [`Error::EvaluationOnly`] where no backward pass was planned.
@@ -57,15 +57,15 @@ impl Scratch {
 /// One pass through the layers, forward or backward.
 #[derive(Debug)]
 pub struct Pass<'a> {
-    /// What it has in common with every other pass.
+    /// The settings that every pass has in common.
     pub settings: &'a PassSettings,
-    /// Where each token's document begins in its sequence; none where sequences are not divided (see
+    /// The start of each token's document in its sequence; None where sequences are not divided (see
     /// [`kernels::attention`]).
     pub documents_N: Option<&'a Buffer>,
     /// Tokens before this pass, whose keys and values are cached.
     pub past: usize,
-    /// What the backward pass does with the gradients of matrices; those of norms and of the embedding are always added
-    /// to.
+    /// Whether the backward pass overwrites or accumulates the gradients of matrices; those of norms, biases and the
+    /// embedding are always accumulated.
     pub write_mode: WriteMode,
     /// Buffers that every layer overwrites.
     pub scratch: &'a mut Scratch,

@@ -9,14 +9,14 @@ use crate::weight::Weight;
 /// A norm of each query head and one of each key head.
 #[derive(Clone, Debug)]
 pub(crate) struct QkNorm {
-    /// Of the query heads, then of the key heads.
+    /// Weights of the query heads' norm, then of the key heads'.
     weight_2E: Weight,
-    /// What the projections wrote: queries, keys and values.
+    /// Output of the projections: queries, keys and values.
     pub projected_NP: Buffer,
 }
 
 impl QkNorm {
-    /// Norms of what the projections write to `projected_NP`.
+    /// The norms of the heads that the projections write to `projected_NP`.
     pub(crate) fn new(weight_2E: Weight, projected_NP: Buffer) -> Self {
         Self { weight_2E, projected_NP }
     }

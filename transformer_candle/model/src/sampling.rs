@@ -24,7 +24,7 @@ pub struct SamplingSettings {
 }
 
 impl SamplingSettings {
-    /// Always the most likely token.
+    /// Settings that always choose the most likely token.
     pub fn greedy() -> Self {
         Self { temperature: 0.0, top_k: 0, top_p: 1.0, seed: 0 }
     }
@@ -43,13 +43,13 @@ impl SamplingSettings {
 }
 
 impl Default for SamplingSettings {
-    /// The model's own distribution.
+    /// Settings that follow the model's own distribution.
     fn default() -> Self {
         Self { temperature: 1.0, ..Self::greedy() }
     }
 }
 
-/// The token chosen from its logits; a pure function of (logits, settings, index), where `index` counts the draws.
+/// Returns the token chosen from logits; a pure function of (logits, settings, index), where `index` counts the draws.
 ///
 /// Of equal logits the lower id counts as more likely; a logit that is not a number is never chosen while there is
 /// another.
@@ -111,7 +111,7 @@ fn keep_nucleus(tokens: &mut Vec<Token>, top_p: f64) {
     tokens.truncate(kept.max(1));
 }
 
-/// The token at the fraction `at` of the weights laid end to end.
+/// Returns the token at the fraction `at` of the weights laid end to end.
 fn draw(tokens: &[Token], at: f64) -> u32 {
     let mut left = at * tokens.iter().map(|(_, weight)| weight).sum::<f64>();
     for &(id, weight) in tokens {
@@ -120,11 +120,11 @@ fn draw(tokens: &[Token], at: f64) -> u32 {
             return id;
         }
     }
-    // Rounding may leave a crumb beyond the last token that has any weight.
+    // Rounding may leave a remainder beyond the last token that has any weight.
     tokens.iter().rfind(|(_, weight)| *weight > 0.0).map_or(0, |&(id, _)| id)
 }
 
-/// A number in [0, 1) from a counter.
+/// Returns a number in [0, 1) from a counter.
 fn unit(seed: u64, index: u64) -> f64 {
     (mix(mix(seed) ^ index) >> 11) as f64 * 2f64.powi(-53)
 }

@@ -20,7 +20,7 @@ pub struct ModelShape {
     pub padded_vocab_size: usize,
     /// Width of the residual stream, D.
     pub hidden_size: usize,
-    /// Width inside of the feed-forward part, I.
+    /// Width of the MLP, I.
     pub intermediate_size: usize,
     /// Decoder blocks.
     pub num_layers: usize,
@@ -44,7 +44,7 @@ pub struct ModelShape {
     pub init_std: f64,
     /// The hidden size that initialisation and learning rates were tuned at; none to use them as they are.
     pub base_hidden_size: Option<usize>,
-    /// The adapters that train beside its weights, which then stay as they are; none where every weight trains.
+    /// The adapters that train beside the weights, which are then frozen; None where every weight trains.
     pub lora: Option<LoraShape>,
 }
 
@@ -72,7 +72,7 @@ impl ModelShape {
         }
     }
 
-    /// The same model with these adapters.
+    /// Returns the shape with these adapters, or with none.
     #[must_use]
     pub fn with_lora(self, lora: Option<LoraShape>) -> Self {
         Self { lora, ..self }
@@ -92,13 +92,13 @@ impl ModelShape {
         Frequencies { theta: self.rope_theta, scaling: (rope_type == RopeType::Llama3).then_some(scaling) }
     }
 
-    /// How the heads lie in a packed QKV row.
+    /// The layout of the heads in a packed QKV row.
     pub fn heads(&self) -> HeadLayout {
         HeadLayout { heads: self.num_attention_heads, kv_heads: self.num_key_value_heads, head_size: self.head_size }
     }
 }
 
-/// The vocabulary's rows in memory.
+/// Rows of a vocabulary in memory, padding included.
 pub(crate) fn padded(vocab_size: usize) -> usize {
     vocab_size.next_multiple_of(VOCABULARY_MULTIPLE)
 }
@@ -107,7 +107,7 @@ pub(crate) fn padded(vocab_size: usize) -> usize {
 pub(crate) mod tests {
     use super::*;
 
-    /// `configs/rtx5090_1b.yaml`.
+    /// The model of `configs/rtx5090_1b.yaml`.
     pub(crate) fn one_billion() -> ModelShape {
         ModelShape {
             architecture: Architecture::Llama,

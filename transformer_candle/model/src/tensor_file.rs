@@ -27,7 +27,7 @@ const CUDA_PIECE: usize = 1 << 20;
 pub struct NamedRange<'a> {
     /// The tensor's name in the file.
     pub name: String,
-    /// Its sizes; their product is the range's length.
+    /// The tensor's shape; its elements are the range's.
     pub shape: Vec<usize>,
     /// The buffer that the range lies in; reading a file writes there.
     pub buffer: &'a Buffer,
@@ -38,14 +38,14 @@ pub struct NamedRange<'a> {
 /// Which element types of a file fit a buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Conversion {
-    /// The buffer's own alone, so that every bit comes back.
+    /// The buffer's own type alone, so that every bit comes back.
     Refused,
     /// F32 and BF16 fit one another: widening is exact, narrowing rounds to the nearest, ties to even.
     BetweenFloats,
 }
 
 impl NamedRange<'_> {
-    /// The bytes of its numbers.
+    /// Size of its numbers in bytes.
     pub fn bytes(&self) -> usize {
         self.elements() * self.buffer.dtype().size_in_bytes()
     }
@@ -144,7 +144,7 @@ pub fn read(
     fill(reader, path, tensors)
 }
 
-/// Tensors by their names.
+/// Returns ranges by their tensors' names.
 pub fn by_name(ranges: Vec<NamedRange>) -> BTreeMap<String, NamedRange> {
     ranges.into_iter().map(|range| (range.name.clone(), range)).collect()
 }
@@ -163,7 +163,7 @@ pub fn read_one_of_several(
     fill(reader, path, tensors)
 }
 
-/// Refuses files in which a tensor was not found.
+/// Fails if a tensor was found in none of the files.
 pub fn all_found(path: &Path, wanted: &BTreeMap<String, NamedRange>) -> Result<()> {
     match wanted.first_key_value() {
         Some((name, _)) => Err(differs(path, name.clone(), "is missing".to_owned())),
@@ -195,7 +195,7 @@ fn fill(reader: &mut dyn Read, path: &Path, tensors: Vec<Stored<'_>>) -> Result<
     Ok(())
 }
 
-/// The tensors as they follow one another in the file, with the types there; what is found is no longer wanted.
+/// Returns the tensors in the order of the file, with their types there, and takes those that it finds out of `wanted`.
 fn in_file_order<'a>(
     header: &Metadata,
     path: &Path,

@@ -5,9 +5,9 @@ use kernels::Buffer;
 /// A parameter in memory: its values and, where it trains, their gradient.
 #[derive(Clone, Debug)]
 pub struct Weight {
-    /// F32 or BF16.
+    /// The values, F32 or BF16.
     pub values: Buffer,
-    /// F32; none where nothing trains, or not this parameter.
+    /// The gradient, F32; None where nothing trains, or not this parameter.
     pub gradient: Option<Buffer>,
 }
 

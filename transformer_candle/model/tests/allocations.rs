@@ -49,7 +49,7 @@ fn allocations(
     })
 }
 
-/// What lists of arguments and rayon's queues may take for a moment.
+/// Bytes that lists of arguments and rayon's queues may take for a moment.
 const LISTS: u64 = 1 << 12;
 
 #[test]

@@ -49,7 +49,8 @@ where
     }
 }
 
-/// The same for an argument of a plain type, whose default a signature can show: `from_py_with = integer`.
+/// Extracts an argument of a plain type as [`Integer`] does; a signature can then show its default:
+/// `from_py_with = integer`.
 pub fn integer<'py, T>(argument: &Bound<'py, PyAny>) -> PyResult<T>
 where
     Integer<T>: for<'a> FromPyObject<'a, 'py, Error = PyErr>,

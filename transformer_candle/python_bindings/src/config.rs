@@ -1,4 +1,4 @@
-//! Configs: what a run is described by.
+//! Configs of runs: loading, checking and writing them.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;

@@ -1,4 +1,4 @@
-//! Data sets: what there is to read, and its documents in listing order.
+//! Data sets: listing their files, and reading their documents in listing order.
 
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};

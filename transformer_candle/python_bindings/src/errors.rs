@@ -45,7 +45,7 @@ pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     Ok(())
 }
 
-/// The exception for an error of any crate.
+/// Returns the exception for an error of any crate.
 pub fn raised(error: impl Into<RustTrainerError>) -> PyErr {
     let error = error.into();
     let (message, exit_code) = (error.to_string(), error.exit_code());

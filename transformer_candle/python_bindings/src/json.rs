@@ -1,16 +1,16 @@
-//! Serde's values as Python's plain ones and back, by way of JSON text.
+//! Conversion between values of Serde and plain Python values, by way of JSON text.
 
 use pyo3::exceptions::{PyRecursionError, PyValueError};
 use pyo3::prelude::*;
 use serde::{Serialize, de::DeserializeOwned};
 
-/// A value as dicts, lists, numbers and strings.
+/// Converts a value to dicts, lists, numbers and strings.
 pub fn to_python<'py>(py: Python<'py>, value: &impl Serialize) -> PyResult<Bound<'py, PyAny>> {
     let text = serde_json::to_string(value).map_err(|error| PyValueError::new_err(error.to_string()))?;
     py.import("json")?.call_method1("loads", (text,))
 }
 
-/// Dicts, lists, numbers and strings as a value.
+/// Converts dicts, lists, numbers and strings to a value.
 pub fn from_python<T: DeserializeOwned>(value: &Bound<'_, PyAny>) -> PyResult<T> {
     let dumped = value.py().import("json")?.call_method1("dumps", (value,)).map_err(|error| {
         let too_deep = error.is_instance_of::<PyRecursionError>(value.py());
@@ -20,7 +20,8 @@ pub fn from_python<T: DeserializeOwned>(value: &Bound<'_, PyAny>) -> PyResult<T>
     serde_json::from_str(&text).map_err(|error| PyValueError::new_err(error.to_string()))
 }
 
-/// A 32-bit number as Python reads it from the JSON of metrics.jsonl: the shortest decimal, not the binary's tail.
+/// Converts an f32 to what Python reads from metrics.jsonl: the f64 nearest to its shortest decimal, not its exact
+/// value.
 pub fn shortest(value: f32) -> f64 {
     value.to_string().parse().unwrap_or(f64::NAN)
 }

@@ -14,7 +14,7 @@ use crate::errors::raised;
 pub struct RunLock(Mutex<Option<Arc<lock::RunLock>>>);
 
 impl RunLock {
-    /// The lock, for the trainer to hold as well; none once it is released.
+    /// Returns the lock, for the trainer to hold as well; None once it is released.
     pub fn shared(&self) -> Option<Arc<lock::RunLock>> {
         self.held().clone()
     }

@@ -62,7 +62,7 @@ pub fn open_device<'py>(py: Python<'py>, device: &str) -> PyResult<Bound<'py, Py
     to_python(py, &described)
 }
 
-/// The device that an argument names.
+/// Parses an argument that names a device: `auto`, `cpu`, `cuda` or `cuda:N`.
 pub fn device_of(argument: &str) -> PyResult<Device> {
     argument.parse().map_err(|problem| ConfigError::new_err(format!("the device is {argument:?}, but {problem}")))
 }
@@ -87,7 +87,7 @@ pub fn check_profile(steps: &str, total_steps: Option<Integer<u64>>) -> PyResult
     steps.resolve(0, total_steps.map(|steps| steps.0)).map(drop).map_err(raised)
 }
 
-/// `data.num_workers`, as a config has it.
+/// Parses an argument as a config's `data.num_workers`: a number or `auto`.
 fn workers(argument: &Bound<'_, PyAny>) -> PyResult<NumWorkers> {
     let text = argument.str()?.to_string();
     text.parse().map_err(|problem| ConfigError::new_err(format!("data.num_workers is {text}, but {problem}")))

@@ -1,4 +1,4 @@
-//! Finding the model that a command is about.
+//! Finding and checking the directory of the model that a command works on.
 
 use std::path::PathBuf;
 

@@ -19,12 +19,13 @@ impl<T> ProcessOwned<T> {
         Self { value: Some(value), process: process::id() }
     }
 
-    /// The value, for uses that need none of its threads.
+    /// Returns the value, for uses that need none of its threads.
     pub fn unthreaded(&mut self) -> &mut T {
         self.value.as_mut().expect("the value exists until it is dropped")
     }
 
-    /// The value, unless this process is a child of the one that made it.
+    /// Returns the value; an error in a process forked from the one that created it. `name` is the class's, for the
+    /// message.
     pub fn usable(&mut self, name: &str) -> PyResult<&mut T> {
         let (creator, here) = (self.process, process::id());
         if creator != here {

@@ -48,7 +48,7 @@ impl Memory {
 }
 
 impl Memory {
-    /// What both interfaces have, which are at version 3.
+    /// Returns the entries that both array interfaces share; both are at version 3.
     fn interface<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let kind = match self.0.dtype() {
             DType::F32 => "<f4",
@@ -66,7 +66,7 @@ impl Memory {
     }
 }
 
-/// An exchange whose methods are those of a Python object.
+/// An [`Exchange`] that calls the methods of a Python object.
 #[derive(Debug)]
 struct PythonExchange {
     object: Py<PyAny>,
@@ -82,7 +82,8 @@ impl PythonExchange {
         Ok(Self { object: object.clone().unbind(), rank_info })
     }
 
-    /// Calls a method; what it raises says which rank is lost.
+    /// Calls a method of the object. An exception becomes [`TrainerError::RankLost`]: its message says which rank is
+    /// lost.
     fn call<T>(&self, method: &str, arguments: impl for<'py> PyCallArgs<'py>) -> Result<T>
     where
         T: for<'a, 'py> FromPyObject<'a, 'py, Error = PyErr>,
@@ -138,7 +139,7 @@ pub fn train_rank(py: Python<'_>, words: Vec<OsString>, exchange: &Bound<'_, PyA
     let ranks = Ranks::new(Arc::new(PythonExchange::new(exchange)?));
     let words = once(OsString::from("orchestrate")).chain(words);
     let stop = StopSignal::new();
-    // As in `run_command`.
+    // A stop raises no exception here, as in `run_command`.
     let (outcome, _) = forwarding_signals(py, &stop, || train::run_rank(words, ranks, &stop));
     match (outcome, stop.requested()) {
         (Err(CallError::Error(error)), Some(signal)) if error.is_interruption() => {

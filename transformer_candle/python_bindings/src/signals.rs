@@ -23,7 +23,7 @@ const POLL_INTERVAL: Duration = Duration::from_millis(20);
 /// Returns the retry that the work of a call is waiting for, if any.
 type FindRetry = Box<dyn Fn() -> Option<RetryStatus> + Send + Sync>;
 
-/// Signals as seen by work that polls a [`CancelToken`] on the thread that called. Clones share it.
+/// Python's signals during work that polls a [`CancelToken`] on the calling thread. Clones share their state.
 #[derive(Clone, Default)]
 pub struct Signals(Arc<State>);
 
@@ -45,7 +45,7 @@ struct RetryCallback {
 }
 
 impl Signals {
-    /// `on_wait`, if given, is called with one line about each retry that the work is waiting for.
+    /// Returns signals that call `on_wait`, if given, with one line about each retry of the work, which `find` returns.
     pub fn with_callback(
         on_wait: Option<Py<PyAny>>,
         find: impl Fn() -> Option<RetryStatus> + Send + Sync + 'static,
@@ -55,7 +55,7 @@ impl Signals {
         Self(Arc::new(State { waits, ..State::default() }))
     }
 
-    /// The token that the work polls.
+    /// Returns the token that the work polls.
     pub fn cancel_token(&self) -> CancelToken {
         let signals = self.clone();
         CancelToken::when(move || signals.are_raised())
@@ -140,14 +140,16 @@ pub fn forwarding_signals<T: Send>(
     (result, interrupted)
 }
 
-/// The signal whose handler raised this: Ctrl-C's raises `KeyboardInterrupt`, or what has its exit code as `code`.
+/// Returns the signal whose handler raised this exception: Ctrl-C's is a `KeyboardInterrupt` or has Ctrl-C's exit code
+/// as
+/// its `code`; any other is SIGTERM's.
 fn signal_of(py: Python<'_>, raised: &PyErr) -> Signal {
     let code = raised.value(py).getattr("code").and_then(|code| code.extract::<u8>());
     let is_interrupt = code.is_ok_and(|code| code == Signal::Interrupt.exit_code());
     if is_interrupt || raised.is_instance_of::<PyKeyboardInterrupt>(py) { Signal::Interrupt } else { Signal::Terminate }
 }
 
-/// [`forwarding_signals`], but an exception raised by a handler is raised.
+/// Runs `work` as [`forwarding_signals`] does, and raises the exception of a handler instead of returning it.
 pub fn interruptible<T: Send>(
     py: Python<'_>,
     stop: &StopSignal,

@@ -23,7 +23,7 @@ use crate::process_owned::ProcessOwned;
 use crate::signals::interruptible;
 use crate::values::value_class;
 
-/// The config in a run's folder.
+/// Name of the config file in a run's folder.
 const TRAINING_CONFIG: &str = "training.yaml";
 
 value_class! {
@@ -72,7 +72,7 @@ pub struct Trainer {
 }
 
 impl Trainer {
-    /// Makes a trainer unless a signal comes meanwhile.
+    /// Starts a trainer, unless a signal stops it meanwhile.
     fn start(
         py: Python<'_>,
         run: impl FnOnce() -> training::Result<ResolvedRun> + Send,
@@ -92,7 +92,7 @@ impl Trainer {
         self.trainer.get_mut().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Works without the GIL until a signal comes, and warns of what has happened meanwhile.
+    /// Runs `work` without the GIL until a signal stops it, then issues the trainer's notices as warnings.
     fn interruptible<T: Send>(
         &mut self,
         py: Python<'_>,
@@ -105,7 +105,7 @@ impl Trainer {
         done
     }
 
-    /// Works without the GIL, and warns of what has happened meanwhile.
+    /// Runs `work` without the GIL, then issues the trainer's notices as warnings.
     fn detached<T: Send>(
         &mut self,
         py: Python<'_>,
@@ -119,7 +119,7 @@ impl Trainer {
     }
 }
 
-/// Warns of what has happened to a run, such as a disk that is full.
+/// Issues the trainer's notices, such as that the disk is full, as Python warnings.
 fn warn_of_news(py: Python<'_>, trainer: &mut training::trainer::Trainer) -> PyResult<()> {
     for news in trainer.take_notices() {
         // A path's NUL byte could not have got here.

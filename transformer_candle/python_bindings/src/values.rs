@@ -45,7 +45,7 @@ pub(crate) use value_class;
 
 /// Conversion of a field to the type of its Python attribute.
 pub trait ToPython<T> {
-    /// The attribute's value.
+    /// Returns the attribute's value.
     fn to_python_value(&self) -> T;
 }
 

@@ -13,7 +13,7 @@ use crate::{BatchSize, Bos, ByteSize, Device, NumWorkers, TargetModules, TimeSpa
 /// Most characters of a key or value that a message shows.
 const LONGEST_SHOWN: usize = 60;
 
-/// What the check found.
+/// The findings of a check: its problems, and the keys that are valid or refused.
 #[derive(Debug, Default)]
 pub(crate) struct Findings {
     /// The problems, in the order of the schema.
@@ -68,7 +68,7 @@ impl Findings {
         section.shift_remove(key);
     }
 
-    /// A section of a list of sections.
+    /// Checks an item of a list of sections.
     fn item(&mut self, schema: &Value, item: &mut Value, path: &str) {
         let Value::Object(item) = item else {
             let message = format!("is {}, but must be {}", shown(item), expectation(schema));
@@ -129,8 +129,8 @@ impl Findings {
     }
 }
 
-/// What stands for an item that was refused, so that the others keep their places and can be checked: its required
-/// keys, which are numbers.
+/// Returns a placeholder for a list item that was refused, so that the others keep their places and can be checked: its
+/// required keys, which are numbers.
 fn placeholder(item: &Value) -> Value {
     schema::required(item).map(|key| (key, 1)).collect()
 }
@@ -245,11 +245,10 @@ fn check_list(items: &[Value], path: &str) -> Result<(), Problem> {
     Ok(())
 }
 
-/// Returns an error that says what is expected if a string is invalid.
+/// Checks a string; the error of an invalid one says what is expected.
 type OwnFormat = fn(&str) -> Result<(), String>;
 
-/// The check of a format that a type of this crate defines; `None` for formats of JSON Schema
-/// itself.
+/// Returns the check of a format that a type of this crate defines; `None` for formats of JSON Schema itself.
 fn own_format(schema: &Value) -> Option<OwnFormat> {
     match schema.get("format")?.as_str()? {
         "device" => Some(|text| Device::from_str(text).map(drop)),
@@ -293,7 +292,7 @@ pub(crate) fn allows(schema: &Value, name: &str) -> bool {
     }
 }
 
-/// What a key takes, in words: `an integer from 1 to 1024`.
+/// Returns the values that a key takes, in words: `an integer from 1 to 1024`.
 pub(crate) fn expectation(schema: &Value) -> String {
     let choices = schema::choices(schema);
     if let [(only, _)] = choices.as_slice() {
@@ -335,7 +334,7 @@ fn range(schema: &Value) -> String {
     }
 }
 
-/// `1000000.0` as people write it.
+/// Removes the `.0` of a number such as `1000000.0`.
 fn plain(number: &str) -> &str {
     number.strip_suffix(".0").unwrap_or(number)
 }
@@ -354,7 +353,7 @@ fn unknown_key(section: &str, key: &str, siblings: &[&str]) -> Problem {
     }
 }
 
-/// The paths of all keys with this name.
+/// Appends the paths of all keys with this name to `found`.
 fn paths_of(schema: &Value, section: &str, name: &str, found: &mut Vec<String>) {
     for (key, schema) in schema::properties(schema) {
         let path = schema::join(section, key);
@@ -365,7 +364,7 @@ fn paths_of(schema: &Value, section: &str, name: &str, found: &mut Vec<String>) 
     }
 }
 
-/// The name that a typing error most likely meant.
+/// Returns the candidate that a misspelled name most likely meant; `None` if none is similar.
 pub(crate) fn nearest<'a>(name: &str, candidates: impl Iterator<Item = &'a str>) -> Option<&'a str> {
     let name = name.to_ascii_lowercase();
     candidates
@@ -375,7 +374,7 @@ pub(crate) fn nearest<'a>(name: &str, candidates: impl Iterator<Item = &'a str>)
         .map(|(_, candidate)| candidate)
 }
 
-/// A value as a message shows it: whole where it is short.
+/// Formats a value for a message, shortened if it is long.
 pub(crate) fn shown(value: &Value) -> String {
     match value {
         Value::Object(_) => "a section".to_owned(),

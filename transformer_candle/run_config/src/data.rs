@@ -8,7 +8,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::{ByteSize, MixtureComponent, TimeSpan};
 
-/// The chat template that [`DataConfig::chat_template`] has by name.
+/// The value of [`DataConfig::chat_template`] that stands for the built-in ChatML template.
 pub const CHATML: &str = "chatml";
 
 /// The training text, and how it is batched. With a `streaming_config.json` beside the config the
@@ -185,12 +185,12 @@ pub enum Packing {
 /// Whether each document starts with the BOS token: `auto`, or a boolean.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Bos {
-    /// If the tokenizer's files say so. A run that has started has one of the others.
+    /// Documents start with BOS if the tokenizer's files say so. A run that has started has one of the others.
     #[default]
     Auto,
-    /// It does.
+    /// Each document starts with BOS.
     Always,
-    /// It does not.
+    /// No document starts with BOS.
     Never,
 }
 
@@ -242,10 +242,10 @@ impl JsonSchema for Bos {
 /// Threads that read and tokenise: a number, or `auto` for what training needs.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum NumWorkers {
-    /// As many as training needs.
+    /// As many threads as training needs.
     #[default]
     Auto,
-    /// This many.
+    /// This number of threads.
     Fixed(usize),
 }
 
@@ -255,8 +255,8 @@ const MOST_WORKERS: usize = 256;
 const MOST_AUTOMATIC_WORKERS: usize = 8;
 
 impl NumWorkers {
-    /// The number, or the most that `auto` takes on a machine with so many cores: what memory is planned for before the
-    /// encoder is measured.
+    /// Returns the number of threads, or the most that `auto` takes on a machine with `cores` cores: what memory is
+    /// planned for before the encoder is measured.
     pub fn at_most(self, cores: usize) -> usize {
         match self {
             Self::Auto => cores.clamp(1, MOST_AUTOMATIC_WORKERS),
@@ -310,7 +310,7 @@ impl JsonSchema for NumWorkers {
 pub enum BatchSize {
     /// The largest number that fits in memory and divides `sequences_per_step`.
     Auto,
-    /// This many.
+    /// This number of sequences.
     Fixed(usize),
 }
 

@@ -1,10 +1,10 @@
-//! What is wrong with a config: every problem of a file at once, each with its key and the way out.
+//! Errors of a config: every problem of a file at once, each with its key and the way out.
 
 use std::collections::BTreeMap;
 use std::fmt;
 use std::path::{Path, PathBuf};
 
-/// Everything that is wrong with one config file. Displays one line a problem.
+/// Everything that is wrong with one config file. Displays one line per problem.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub struct ConfigError {
     /// The file, where the config came from one.
@@ -13,7 +13,7 @@ pub struct ConfigError {
     pub problems: Vec<Problem>,
 }
 
-/// One thing that is wrong.
+/// One problem of a config.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Problem {
     /// The key, such as `optimizer.learning_rate`; empty where the whole file is meant.
@@ -38,12 +38,12 @@ impl Problem {
         Self::new("", message)
     }
 
-    /// The problem of a key of a JSON file as a sentence: "`rope_theta` is 0.5; it must be greater than 1".
+    /// Formats the problem of a key of a JSON file as a sentence: "`rope_theta` is 0.5; it must be greater than 1".
     pub fn sentence(&self) -> String {
         if self.path.is_empty() { self.message.clone() } else { format!("`{}` {}", self.path, self.message) }
     }
 
-    /// The same problem with the way out.
+    /// Returns the problem with a way out.
     #[must_use]
     pub fn suggest(mut self, suggestion: impl Into<String>) -> Self {
         self.suggestion = Some(suggestion.into());
@@ -73,8 +73,8 @@ impl ConfigError {
         Self { file: file.map(Path::to_path_buf), problems }
     }
 
-    /// The same error for a command line on which flags stand for keys: `flags` names the flag of a key, such as
-    /// `--seed` for `runtime.seed`, and a problem of that key names it.
+    /// Returns the error for a command line on which flags stand for keys: `flags` has the flag of a key, such as
+    /// `--seed` for `runtime.seed`, which a problem of that key then names instead of `--override`.
     #[must_use]
     pub fn naming(mut self, flags: &BTreeMap<String, String>) -> Self {
         for problem in &mut self.problems {

@@ -1,4 +1,4 @@
-//! What one key says about another that was left out.
+//! Fills in keys that were left out from the keys that their defaults depend on.
 
 use crate::check::Findings;
 use crate::data::BatchSize;
@@ -7,10 +7,10 @@ use crate::near_divisor::near_divisor;
 use crate::scheduler::ScheduleStrategy;
 use crate::{DataConfig, DataFormat, Packing, RunConfig, stages};
 
-/// Longest warm-up that is chosen where none is given.
+/// Longest default warm-up, in steps.
 const LONGEST_WARMUP: u64 = 2000;
 
-/// Warm-up where the number of steps is not known beforehand.
+/// Default warm-up in steps if the number of steps is not known beforehand.
 const WARMUP_OF_EPOCHS: u64 = 100;
 
 /// Most sequences of one optimizer step, as `data.sequences_per_step` has it.
@@ -50,7 +50,7 @@ pub(crate) fn fill(config: &mut RunConfig, findings: &mut Findings) {
     }
 }
 
-/// `tokens_per_step` becomes `sequences_per_step`, which may be given as well if it says the same.
+/// Converts `tokens_per_step` to `sequences_per_step`, which may be given as well if the two agree.
 fn translate_tokens_per_step(data: &mut DataConfig, findings: &mut Findings) {
     const TOKENS: &str = "data.tokens_per_step";
     const SEQUENCES: &str = "data.sequences_per_step";
@@ -91,7 +91,7 @@ fn translate_tokens_per_step(data: &mut DataConfig, findings: &mut Findings) {
     }
 }
 
-/// Of `batch_size`, `gradient_accumulation_steps` and `sequences_per_step` two give the third.
+/// Computes the third of `batch_size`, `gradient_accumulation_steps` and `sequences_per_step` from the other two.
 fn fill_batch(data: &mut DataConfig, findings: &mut Findings) {
     let keys = ["data.batch_size", "data.gradient_accumulation_steps", "data.sequences_per_step"];
     if keys.iter().any(|key| findings.rejected.contains(*key)) {
@@ -117,7 +117,7 @@ fn fill_batch(data: &mut DataConfig, findings: &mut Findings) {
     }
 }
 
-/// Micro-batch, accumulation and sequences of a step from those that are given.
+/// Computes micro-batch, accumulation and sequences of a step from those that are given.
 fn solve(
     batch: Option<usize>,
     accumulation: Option<usize>,

@@ -1,4 +1,4 @@
-//! Files and their formats: YAML, TOML and JSON text to one kind of value.
+//! Reads config files: parses YAML, TOML and JSON into one kind of value.
 //!
 //! Limits keep a hostile or mistaken file from taking memory or time: 1 MiB of text, 32 levels, and
 //! a budget for YAML's aliases. Numbers that are not finite become the texts `.nan`, `.inf` and
@@ -37,7 +37,7 @@ const DEEPEST: usize = 32;
 const MOST_VALUES: usize = 50_000;
 
 impl Format {
-    /// The format that a file's extension names.
+    /// Returns the format that a file's extension names.
     pub fn from_path(path: &Path) -> Result<Self, Problem> {
         match path.extension().and_then(|extension| extension.to_str()).map(str::to_ascii_lowercase).as_deref() {
             Some("yaml" | "yml") => Ok(Self::Yaml),
@@ -160,7 +160,7 @@ fn parse_json(text: &str) -> Result<Value, Problem> {
     Ok(unique.0)
 }
 
-/// Line and column, both from 1, of a byte of a text.
+/// Returns line and column, both from 1, of a byte of a text.
 fn position(text: &str, byte: usize) -> (usize, usize) {
     let before = text.get(..byte).unwrap_or(text);
     let line_start = before.rfind('\n').map_or(0, |newline| newline + 1);

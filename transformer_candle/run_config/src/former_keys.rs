@@ -6,9 +6,9 @@ use serde_json::{Map, Value};
 
 use crate::error::Problem;
 
-/// What becomes of a former key that has a value.
+/// How a former key that has a value is treated.
 enum Former {
-    /// Dropped without a word where this says so, else refused with a message and a suggestion.
+    /// Dropped without a note if the function returns true, else refused with a message and a suggestion.
     HarmlessIf(fn(&Value) -> bool, &'static str, &'static str),
     /// Dropped with a note.
     Ignored(&'static str),
@@ -78,7 +78,7 @@ pub(crate) fn translate(document: &mut Map<String, Value>, notes: &mut Vec<Strin
     tensorboard_folder(document);
 }
 
-/// `runtime.logging.tensorboard` used to be the folder of the event files.
+/// Translates a folder in `runtime.logging.tensorboard`, where it used to be named, to `tensorboard_directory`.
 fn tensorboard_folder(document: &mut Map<String, Value>) {
     let Some(logging) = section_mut(document, "runtime.logging") else {
         return;

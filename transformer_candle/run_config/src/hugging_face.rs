@@ -6,11 +6,11 @@ use serde_json::{Value, json};
 use crate::error::Problem;
 use crate::model::{Architecture, ModelConfig, RopeScalingConfig, RopeType};
 
-/// More than any model has, and few enough that no size computed from them overflows.
+/// Maximum number of parameters: more than any model has, and few enough that no size computed from them overflows.
 const MAX_PARAMETERS: f64 = 1e15;
 const MAX_POSITIONS: usize = 1 << 30;
 
-/// Keys by which a config asks for what no model that runs here has, and what that is.
+/// Keys of features that no model that runs here has, and what the features are.
 const FOREIGN_KEYS: [(&str, &str); 12] = [
     ("state_size", "state-space layers"),
     ("num_local_experts", "a mixture of experts"),
@@ -38,7 +38,7 @@ const INTEGERS: [&str; 9] = [
     "sliding_window",
 ];
 
-/// The keys that decide the arithmetic; the others do not matter here.
+/// The keys of a `config.json` that decide the arithmetic; the others do not matter here.
 #[derive(Deserialize)]
 struct HuggingFaceConfig {
     model_type: String,
@@ -91,7 +91,7 @@ fn usual_std() -> f64 {
 }
 
 impl ModelConfig {
-    /// The model that a `config.json` describes, as `transformers` reads it.
+    /// Reads the model that a `config.json` describes, as `transformers` does.
     ///
     /// # Errors
     /// A problem of the `config.json`'s key that is missing, or that asks for what the decoder does not have.
@@ -124,7 +124,7 @@ impl ModelConfig {
     }
 }
 
-/// The architecture that `model_type` names; if it is none that runs here, the problem says what else it would need.
+/// Returns the architecture that `model_type` names; the problem of one that does not run here says what it would need.
 fn architecture(config: &Value) -> Result<Architecture, Problem> {
     let names = Architecture::ALL.map(|known| format!("`{}`", known.model_type())).join(", ");
     let Some(model_type) = config["model_type"].as_str() else {
@@ -141,7 +141,7 @@ fn architecture(config: &Value) -> Result<Architecture, Problem> {
     })
 }
 
-/// A feature of another architecture that its config shows and the decoder does not have.
+/// Returns a feature that a config of another architecture shows and the decoder does not have.
 fn lacking(config: &Value) -> Option<String> {
     let is_given = |key: &str| config.get(key).is_some_and(|value| !value.is_null());
     let foreign = FOREIGN_KEYS.iter().find(|(key, _)| is_given(key)).map(|(_, feature)| (*feature).to_owned());
@@ -152,7 +152,7 @@ fn lacking(config: &Value) -> Option<String> {
     })
 }
 
-/// Names the key of a size that is no size, which the error of the JSON library does not.
+/// Refuses sizes that are no integers and names their key, which the error of the JSON library does not.
 fn check_integers(config: &Value) -> Result<(), Problem> {
     let given = INTEGERS.iter().filter_map(|key| Some((key, config.get(*key)?)));
     let Some((key, value)) = given.into_iter().find(|(_, value)| !value.is_u64() && !value.is_null()) else {
@@ -161,7 +161,7 @@ fn check_integers(config: &Value) -> Result<(), Problem> {
     Err(Problem::new(*key, format!("is {value}; it must be an integer of at least 1")))
 }
 
-/// The config with the values that `transformers` takes for absent keys. A key that is null is not absent.
+/// Returns the config with the values that `transformers` takes for absent keys. A key that is null is not absent.
 fn with_defaults(config: &Value, architecture: Architecture) -> Value {
     let defaults = match architecture {
         Architecture::Llama => json!({}),
@@ -217,7 +217,7 @@ impl HuggingFaceConfig {
         self.check_parameters()
     }
 
-    /// Everything that is computed from the sizes is at most a small multiple of the parameters, and must not overflow.
+    /// Limits the parameters: all that is computed from the sizes is at most a small multiple, and must not overflow.
     fn check_parameters(&self) -> Result<(), Problem> {
         let largest = [
             ("vocab_size", self.vocab_size),
@@ -263,7 +263,7 @@ impl HuggingFaceConfig {
         Ok(())
     }
 
-    /// Base and scaling of the rotary embedding's frequencies.
+    /// Returns base and scaling of the rotary embedding's frequencies.
     fn rope(&self) -> Result<(f64, RopeScalingConfig), Problem> {
         let (key, rope) = match (&self.rope_parameters, &self.rope_scaling) {
             (Some(rope), _) => ("rope_parameters", Some(rope)),

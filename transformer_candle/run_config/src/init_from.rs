@@ -9,20 +9,20 @@ use crate::error::Problem;
 use crate::format;
 use crate::run_folder::RESOLVED_CONFIG;
 
-/// Its path in a config.
+/// The path of the key in a config.
 pub(crate) const KEY: &str = "model.init_from";
 
 /// Most bytes of a `config.json`.
 const LARGEST_CONFIG_JSON: u64 = 16 << 20;
 
-/// Keys that may differ from the model's: they change what it computes, not the shape of its weights.
+/// Keys that may differ from the pretrained model's: they change what it computes, not the shape of its weights.
 const ADJUSTABLE: [&str; 4] = ["max_position_embeddings", "rope_theta", "rope_scaling", "norm_epsilon"];
 
 /// Keys of `model` that a pretrained model says nothing about.
 const OWN: [&str; 3] = ["init_from", "init_std", "base_hidden_size"];
 
-/// Fills the keys of `model` that the document leaves out from the model that it starts from, and reports those that
-/// contradict it. Where that model is gone, the run's own [`RESOLVED_CONFIG`] takes its place.
+/// Fills in the keys of `model` that the document leaves out, from the pretrained model, and reports those that
+/// contradict it. If that model is gone, the run's own [`RESOLVED_CONFIG`] takes its place.
 pub(crate) fn apply(document: &mut Map<String, Value>, run_directory: Option<&Path>, problems: &mut Vec<Problem>) {
     let Some(Value::Object(given)) = document.get_mut("model") else { return };
     let Some(directory) = given.get("init_from").and_then(Value::as_str).map(|path| Path::new(path).to_owned()) else {
@@ -63,7 +63,7 @@ fn read(directory: &Path) -> Result<Map<String, Value>, Problem> {
     Ok(as_map(serde_json::to_value(model).unwrap_or_default()))
 }
 
-/// The model of the run's own config, if it was started before.
+/// Reads `model` of the run's own [`RESOLVED_CONFIG`]; `None` if the run was not started before.
 fn former_model(run_directory: &Path) -> Option<Map<String, Value>> {
     let text = std::fs::read(run_directory.join(RESOLVED_CONFIG)).ok()?;
     let mut config: Value = serde_json::from_slice(&text).ok()?;
@@ -77,7 +77,7 @@ fn as_map(value: Value) -> Map<String, Value> {
     }
 }
 
-/// Whether two values are the same one, however a number is written.
+/// Whether two values are equal, however a number is written.
 fn equal(one: &Value, other: &Value) -> bool {
     one == other || one.as_f64().is_some_and(|number| other.as_f64() == Some(number))
 }

@@ -1,4 +1,4 @@
-//! The file a training run is described by: types, defaults, validation, overrides and JSON Schema.
+//! The config of a training run: types, defaults, validation, overrides and JSON Schema.
 
 // The doc comments are the manual, which writes the names of products as people do.
 #![allow(clippy::doc_markdown)]

@@ -1,4 +1,4 @@
-//! From a config file to a run: what the file leaves out comes from its own folder.
+//! Loads a run from a config file: what the file leaves out comes from its own folder.
 
 use std::path::{Path, absolute};
 
@@ -41,8 +41,8 @@ impl RunConfig {
         finish(run, problems)
     }
 
-    /// Reads a config from text: overrides applied, what one key says about another filled in,
-    /// checked; no file is looked at but the `config.json` of `model.init_from`.
+    /// Reads a config from text: applies overrides, fills in keys that depend on others, and checks it; no file is read
+    /// but the configs of `model.init_from` and `lora.init_from`.
     ///
     /// ```
     /// use run_config::{BatchSize, Format, RunConfig, presets};
@@ -75,17 +75,17 @@ impl RunConfig {
         }
     }
 
-    /// The config as YAML with every key and what it means, loadable.
+    /// Formats the config as YAML that can be loaded, with every key and what it means.
     pub fn to_commented_yaml(&self) -> String {
         yaml::commented(self)
     }
 
-    /// The manual of all keys in Markdown: `docs/guide/configuration.md`.
+    /// Returns the manual of all keys in Markdown: `docs/guide/configuration.md`.
     pub fn guide() -> String {
         guide::markdown()
     }
 
-    /// The JSON Schema of a config file, which editors check it with.
+    /// Returns the JSON Schema of a config file, which editors check it with.
     pub fn json_schema() -> Value {
         schema::published()
     }
@@ -97,7 +97,7 @@ impl ResolvedRun {
     }
 }
 
-/// A config as its text alone says it.
+/// A config parsed from its text, before anything is taken from its folder.
 struct Draft {
     config: RunConfig,
     findings: Findings,
@@ -105,7 +105,7 @@ struct Draft {
 }
 
 impl Draft {
-    /// `run_directory` is that of a config file.
+    /// Parses and checks a document; `run_directory` is the folder of its file, if it has one.
     fn new(document: Value, overrides: &[String], run_directory: Option<&Path>) -> Result<Self, Problem> {
         let mut document = match document {
             Value::Object(document) => document,
@@ -179,10 +179,10 @@ fn read(
     Ok((run, problems))
 }
 
-/// Like [`finish`], with what only training needs.
+/// Like [`finish`], but also reports what only training needs and the run lacks.
 fn finish_for_training(run: ResolvedRun, mut problems: Vec<Problem>) -> Result<ResolvedRun, ConfigError> {
     let missing = run.missing_for_training();
-    // Of a model that cannot be used the tokenizer is not asked for either.
+    // If the pretrained model cannot be used, its tokenizer is not asked for either.
     let is_refused = problems.iter().any(|problem| problem.path == init_from::KEY);
     problems.extend(missing.into_iter().filter(|problem| !(is_refused && problem.path == "tokenizer.tokenizer_json")));
     finish(run, problems)

@@ -36,23 +36,23 @@ pub struct LoraConfig {
     pub init_from: Option<PathBuf>,
 }
 
-/// A linear map of a decoder block, as transformers names it.
+/// A linear layer of a decoder block, by its name in transformers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum TargetModule {
-    /// Queries.
+    /// The query projection.
     QProj,
-    /// Keys.
+    /// The key projection.
     KProj,
-    /// Values.
+    /// The value projection.
     VProj,
-    /// Attention's output.
+    /// The output projection of attention.
     OProj,
-    /// The gate of the MLP.
+    /// The gate projection of the MLP.
     GateProj,
-    /// The MLP's values that are gated.
+    /// The up projection of the MLP, whose output is gated.
     UpProj,
-    /// The MLP's output.
+    /// The down projection of the MLP.
     DownProj,
 }
 
@@ -61,7 +61,7 @@ impl TargetModule {
     pub const ALL: [Self; 7] =
         [Self::QProj, Self::KProj, Self::VProj, Self::OProj, Self::GateProj, Self::UpProj, Self::DownProj];
 
-    /// As transformers names it.
+    /// The module's name in transformers, such as `q_proj`.
     pub fn name(self) -> &'static str {
         match self {
             Self::QProj => "q_proj",
@@ -87,7 +87,7 @@ impl FromStr for TargetModule {
     }
 }
 
-/// Stands for every linear map of the blocks, as in peft.
+/// The value that stands for every linear layer of the blocks, as in peft.
 const ALL_LINEAR: &str = "all-linear";
 
 /// The modules that get an adapter, each once and in the order of a block.
@@ -101,7 +101,7 @@ impl Default for TargetModules {
 }
 
 impl TargetModules {
-    /// These modules, in the order of a block.
+    /// Creates the list of these modules, each once and in the order of a block.
     pub fn new(modules: impl IntoIterator<Item = TargetModule>) -> Self {
         let mut modules: Vec<_> = modules.into_iter().collect();
         modules.sort_unstable();
@@ -114,7 +114,7 @@ impl TargetModules {
         &self.0
     }
 
-    /// Whether the module of this name gets an adapter.
+    /// Whether this module gets an adapter.
     pub fn contains(&self, module: TargetModule) -> bool {
         self.0.contains(&module)
     }

@@ -9,7 +9,7 @@ use crate::error::Problem;
 use crate::format;
 use crate::lora::{LoraConfig, TargetModule, TargetModules};
 
-/// The settings of adapters in peft's format.
+/// The file of the settings of adapters in peft's format.
 pub const ADAPTER_CONFIG: &str = "adapter_config.json";
 
 /// Most bytes of an `adapter_config.json`.
@@ -18,8 +18,8 @@ const LARGEST: u64 = 1 << 20;
 /// Keys that may differ from the adapters': they change how training goes on, not what the adapters compute.
 const ADJUSTABLE: [&str; 2] = ["dropout", "init_from"];
 
-/// What is read of an `adapter_config.json`, with peft's defaults. What would make the adapters compute something else
-/// is refused.
+/// The keys that are read of an `adapter_config.json`, with peft's defaults. Values that would make the adapters
+/// compute something else are refused.
 #[derive(Deserialize)]
 struct PeftConfig {
     peft_type: String,
@@ -47,7 +47,7 @@ struct PeftConfig {
 pub struct AdapterDescription {
     /// Rank, scale and modules.
     pub lora: LoraConfig,
-    /// The model that the adapters belong to, as it is named there.
+    /// The model that the adapters belong to, a name on the Hub or a folder, as the file names it.
     pub base_model: Option<String>,
 }
 
@@ -116,8 +116,8 @@ fn modules(target_modules: &Value) -> Result<TargetModules, Problem> {
     }
 }
 
-/// Fills the keys of `lora` that the document leaves out from the adapters that it starts from, and `model.init_from`
-/// from their base; reports those that contradict the adapters.
+/// Fills in the keys of `lora` that the document leaves out, from the adapters that training starts from, and
+/// `model.init_from` from their base; reports those that contradict the adapters.
 pub(crate) fn apply(document: &mut Map<String, Value>, problems: &mut Vec<Problem>) {
     let Some(directory) = document.get("lora").and_then(|lora| lora.get("init_from")).and_then(Value::as_str) else {
         return;

@@ -118,7 +118,7 @@ impl Architecture {
     /// Every architecture.
     pub const ALL: [Self; 4] = [Self::Llama, Self::Mistral, Self::Qwen2, Self::Qwen3];
 
-    /// `model_type` in a `config.json`.
+    /// The architecture's `model_type` in a `config.json`.
     pub fn model_type(self) -> &'static str {
         match self {
             Self::Llama => "llama",
@@ -128,7 +128,7 @@ impl Architecture {
         }
     }
 
-    /// The class of `transformers`.
+    /// The architecture's class in `transformers`.
     pub fn class_name(self) -> &'static str {
         match self {
             Self::Llama => "LlamaForCausalLM",

@@ -1,6 +1,6 @@
-//! A divisor to suggest in place of a number that does not divide.
+//! Finds a divisor to suggest in place of a number that does not divide.
 
-/// The divisor of `number` nearest to `wish`.
+/// Returns the divisor of `number` nearest to `wish`.
 pub(crate) fn near_divisor(number: usize, wish: usize) -> usize {
     (1..=number)
         .filter(|divisor| number.is_multiple_of(*divisor))

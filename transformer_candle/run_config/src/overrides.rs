@@ -65,9 +65,9 @@ fn insert(document: &mut Map<String, Value>, key: &str, value: Value) -> Result<
     Ok(())
 }
 
-/// An override outranks the file, so where two of the three batch keys are given on the command
-/// line the file's third is dropped; where one is, the file's `sequences_per_step` stays and the
-/// split follows (a new `sequences_per_step` keeps the file's `batch_size`).
+/// Drops batch keys of the file that contradict overrides. If two of the three are given on the command line, the
+/// file's third is dropped; if one is, the file's `sequences_per_step` stays and the split follows (a new
+/// `sequences_per_step` keeps the file's `batch_size`).
 fn release_batch_keys(document: &mut Map<String, Value>, keys: &BTreeSet<String>) {
     let Some(data) = document.get_mut("data").and_then(Value::as_object_mut) else {
         return;
@@ -97,7 +97,7 @@ fn release_batch_keys(document: &mut Map<String, Value>, keys: &BTreeSet<String>
     }
 }
 
-/// Where one spelling of the batch's size is overridden, the file's other one is dropped.
+/// Drops the file's `tokens_per_step` if `sequences_per_step` is overridden, and the other way round.
 fn release_other_spelling(data: &mut Map<String, Value>, keys: &BTreeSet<String>) {
     let [tokens, sequences] = [TOKENS, SEQUENCES].map(|name| keys.contains(&format!("data.{name}")));
     match (tokens, sequences) {
@@ -107,7 +107,7 @@ fn release_other_spelling(data: &mut Map<String, Value>, keys: &BTreeSet<String>
     }
 }
 
-/// The keys that say what a batch key says.
+/// Returns a batch key and its other spelling, if it has one.
 fn spellings<'a>(name: &'a &'a str) -> &'a [&'a str] {
     if *name == SEQUENCES { &[SEQUENCES, TOKENS] } else { std::slice::from_ref(name) }
 }

@@ -3,7 +3,7 @@
 /// A config that the program carries with it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Preset {
-    /// Its name, such as `1b`.
+    /// The preset's name, such as `1b`.
     pub name: &'static str,
     /// The text of `configs/NAME.yaml`.
     pub text: &'static str,

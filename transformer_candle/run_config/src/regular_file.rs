@@ -1,4 +1,4 @@
-//! Opening files to read them, regular ones only: a named pipe or a device would be waited for or read without end.
+//! Opens files for reading, regular ones only: a named pipe or a device would be waited for or read without end.
 
 use std::fs::{self, File, FileType};
 use std::io::{self, ErrorKind, Read};
@@ -24,12 +24,12 @@ pub fn read_to_string(path: &Path) -> io::Result<String> {
     Ok(without_byte_order_mark(text))
 }
 
-/// The text behind the byte order mark that some editors put first.
+/// Removes the byte order mark that some editors put before a text.
 pub fn without_byte_order_mark(text: String) -> String {
     text.strip_prefix('\u{feff}').map(str::to_owned).unwrap_or(text)
 }
 
-/// Fails where this is no regular file.
+/// Fails unless a file of this type is a regular one.
 pub fn check(kind: FileType) -> io::Result<()> {
     if kind.is_file() {
         Ok(())

@@ -1,5 +1,4 @@
-//! What a run takes from its folder: the streamed data set, the tokenizer, the special tokens, and
-//! where its output goes.
+//! Fills a run in from its folder: the streamed data set, the tokenizer, the special tokens, and where its output goes.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf, absolute};
@@ -13,25 +12,25 @@ use crate::streaming_config::StreamingConfig;
 use crate::tokenizer::SpecialTokens;
 use crate::tokenizer_file::Vocabulary;
 
-/// The vocabulary that planning assumes where nothing says it; the demo's.
+/// The vocabulary size that planning assumes if nothing gives one; the demo's.
 const ASSUMED_VOCABULARY: usize = 4096;
 
-/// The run's own copy of its tokenizer, in its folder.
+/// Path of the run's own copy of its tokenizer, in its folder.
 const OWN_TOKENIZER: &str = "tokenizer/tokenizer.json";
 
 /// Most bytes of a file of special tokens.
 const LARGEST_TOKEN_LIST: u64 = 1 << 20;
 
-/// What the process was started with.
+/// Places outside the run's folder where tokenizers are looked for.
 pub(crate) struct Surroundings<'a> {
     /// The folder that holds `EXPERIMENT/tokenizer.json`.
     pub tokenizer_root: PathBuf,
-    /// Where else to look for a tokenizer whose file is gone.
+    /// Finds a checkpoint's tokenizer, to be used if the run's own file is gone.
     pub checkpoint_tokenizer: Option<CheckpointTokenizer<'a>>,
 }
 
 impl<'a> Surroundings<'a> {
-    /// Reads the environment.
+    /// Reads `ORCHESTRATE_TOKENIZER_ROOT`.
     pub(crate) fn of_process(checkpoint_tokenizer: Option<CheckpointTokenizer<'a>>) -> Self {
         let root = std::env::var_os("ORCHESTRATE_TOKENIZER_ROOT").filter(|root| !root.is_empty());
         let tokenizer_root = root.map_or_else(|| PathBuf::from("artifacts/tokenizer"), PathBuf::from);
@@ -64,7 +63,7 @@ pub(crate) fn resolve(run: &mut ResolvedRun, surroundings: &Surroundings, reject
     problems
 }
 
-/// What a run lacks that planning can do without.
+/// Returns what a run lacks for training; planning can do without.
 pub(crate) fn missing_for_training(run: &ResolvedRun) -> Vec<Problem> {
     let mut problems = Vec::new();
     let streaming_config = run.run_directory.join(StreamingConfig::FILE_NAME);
@@ -81,7 +80,7 @@ pub(crate) fn missing_for_training(run: &ResolvedRun) -> Vec<Problem> {
         ));
     }
     let absent = match &run.config.tokenizer.tokenizer_json {
-        // One that cannot be read may name it.
+        // A streaming config that cannot be read may name the tokenizer.
         None if run.streaming.is_none() && streaming_config.exists() => None,
         None => Some("is missing, and no streaming_config.json beside the config names a tokenizer".to_owned()),
         Some(path) => (!path.exists()).then(|| format!("{} does not exist", path.display())),
@@ -138,7 +137,7 @@ fn make_paths_absolute(run: &mut ResolvedRun) {
     }
 }
 
-/// A path from the root, where it is relative to the current folder.
+/// Makes a relative path absolute, from the current folder.
 fn whole(path: &Path) -> PathBuf {
     absolute(path).unwrap_or_else(|_| path.to_path_buf())
 }
@@ -177,9 +176,8 @@ fn find_outputs(run: &mut ResolvedRun) {
     runtime.logging.tensorboard_directory.get_or_insert_with(|| run.run_directory.join(TENSORBOARD));
 }
 
-/// Takes the tokenizer that the config names, that lies beside its `vocab.json`, the run's own, that of
-/// the model that training starts from, the one that the streaming config names, or that was trained for
-/// the experiment.
+/// Sets the tokenizer to the first of these: the one that the config names, the one beside its `vocab.json`, the run's
+/// own, the pretrained model's, the one that the streaming config names, the one trained for the experiment.
 fn find_tokenizer(run: &mut ResolvedRun, surroundings: &Surroundings) {
     let tokenizer = &mut run.config.tokenizer;
     if tokenizer.tokenizer_json.is_some() {
@@ -199,7 +197,7 @@ fn find_tokenizer(run: &mut ResolvedRun, surroundings: &Surroundings) {
         .or_else(|| trained.exists().then(|| whole(&trained)));
 }
 
-/// Takes a checkpoint's tokenizer where the run's own file is gone.
+/// Sets the tokenizer to a checkpoint's if the run's own file is gone.
 fn replace_lost_tokenizer(run: &mut ResolvedRun, surroundings: &Surroundings) {
     let tokenizer = &mut run.config.tokenizer.tokenizer_json;
     if tokenizer.as_ref().is_some_and(|path| path.exists()) {
@@ -250,7 +248,7 @@ fn find_vocab_size(
     }
 }
 
-/// The special tokens that the config, `special_tokens.txt` beside it or the tokenizer names.
+/// Returns the special tokens that the config, `special_tokens.txt` beside it or the tokenizer names.
 fn find_special_tokens(run: &mut ResolvedRun, vocabulary: Option<&Vocabulary>) -> Result<Vec<String>, Problem> {
     let beside = run.run_directory.join("special_tokens.txt");
     let named = &mut run.config.tokenizer.special_tokens;

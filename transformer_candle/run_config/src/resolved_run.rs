@@ -10,9 +10,9 @@ pub struct ResolvedRun {
     /// The config: paths absolute; `model.vocab_size` and the folders of checkpoints and
     /// TensorBoard filled in; for a run that can train also `tokenizer.tokenizer_json`.
     pub config: RunConfig,
-    /// What is streamed, if something is.
+    /// The `streaming_config.json` beside the config, if there is one.
     pub streaming: Option<StreamingConfig>,
-    /// The folder of the config, which everything of the run is written to.
+    /// The folder of the config, where the run's output goes by default.
     pub run_directory: PathBuf,
     /// The tokens that are never split, each in the tokenizer's vocabulary.
     pub special_tokens: Vec<String>,
@@ -31,5 +31,5 @@ impl ResolvedRun {
     }
 }
 
-/// Finds the `tokenizer.json` of a checkpoint: takes the folder of the run's checkpoints.
+/// A function that finds the `tokenizer.json` of a checkpoint, given the folder of the run's checkpoints.
 pub type CheckpointTokenizer<'a> = &'a dyn Fn(&Path) -> Option<PathBuf>;

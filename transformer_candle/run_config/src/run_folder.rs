@@ -11,7 +11,7 @@ use crate::resolved_run::ResolvedRun;
 /// The file's name in a run's folder.
 pub const RESOLVED_CONFIG: &str = "resolved_config.json";
 
-/// The folders inside a run's that outputs go to where the config names none.
+/// Folders in a run's folder that outputs go to if the config names none.
 pub(crate) const CHECKPOINTS: &str = "checkpoints";
 pub(crate) const TENSORBOARD: &str = "tensorboard";
 
@@ -36,7 +36,8 @@ const PATHS: [&str; 13] = [
 ];
 
 impl ResolvedRun {
-    /// The config as [`RESOLVED_CONFIG`] has it: every value filled in, paths inside the run's folder relative to it.
+    /// Returns the content of [`RESOLVED_CONFIG`]: the config with every value filled in, and paths inside the run's
+    /// folder relative to it.
     pub fn portable_config(&self) -> Value {
         let mut document =
             serde_json::to_value(&self.config).unwrap_or_else(|_| unreachable!("a config is plain values"));
@@ -48,7 +49,7 @@ impl ResolvedRun {
     }
 }
 
-/// The folder that holds the checkpoints of the run in `run_directory`, if that is a run's folder and says so.
+/// Returns the checkpoint folder of the run in `run_directory`; `None` without a [`RESOLVED_CONFIG`] that names it.
 pub fn checkpoint_directory(run_directory: &Path) -> Option<PathBuf> {
     let text = std::fs::read(run_directory.join(RESOLVED_CONFIG)).ok()?;
     let mut document = serde_json::from_slice(&text).ok()?;
@@ -56,7 +57,8 @@ pub fn checkpoint_directory(run_directory: &Path) -> Option<PathBuf> {
     document.pointer(CHECKPOINT_DIRECTORY)?.as_str().map(PathBuf::from)
 }
 
-/// Makes the paths of a [`RESOLVED_CONFIG`] those of the folder that it lies in.
+/// Makes the relative paths of a [`RESOLVED_CONFIG`] absolute, from `run_directory`, and moves those of a former
+/// folder.
 pub(crate) fn locate(document: &mut Value, run_directory: &Path) {
     let former = former_folder(document, run_directory);
     visit(document, &|path| {
@@ -68,7 +70,7 @@ pub(crate) fn locate(document: &mut Value, run_directory: &Path) {
     });
 }
 
-/// The folder that the run lay in when a version of before wrote its config, which made every path absolute.
+/// Returns the folder that the run was in when an older version, which made every path absolute, wrote its config.
 fn former_folder(document: &Value, run_directory: &Path) -> Option<PathBuf> {
     let folder_of = |pointer, name| -> Option<&Path> {
         let path = Path::new(document.pointer(pointer)?.as_str()?);
@@ -79,7 +81,7 @@ fn former_folder(document: &Value, run_directory: &Path) -> Option<PathBuf> {
     (is_former && run_directory.join(CHECKPOINTS).is_dir()).then(|| former.to_owned())
 }
 
-/// Replaces the paths for which there is another one.
+/// Replaces each path for which `replaced` returns another one.
 fn visit(document: &mut Value, replaced: &dyn Fn(&Path) -> Option<PathBuf>) {
     let replace = |value: &mut Value| {
         let path = value.as_str().and_then(|path| replaced(Path::new(path)));
@@ -89,7 +91,7 @@ fn visit(document: &mut Value, replaced: &dyn Fn(&Path) -> Option<PathBuf>) {
     };
     for pointer in PATHS {
         match document.pointer_mut(pointer) {
-            // Special tokens may be a list, of tokens.
+            // `special_tokens` may be a list too, but of tokens, not of paths.
             Some(Value::Array(paths)) if pointer.starts_with("/data") => paths.iter_mut().for_each(replace),
             Some(value) => replace(value),
             None => {}

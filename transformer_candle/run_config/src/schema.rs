@@ -38,7 +38,7 @@ pub(crate) fn schema() -> &'static Value {
     &SCHEMA
 }
 
-/// The schema for editors, in which a model that starts from another one needs no sizes.
+/// Returns the schema for editors, in which a model with `init_from` needs no sizes.
 pub(crate) fn published() -> Value {
     let mut schema = SCHEMA.clone();
     let model = schema.pointer_mut("/properties/model").and_then(Value::as_object_mut);
@@ -48,7 +48,7 @@ pub(crate) fn published() -> Value {
     schema
 }
 
-/// The keys of an object's schema with their schemas, in the order of the types; none for a leaf.
+/// Returns the keys of an object's schema with their schemas, in the order of the types; none for a leaf.
 pub(crate) fn properties(schema: &Value) -> impl Iterator<Item = (&str, &Value)> {
     let properties = schema.get("properties").and_then(Value::as_object);
     properties.into_iter().flatten().map(|(key, schema)| (key.as_str(), schema))
@@ -59,17 +59,17 @@ pub(crate) fn is_section(schema: &Value) -> bool {
     schema.get("properties").is_some()
 }
 
-/// What a list holds, where that are sections.
+/// Returns the schema of a list's items, if these are sections.
 pub(crate) fn item(schema: &Value) -> Option<&Value> {
     schema.get("items").filter(|item| is_section(item))
 }
 
-/// The keys that a section of a list must have.
+/// Returns the keys that a section of a list must have.
 pub(crate) fn required(schema: &Value) -> impl Iterator<Item = &str> {
     schema.get("required").and_then(Value::as_array).into_iter().flatten().filter_map(Value::as_str)
 }
 
-/// `section.key`, or `key` at the top.
+/// Joins a path: `section.key`, or `key` at the top level.
 pub(crate) fn join(section: &str, key: &str) -> String {
     if section.is_empty() { key.to_owned() } else { format!("{section}.{key}") }
 }
@@ -116,7 +116,7 @@ fn tidy(schema: &mut Value, path: &str) {
     }
 }
 
-/// The values that an enumeration allows, with what each means.
+/// Returns the values that an enumeration allows, with what each means.
 pub(crate) fn choices(schema: &Value) -> Vec<(&str, &str)> {
     let variants = schema.get("oneOf").and_then(Value::as_array);
     variants

@@ -75,8 +75,8 @@ pub struct StageWeight {
 }
 
 impl RunConfig {
-    /// The stages of the training in their order, each as a config without stages that has the run's
-    /// `scheduler.total_steps`; of a config without stages that alone.
+    /// Returns the stages of the training in order, each as a config without stages that has the run's
+    /// `scheduler.total_steps`; for a config without stages, that config alone.
     pub fn stage_configs(&self) -> Vec<Self> {
         match &self.stages {
             None => vec![self.clone()],
@@ -84,7 +84,7 @@ impl RunConfig {
         }
     }
 
-    /// The config of one stage, the last one where there are fewer: [`RunConfig::stage_configs`].
+    /// Returns the config of one stage, from 0, or of the last one if there are fewer ([`RunConfig::stage_configs`]).
     #[must_use]
     pub fn at_stage(&self, stage: usize) -> Self {
         let stages = self.stages.as_deref().unwrap_or_default();
@@ -112,7 +112,7 @@ impl RunConfig {
         config
     }
 
-    /// The step with which each stage ends, counted from 1; none of a config without stages.
+    /// Returns the last step of each stage, counted from 1; empty for a config without stages.
     pub fn stage_ends(&self) -> Vec<u64> {
         let mut end: u64 = 0;
         let ends = self.stages.iter().flatten().map(|stage| {
@@ -122,7 +122,7 @@ impl RunConfig {
         ends.collect()
     }
 
-    /// Tokens of the longest training sequence.
+    /// Tokens of the longest training sequence of all stages.
     pub fn longest_sequence(&self) -> usize {
         let lengths = self.stages.iter().flatten().map(|stage| stage.sequence_length.unwrap_or(0));
         lengths.max().filter(|_| self.stages.is_some()).unwrap_or(self.data.sequence_length)
@@ -130,12 +130,12 @@ impl RunConfig {
 }
 
 impl MixtureComponent {
-    /// Whether stages call it so.
+    /// Whether stages refer to the source by this name.
     fn is_named(&self, source: &str) -> bool {
         self.stage_name().is_some_and(|name| name == source)
     }
 
-    /// What stages call it; none for local files without a name.
+    /// The name by which stages refer to the source; `None` for local files without a name.
     fn stage_name(&self) -> Option<&str> {
         self.name.as_deref().or(self.dataset.as_deref())
     }

@@ -6,8 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::{ConfigError, Problem};
 
-/// Which data set a run streams. Lies beside the run's config; files that have only the first five
-/// keys are valid.
+/// The data set that a run streams. The file is beside the run's config; one with only the first five keys is valid.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StreamingConfig {
     /// The data set's name on the Hub, such as `HuggingFaceFW/fineweb`, or `demo`.
@@ -16,7 +15,7 @@ pub struct StreamingConfig {
     pub split: String,
     /// Train on this many documents only, the first in listing order, repeatedly; `None`: on all.
     pub max_samples: Option<u64>,
-    /// Documents handed on at a time.
+    /// Not used by the trainer; at least 1.
     pub stream_batch_size: usize,
     /// Name of the experiment, see [`check_experiment_name`].
     pub experiment: String,
@@ -43,7 +42,7 @@ impl StreamingConfig {
     /// The file's name in a run's folder.
     pub const FILE_NAME: &str = "streaming_config.json";
 
-    /// A data set given by its name and split only.
+    /// Creates the config of a data set given by its name and split only.
     pub fn new(dataset: &str, split: &str) -> Self {
         Self {
             dataset: dataset.to_owned(),
@@ -68,8 +67,7 @@ impl StreamingConfig {
         if problems.is_empty() { Ok(streaming) } else { Err(ConfigError::new(Some(path), problems)) }
     }
 
-    /// Writes the file as people have it: indented JSON, the five known keys first. The file is
-    /// replaced as a whole.
+    /// Writes the file as indented JSON, the first five keys first. The file is replaced as a whole.
     pub fn save(&self, path: &Path) -> std::io::Result<()> {
         let mut text = serde_json::to_string_pretty(self).map_err(std::io::Error::other)?;
         text.push('\n');
@@ -78,7 +76,7 @@ impl StreamingConfig {
         std::fs::rename(&staging, path)
     }
 
-    /// What is wrong with the values.
+    /// Returns the problems of the values.
     fn problems(&self) -> Vec<Problem> {
         let mut problems = Vec::new();
         for (key, value) in [("dataset", &self.dataset), ("split", &self.split), ("text_column", &self.text_column)] {

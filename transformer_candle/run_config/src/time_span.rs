@@ -18,7 +18,7 @@ const UNITS: [(&str, u64); 4] = [("d", 86_400), ("h", 3600), ("min", 60), ("s", 
 const LONGEST: u64 = 366 * 86_400;
 
 impl TimeSpan {
-    /// As the standard library has it.
+    /// The span as a [`Duration`].
     pub fn duration(self) -> Duration {
         Duration::from_secs(self.0)
     }

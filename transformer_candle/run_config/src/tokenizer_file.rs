@@ -1,4 +1,4 @@
-//! What a config must know of a `tokenizer.json`: its size and its tokens.
+//! Reads what a config must know of a `tokenizer.json`: the size of its vocabulary, and its tokens.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -12,7 +12,7 @@ use crate::format;
 /// Most bytes of a `tokenizer.json`; the largest in use have some 30 MB.
 const LARGEST_TOKENIZER: u64 = 256 << 20;
 
-/// Ids that may stand for no token: each costs a row of the embeddings, and a mistaken id would cost billions.
+/// Most ids without a token: each costs a row of the embeddings, and a mistaken id would cost billions.
 const MOST_UNUSED_IDS: usize = 1 << 20;
 
 /// The vocabulary of a `tokenizer.json`.
@@ -46,7 +46,7 @@ struct AddedToken {
     special: bool,
 }
 
-/// The size of the vocabulary of a `tokenizer.json`: one more than the highest token id.
+/// Reads the size of the vocabulary of a `tokenizer.json`: one more than the highest token id.
 pub fn vocab_size(tokenizer_json: &Path) -> Result<usize, ConfigError> {
     let vocabulary = Vocabulary::load(tokenizer_json).map_err(|problem| ConfigError::one(tokenizer_json, problem))?;
     Ok(vocabulary.size)

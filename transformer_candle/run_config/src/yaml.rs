@@ -1,4 +1,4 @@
-//! A config written as YAML with what each key means.
+//! Writes a config as YAML, with what each key means.
 
 use std::fmt::Write;
 
@@ -9,7 +9,7 @@ use crate::{RunConfig, schema};
 /// Widest line of a comment.
 const WIDTH: usize = 100;
 
-/// Every key of the config with its description above it.
+/// Returns every key of the config as YAML, with its description above it.
 pub(crate) fn commented(config: &RunConfig) -> String {
     let value = serde_json::to_value(config).unwrap_or_default();
     let mut text = "# A training run: every key, with what it means. Keys left out take their defaults.\n".to_owned();
@@ -41,7 +41,7 @@ fn write_section(text: &mut String, schema: &Value, section: &Value, level: usiz
     }
 }
 
-/// What a key means, and what each of its choices does.
+/// Returns what a key means, and what each of its choices does.
 pub(crate) fn description(schema: &Value) -> String {
     let mut text = schema.get("description").and_then(Value::as_str).unwrap_or_default().to_owned();
     for (choice, meaning) in schema::choices(schema) {
@@ -64,7 +64,7 @@ fn wrap(text: &str, width: usize) -> Vec<String> {
     lines
 }
 
-/// A value in YAML's flow style, such that YAML 1.1 and 1.2 read the same.
+/// Formats a value in YAML's flow style, such that YAML 1.1 and 1.2 read the same.
 pub(crate) fn scalar(value: &Value) -> String {
     match value {
         Value::Number(number) => number.as_f64().filter(|_| number.is_f64()).map_or_else(|| number.to_string(), float),
@@ -81,8 +81,8 @@ pub(crate) fn scalar(value: &Value) -> String {
     }
 }
 
-/// The shortest text that reads back as the same number; YAML 1.1 wants a point before the exponent
-/// and a sign in it.
+/// Returns the shortest text that reads back as the same number; YAML 1.1 wants a point before the exponent and a sign
+/// in it.
 fn float(number: f64) -> String {
     let text = format!("{number:?}");
     let Some((digits, exponent)) = text.split_once('e') else {
@@ -100,7 +100,7 @@ fn quoted_if_needed(text: &str) -> String {
     if plain { text.to_owned() } else { quoted(text) }
 }
 
-/// A double-quoted YAML text; what a reader could change or not see is escaped.
+/// Returns a double-quoted YAML string; what a reader could change or not see is escaped.
 fn quoted(text: &str) -> String {
     let mut quoted = String::from('"');
     for character in text.chars() {

@@ -1,14 +1,14 @@
-//! The address space that a limit (`ulimit -v`) leaves a process, and what its threads reserve of it.
+//! The limit of a process's address space (`ulimit -v`), and what threads reserve of it.
 
 use kernels::arenas::{ARENA_BYTES, share_arenas};
 use rustix::process::{Resource, getrlimit};
 
-/// What a thread's stack reserves.
+/// Bytes that a thread's stack reserves.
 const STACK_BYTES: u64 = 2 << 20;
-/// The part of a limited address space that the arenas of threads may reserve.
+/// The arenas of threads may reserve one part in so many of a limited address space.
 const ARENAS_PART: u64 = 8;
 
-/// Bytes of address space, if the process has a limit.
+/// Returns the process's limit of address space in bytes; None where it has none.
 pub(crate) fn limit() -> Option<u64> {
     getrlimit(Resource::As).current
 }
@@ -22,7 +22,7 @@ pub(crate) fn share_what_is_limited() {
     }
 }
 
-/// Bytes that `threads` threads reserve under the limit.
+/// Returns the bytes of address space that `threads` threads reserve under the limit.
 pub(crate) fn reserved(threads: usize, limit: u64) -> u64 {
     let threads = threads as u64;
     threads * STACK_BYTES + threads.min(arenas(limit)) * ARENA_BYTES

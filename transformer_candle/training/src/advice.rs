@@ -23,7 +23,7 @@ const MIN_SWAP_BYTES: u64 = 64 << 20;
 /// Samples in a row that must agree.
 const SAMPLES_IN_A_ROW: usize = 3;
 
-/// Watches one session of training.
+/// Looks for what holds back one session of training.
 #[derive(Debug)]
 pub(crate) struct Advisor {
     num_workers: usize,
@@ -38,7 +38,7 @@ pub(crate) struct Advisor {
 }
 
 impl Advisor {
-    /// Of a run whose ranks are on these hosts; none for one process.
+    /// Returns the advisor of a run; `hosts` has the host of each rank, and is empty for one process.
     pub(crate) fn new(num_workers: usize, hosts: Vec<String>) -> Self {
         Self {
             num_workers,
@@ -53,12 +53,12 @@ impl Advisor {
         }
     }
 
-    /// The next step waits for its first data, as that of a run does.
+    /// Excludes the next step, which waits for its stage's first data.
     pub(crate) fn enter_stage(&mut self) {
         self.is_warm = false;
     }
 
-    /// What a step shows, one sentence each.
+    /// Returns the findings that a step adds, one sentence each.
     pub(crate) fn step(&mut self, report: &StepReport) -> Vec<String> {
         if !std::mem::replace(&mut self.is_warm, true) {
             return Vec::new();
@@ -84,7 +84,7 @@ impl Advisor {
         waits.into_iter().chain(saves).chain(ranks.into_iter().flatten()).collect()
     }
 
-    /// What a sample shows, one sentence each.
+    /// Returns the findings that a sample adds, one sentence each.
     pub(crate) fn utilization(&mut self, report: &UtilizationReport) -> Vec<String> {
         let gpu = report.gpu.as_ref();
         let throttle = gpu.and_then(|gpu| Some((throttle_remedy(gpu.throttle?)?, gpu)));
@@ -116,7 +116,8 @@ impl Advisor {
     }
 }
 
-/// What to do about a GPU's throttling. None for the power limit, which a GPU under full load reaches without harm.
+/// Returns what to do about a GPU's throttling. None for the power limit, which a GPU under full load reaches without
+/// harm.
 fn throttle_remedy(reason: &str) -> Option<&'static str> {
     match reason {
         "thermal" => Some("improve its cooling (fans, dust, air flow, other GPUs beside it), or lower its power limit"),
@@ -129,17 +130,17 @@ fn percent(share: f64) -> String {
     format!("{:.0} %", 100.0 * share)
 }
 
-/// A part of the time that is too large, over the last minutes: found once it has come from several steps, which a share
-/// below half of the limit forgets.
+/// A rule for a part of the time that is too large over the last minutes. It must come from several steps; their count
+/// restarts where the share is below half of the limit.
 #[derive(Debug)]
 struct ShareRule {
     limit: f64,
     /// Seconds of a run before anything is found.
     min_seconds: f64,
-    /// Seconds, of which older ones weigh less.
+    /// Exponentially decayed sum of the part that is watched, in seconds. `total` is that of all time.
     part: f64,
     total: f64,
-    /// Seconds without weights, up to the finding.
+    /// Seconds observed in all, without the decay.
     observed: f64,
     /// Steps above the limit since the share was last below half of it.
     steps: usize,
@@ -147,7 +148,7 @@ struct ShareRule {
 }
 
 impl ShareRule {
-    /// Seconds after which time weighs 1 / e.
+    /// Time constant of the decay in seconds: older time weighs 1 / e.
     const MEMORY: f64 = 300.0;
     const MIN_STEPS: usize = 3;
 
@@ -155,12 +156,12 @@ impl ShareRule {
         Self { limit, min_seconds, part: 0.0, total: 0.0, observed: 0.0, steps: 0, is_told: false }
     }
 
-    /// What earlier time weighs after as many seconds.
+    /// Returns the decay of earlier time over so many seconds.
     fn weight(seconds: f64) -> f64 {
         (-seconds / Self::MEMORY).exp()
     }
 
-    /// The share where it is found for the first time.
+    /// Adds a step of `total` seconds, `part` of them watched; returns the share when it is first found too large.
     fn observe(&mut self, part: f64, total: f64) -> Option<f64> {
         let weight = Self::weight(total);
         self.part = weight * self.part + part;
@@ -178,7 +179,7 @@ impl ShareRule {
     }
 }
 
-/// A state that lasts.
+/// A rule for a state that lasts for [`SAMPLES_IN_A_ROW`].
 #[derive(Debug, Default)]
 struct StreakRule {
     length: usize,
@@ -186,21 +187,22 @@ struct StreakRule {
 }
 
 impl StreakRule {
-    /// True where the state has lasted for the first time.
+    /// Adds a sample; returns true the first time that the state has lasted.
     fn observe(&mut self, holds: bool) -> bool {
         self.length = if holds { self.length + 1 } else { 0 };
         self.length == SAMPLES_IN_A_ROW && !std::mem::replace(&mut self.is_told, true)
     }
 }
 
-/// Memory that grows from block to block of samples. A block counts with its least sample, so that buffers that come and
-/// go do not count.
+/// A rule for memory that grows from block to block of samples. A block counts with its smallest sample, so that
+/// buffers
+/// that come and go do not count.
 #[derive(Debug)]
 struct GrowthRule {
-    /// Less growth in all is what the caches of the data stream take as they fill.
+    /// Smallest growth that is a finding: less is what the caches of the data stream take as they fill.
     min_bytes: u64,
     block: Vec<u64>,
-    /// Time and bytes of the least block so far.
+    /// Time and bytes of the smallest block so far.
     least: Option<(f64, u64)>,
     last: u64,
     /// Blocks in a row that were larger than the one before.
@@ -220,7 +222,7 @@ impl GrowthRule {
     const SAMPLES_PER_BLOCK: usize = 10;
     const MIN_RISING: usize = 6;
     const MIN_BYTES: u64 = 512 << 20;
-    /// The words that the encoder of each worker caches.
+    /// Bytes of the words that the encoder of each worker caches.
     const BYTES_PER_WORKER: u64 = 100 << 20;
 
     fn new(num_workers: usize) -> Self {
@@ -228,7 +230,7 @@ impl GrowthRule {
         Self { min_bytes, block: Vec::new(), least: None, last: u64::MAX, rising: 0, is_told: false }
     }
 
-    /// The growth where it is found for the first time.
+    /// Adds a sample; returns the growth when it is first found.
     fn observe(&mut self, time: f64, rss_bytes: u64) -> Option<Growth> {
         self.block.push(rss_bytes);
         if self.block.len() < Self::SAMPLES_PER_BLOCK {
@@ -271,7 +273,7 @@ mod tests {
         UtilizationReport { step: 1, time, rss_bytes: 1 << 30, cpu_cores: 1.0, swap_bytes: 0, ranks: None, gpu: None }
     }
 
-    /// The number of the step, and the advice, of each finding.
+    /// Returns each finding: the number of its step, and the advice.
     fn advice_of(steps: impl IntoIterator<Item = StepReport>) -> Vec<(usize, String)> {
         let mut advisor = Advisor::new(2, Vec::new());
         let found = steps

@@ -1,5 +1,5 @@
-//! Files that are replaced in one step: a reader finds the old content or the new one, whatever instant the process
-//! dies at. A symbolic link in a file's place is replaced itself; what it points to stays as it is.
+//! Atomic replacement of files: a reader finds the old content or the new one, whatever instant the process dies at. A
+//! symbolic link in a file's place is replaced itself; what it points to stays as it is.
 
 use std::fs::{self, File};
 use std::io::{self, BufWriter, Write};
@@ -37,7 +37,7 @@ pub(crate) fn replace_with(path: &Path, fill: impl FnOnce(&mut BufWriter<File>) 
 /// Creates a file that was not there; in particular it follows no link.
 fn create(staging: &Path) -> io::Result<File> {
     match File::create_new(staging) {
-        // Left by a killed process that had this one's number.
+        // Left by a killed process that had this one's id.
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
             fs::remove_file(staging)?;
             File::create_new(staging)
@@ -46,13 +46,13 @@ fn create(staging: &Path) -> io::Result<File> {
     }
 }
 
-/// Where a file or folder is written before it takes its place: `.latest.tmp-4242`.
+/// Returns the staging path where a file or folder is written before it is renamed: `.latest.tmp-4242`.
 pub(crate) fn staging_path(path: &Path) -> PathBuf {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     path.with_file_name(format!(".{name}{STAGING}{}", std::process::id()))
 }
 
-/// The name that a staging file or folder would have taken; none for any other name.
+/// Returns the name that a staging file or folder was to be renamed to; None for any other name.
 pub(crate) fn staged_name(name: &str) -> Option<&str> {
     let (name, process) = name.strip_prefix('.')?.rsplit_once(STAGING)?;
     is_number(process).then_some(name)

@@ -16,17 +16,17 @@ use crate::stop::StopSignal;
 use crate::trained_model::TrainedModel;
 use crate::{Result, TrainerError};
 
-/// The key of a checkpoint's fingerprint that has the day which its run's template took for today.
+/// Key of a checkpoint's fingerprint: the date that its run's chat template took for today.
 const DATE: &str = "data.chat_template_date";
-/// Tokens of a conversation that are read between two looks at the stop signal.
+/// Tokens of a conversation that are prefilled between two checks of the stop signal.
 const PIECE: usize = 128;
-/// Tokens that a sequence has room for, at least and as far as the model's context goes.
+/// Minimum number of tokens that a sequence's KV cache has room for; the model's context limits it.
 const SMALLEST_CAPACITY: usize = 1024;
 
-/// Where a conversation's template and date come from, unless they are the model's own.
+/// The chat template and date of conversations, where they are not the model's own.
 #[derive(Debug, Clone, Default)]
 pub struct ChatOptions {
-    /// A template's file, or `chatml`.
+    /// A template's file, or `chatml`; None for the model's own.
     pub template: Option<PathBuf>,
     /// The day that templates take for today where the model's run has pinned none, `2026-01-31`.
     pub date: Option<String>,
@@ -38,26 +38,26 @@ pub struct ChatOptions {
 pub enum FinishReason {
     /// The model ended its turn.
     Stop,
-    /// It has as many tokens as were asked for.
+    /// The answer has as many tokens as were asked for.
     Length,
     /// The model's context is full.
     Context,
-    /// The caller has cancelled it.
+    /// The caller has cancelled the answer.
     Cancelled,
 }
 
-/// An answer.
+/// A model's answer to a conversation.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Reply {
     /// Its text.
     pub text: String,
-    /// Its tokens.
+    /// Number of its tokens.
     pub tokens: usize,
-    /// Tokens of the conversation before it.
+    /// Number of tokens of the conversation before it.
     pub prompt_tokens: usize,
     /// Why it ended.
     pub finish_reason: FinishReason,
-    /// Tokens written over the seconds that prompt and tokens took.
+    /// Tokens generated over the seconds that prompt and tokens took.
     pub tokens_per_second: f64,
 }
 
@@ -69,15 +69,16 @@ pub struct ChatModel {
     sequence: Option<Sequence>,
 }
 
-/// A generator, and the tokens that it has seen.
+/// A generator, and the tokens in its KV cache.
 struct Sequence {
     generator: Generator,
     tokens: Vec<u32>,
 }
 
 impl Sequence {
-    /// Makes these its tokens, of which those that it begins with are read already; returns how many. On an error it
-    /// has the first of them.
+    /// Makes the KV cache hold `tokens`: keeps their common prefix with what it holds and prefills the rest; returns
+    /// their
+    /// number. On an error it holds the first of them.
     fn read(&mut self, tokens: &[u32], stop: &StopSignal) -> Result<usize> {
         let same = self.tokens.iter().zip(tokens).take_while(|(a, b)| a == b).count();
         self.tokens.truncate(same);
@@ -183,7 +184,8 @@ impl ChatModel {
         })
     }
 
-    /// The sequence so far, if it has room for so many tokens, else a new one with room for twice as many.
+    /// Takes the current sequence if it has room for `longest` tokens, else returns an empty one that has, with some to
+    /// spare.
     fn sequence_of(&mut self, longest: usize) -> Result<Sequence> {
         match self.sequence.take() {
             Some(sequence) if longest <= sequence.generator.capacity() => Ok(sequence),

@@ -15,20 +15,20 @@ use serde::Serialize;
 use crate::memory_plan::require_room;
 use crate::{Result, TrainerError};
 
-/// A continued text.
+/// A prompt and the text that a model continues it with.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Completion {
     /// The text that was continued.
     pub prompt: String,
     /// The generated text.
     pub completion: String,
-    /// The same as token ids.
+    /// The generated token ids.
     pub tokens: Vec<u32>,
-    /// Tokens written over the seconds that prompt and tokens took.
+    /// Tokens generated over the seconds that prompt and tokens took.
     pub tokens_per_second: f64,
 }
 
-/// A generator for sequences of at most `max_tokens`, if there is room for its keys and values.
+/// Returns a generator for sequences of at most `max_tokens`, if there is room for its KV cache.
 ///
 /// # Errors
 /// [`TrainerError::NoRoom`]
@@ -44,15 +44,15 @@ pub(crate) fn generator(shape: &ModelShape, weights: &Buffer, max_tokens: usize)
 pub struct CompletionRequest<'a> {
     /// The text to continue.
     pub prompt: &'a str,
-    /// The same as tokens, at least one.
+    /// The prompt's token ids, at least one.
     pub prompt_tokens: &'a [u32],
-    /// How many of them the generator has seen already, fewer than all.
+    /// How many of them are in the generator's KV cache already, fewer than all.
     pub seen: usize,
-    /// Tokens to write at most.
+    /// Maximum number of tokens to generate.
     pub max_tokens: usize,
     /// The tokens that end a text.
     pub stop_tokens: &'a [u32],
-    /// How tokens are drawn.
+    /// How tokens are sampled.
     pub settings: &'a SamplingSettings,
 }
 
@@ -92,8 +92,8 @@ pub fn complete(
     Ok(Completion { prompt: prompt.to_owned(), completion, tokens, tokens_per_second })
 }
 
-/// The text of tokens that follow others: some tokenizers drop the space in front of a text, which is one between words
-/// here.
+/// Decodes `tokens` that follow `before`: some tokenizers drop the space at the start of a text, which here separates
+/// words.
 fn text_behind(tokenizer: &Tokenizer, before: &[u32], tokens: &[u32]) -> Result<String> {
     let whole = tokenizer.decode(&[before, tokens].concat())?;
     match whole.strip_prefix(&tokenizer.decode(before)?) {
@@ -105,16 +105,16 @@ fn text_behind(tokenizer: &Tokenizer, before: &[u32], tokens: &[u32]) -> Result<
 /// Decodes tokens incrementally into whole characters: a token may hold only part of one.
 struct StreamingDecoder<'a> {
     tokenizer: &'a Tokenizer,
-    /// The tokens of the prompt or those emitted last, then the pending ones.
+    /// The tokens of the prompt or those emitted last, `emitted` of them, then the pending ones.
     tokens: Vec<u32>,
     emitted: usize,
 }
 
-/// Pending tokens at most; more are invalid bytes rather than an incomplete character.
+/// Maximum number of pending tokens; more are invalid bytes rather than an incomplete character.
 const MAX_PENDING_TOKENS: usize = 8;
 
 impl<'a> StreamingDecoder<'a> {
-    /// For the tokens behind a prompt.
+    /// Returns a decoder for the tokens that follow a prompt.
     fn behind(tokenizer: &'a Tokenizer, prompt_tokens: &[u32]) -> Self {
         Self { tokenizer, tokens: prompt_tokens.to_owned(), emitted: prompt_tokens.len() }
     }
@@ -155,7 +155,7 @@ mod tests {
         Tokenizer::of_model(folder.path(), None).unwrap()
     }
 
-    /// The text of the tokens behind the first `count`, as it grows and at once.
+    /// Decodes the tokens behind the first `count`, one by one and all at once.
     fn decoded_behind(tokenizer: &Tokenizer, tokens: &[u32], count: usize) -> (String, String) {
         let (prompt, completion) = tokens.split_at(count);
         let mut decoder = StreamingDecoder::behind(tokenizer, prompt);

@@ -10,7 +10,7 @@ use dataset::SourceDescription;
 use run_config::{Algorithm, Architecture, Bos, DataFormat, Packing, ResolvedRun, RopeType, RunConfig};
 use serde_json::{Value, json};
 
-/// Config keys (plus the tokenizer's hash and the data's size or commit) with their values.
+/// Values by config key, plus the tokenizer's hash and the data's size or commit.
 pub type ConfigFingerprint = BTreeMap<String, Value>;
 
 const REVISION: &str = "revision";
@@ -19,11 +19,11 @@ const FORMAT: &str = "data.format";
 const BOS: &str = "data.bos";
 const MIXTURE: &str = "data.mixture";
 const ARCHITECTURE: &str = "model.architecture";
-/// The precision policy.
+/// Key of the precision policy.
 pub(crate) const PRECISION: &str = "runtime.precision";
 const ALGORITHM: &str = "optimizer.algorithm";
 
-/// One key that differs.
+/// A key whose value differs between a checkpoint and a config.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Change {
     /// The key's path, such as `model.hidden_size`.
@@ -40,7 +40,7 @@ impl fmt::Display for Change {
     }
 }
 
-/// The value of a key that old checkpoints lack.
+/// Returns the value that a checkpoint without this key stands for.
 fn default_value(key: &str) -> Value {
     match key {
         PACKING => json!(Packing::Concat),
@@ -52,7 +52,7 @@ fn default_value(key: &str) -> Value {
     }
 }
 
-/// The keys in which the config's fingerprint differs from the checkpoint's.
+/// Returns the keys in which the config's fingerprint differs from the checkpoint's.
 pub fn changes(checkpoint: &ConfigFingerprint, config: &ConfigFingerprint) -> Vec<Change> {
     let value = |fingerprint: &ConfigFingerprint, key: &str| {
         fingerprint.get(key).cloned().unwrap_or_else(|| default_value(key))
@@ -113,7 +113,7 @@ pub fn compute(run: &ResolvedRun, tokenizer_hash: &str, sources: &[SourceDescrip
     add("runtime.seed", json!(runtime.seed));
     add("data.sequence_length", json!(data.sequence_length));
     add(PACKING, json!(data.packing));
-    // As the keys of the model that are left out at their default.
+    // Left out at their default, as keys of the model are.
     if data.bos != Bos::Never {
         add(BOS, json!(data.bos));
     }

@@ -22,15 +22,15 @@ use crate::{
     units::bytes,
 };
 
-/// What a driver on Linux, or Windows' own below it, shows of a GPU.
+/// Files that show that there is a GPU: the driver's device file on Linux, Windows' driver library under WSL.
 const DRIVER_FILES: [&str; 2] = ["/dev/nvidia0", "/usr/lib/wsl/lib/libcuda.so.1"];
 
-/// A device, opened, and what a person should know about the choice.
+/// An open device, and notes for people on the choice.
 #[derive(Clone, Debug)]
 pub struct DeviceSelection {
-    /// Where to compute.
+    /// The open device.
     pub device: Device,
-    /// One sentence each.
+    /// Notes on the choice, one sentence each.
     pub notes: Vec<String>,
 }
 
@@ -112,12 +112,12 @@ pub fn select_for_inference(
     }
 }
 
-/// The device, and on a GPU what its results depend on.
+/// Describes a device: its name and, on a GPU, what results depend on.
 pub fn describe(device: &Device) -> String {
     device.as_cuda().map_or_else(|| device.to_string(), |cuda| format!("{device}: {}", cuda.fingerprint()))
 }
 
-/// Why no GPU trains a config's model, as a clause behind "a GPU"; none where one does.
+/// Returns why no GPU trains a config's model, as a clause that follows "a GPU"; none where one does.
 pub fn refusal(config: &RunConfig) -> Result<Option<String>> {
     Ok(limits::refusal(&sizes(&model_shape(config)?, config.longest_sequence())))
 }
@@ -151,13 +151,13 @@ fn open_decided(device: run_config::Device) -> Result<Device> {
 
 /// The GPUs of this machine.
 struct AvailableGpus {
-    /// Or what is missing, in a sentence.
+    /// The GPUs, or a sentence that says what is missing.
     gpus: std::result::Result<Vec<Gpu>, String>,
     /// Whether the system shows a GPU, whatever this program can do with it.
     has_driver_files: bool,
 }
 
-/// A device that is there, and why it is not the one that one would expect.
+/// The device that was chosen, with a note if it is not the one that a person would expect.
 #[derive(Debug, PartialEq)]
 struct Decision {
     device: run_config::Device,
@@ -172,7 +172,7 @@ impl AvailableGpus {
         Self { gpus: gpus(), has_driver_files: DRIVER_FILES.iter().any(|path| Path::new(path).exists()) }
     }
 
-    /// `refusal` says why a GPU does not take the model.
+    /// Chooses the device; `refusal` says why a GPU does not support the model.
     fn decide(&self, asked: run_config::Device, refusal: Option<String>) -> Result<Decision> {
         match asked {
             run_config::Device::Cpu => Ok(Decision { device: asked, note: None }),

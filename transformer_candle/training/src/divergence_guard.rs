@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 use run_config::DivergenceGuardConfig;
 
-/// Checks every step's loss. Its state is not saved: a resumed run starts with an empty history.
+/// Checks each step's loss for divergence. Its state is not saved: a resumed run starts with an empty history.
 #[derive(Debug)]
 pub struct DivergenceGuard {
     config: DivergenceGuardConfig,
@@ -15,7 +15,7 @@ pub struct DivergenceGuard {
 }
 
 impl DivergenceGuard {
-    /// A guard without history.
+    /// Returns a guard without history.
     pub fn new(config: &DivergenceGuardConfig) -> Self {
         Self { config: config.clone(), consecutive_skips: 0, recent_losses: VecDeque::new(), lowest_mean: None }
     }

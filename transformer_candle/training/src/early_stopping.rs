@@ -6,7 +6,8 @@ use crate::checkpoint::{BestEvaluation, Improvement};
 use crate::units::grouped;
 
 impl Improvement {
-    /// After another evaluation. A loss that is not a number is no improvement, and none to measure others against.
+    /// Updates the count with another evaluation. A loss that is not finite is no improvement, and none to compare
+    /// others with.
     pub(crate) fn after(before: Option<Self>, step: u64, loss: f64, min_delta: f64) -> Option<Self> {
         let Some(before) = before else {
             return loss.is_finite().then_some(Self { step, loss, evaluations_since: 0 });
@@ -17,14 +18,14 @@ impl Improvement {
         Some(Self { evaluations_since: before.evaluations_since + 1, ..before })
     }
 
-    /// Of a run whose checkpoint counted none: since its best evaluation.
+    /// Returns the count of a run whose checkpoint has none: the evaluations since its best one.
     pub(crate) fn since_best(best: BestEvaluation, step: u64, every_n_steps: u64) -> Self {
         let BestEvaluation { step: best_step, loss } = best;
         let evaluations_since = (step / every_n_steps).saturating_sub(best_step / every_n_steps);
         Self { step: best_step, loss, evaluations_since }
     }
 
-    /// Why training ends, if patience has run out.
+    /// Returns why training ends, if patience has run out.
     pub(crate) fn reason_to_end(&self, config: &EvaluationConfig) -> Option<String> {
         let patience = config.patience.filter(|patience| self.evaluations_since >= *patience)?;
         let by = if config.min_delta > 0.0 { format!(" by at least {}", config.min_delta) } else { String::new() };

@@ -14,7 +14,7 @@ use crate::{Result, TrainerError, atomic_file};
 
 /// This program's version, and the CUDA release that it was built with.
 pub const VERSION: &str = env!("BUILT_VERSION");
-/// The file's name in a run directory.
+/// The name of the environment file in a run directory.
 pub const FILE_NAME: &str = "environment.json";
 
 /// A run's software and hardware. Environment variables are left out: they may hold secrets.
@@ -28,7 +28,7 @@ pub struct Environment {
     pub cuda: Option<&'static str>,
     /// `debug` or `release`.
     pub profile: &'static str,
-    /// The compiler.
+    /// The version of `rustc`.
     pub rustc: &'static str,
     /// The target triple.
     pub target: &'static str,
@@ -58,20 +58,20 @@ pub struct Environment {
     pub arguments: Vec<String>,
     /// The folder it was started in.
     pub current_directory: Option<String>,
-    /// This process.
+    /// The id of this process.
     pub process: u32,
-    /// Seconds since 1970.
+    /// Start time in seconds since 1970.
     pub started: u64,
 }
 
 /// The GPU, driver and libraries, which determine a run's rounding and speed.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct GpuInfo {
-    /// As in `cuda:0`.
+    /// Its number, as in `cuda:0`.
     pub ordinal: usize,
-    /// As the driver calls it.
+    /// The name that the driver reports.
     pub name: String,
-    /// Major and minor.
+    /// Compute capability, major and minor.
     pub compute_capability: (u32, u32),
     /// Its memory in bytes, where it tells.
     pub memory_bytes: Option<u64>,
@@ -92,7 +92,7 @@ impl GpuInfo {
 }
 
 impl Environment {
-    /// Of this process, with a run on `threads` threads.
+    /// Records this process's environment, for a run on `threads` threads.
     pub fn capture(threads: usize) -> Self {
         let system = rustix::system::uname();
         Self {
@@ -119,7 +119,7 @@ impl Environment {
         }
     }
 
-    /// The same with a run on this device.
+    /// Adds the device that a run is on.
     #[must_use]
     pub fn on(self, device: &Device) -> Self {
         Self { gpu: GpuInfo::new(device), ..self }
@@ -135,7 +135,7 @@ impl Environment {
     }
 }
 
-/// What the system calls the CPU.
+/// Returns the CPU's model name from `/proc/cpuinfo`.
 pub(crate) fn processor() -> Option<String> {
     let information = fs::read_to_string("/proc/cpuinfo").ok()?;
     let line = information.lines().find(|line| line.starts_with("model name"))?;
@@ -158,7 +158,7 @@ fn instructions() -> Vec<&'static str> {
     Vec::new()
 }
 
-/// `MemTotal:  8123456 kB`
+/// Reads the machine's memory in bytes from a line of `/proc/meminfo`: `MemTotal:  8123456 kB`.
 fn memory_bytes() -> Option<u64> {
     let information = fs::read_to_string("/proc/meminfo").ok()?;
     let line = information.lines().find(|line| line.starts_with("MemTotal:"))?;

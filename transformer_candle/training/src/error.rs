@@ -107,7 +107,7 @@ pub enum TrainerError {
         purpose: String,
         /// Bytes that it needs.
         needed: u64,
-        /// What there is.
+        /// The memory that is available.
         budget: Budget,
     },
 
@@ -152,7 +152,7 @@ impl TrainerError {
     /// The exit code of a program that ends with this error.
     pub fn exit_code(&self) -> u8 {
         let code = match self {
-            // Among the data's errors, those of what was asked for rather than of what was found.
+            // Of the data's errors, those that the request caused, not the data.
             Self::Request(_)
             | Self::Config(_)
             | Self::Locked { .. }
@@ -190,7 +190,7 @@ impl TrainerError {
         self.exit_code() == ExitCode::OutOfMemory as u8
     }
 
-    /// An error of the model, messages from what was asked of it: a prompt or settings that it refuses end with exit
+    /// Converts an error of the model: a prompt or settings that it refuses are a [`TrainerError::Request`], with exit
     /// code 2.
     pub(crate) fn from_request(error: model::Error) -> Self {
         match error {
@@ -209,7 +209,7 @@ impl TrainerError {
         )
     }
 
-    /// For `map_err` on file operations: `File::open(path).map_err(TrainerError::io("open", path))`.
+    /// Adds action and path to an I/O error: `File::open(path).map_err(TrainerError::io("open", path))`.
     pub fn io(action: &'static str, path: impl Into<PathBuf>) -> impl FnOnce(io::Error) -> Self {
         let path = path.into();
         move |source| Self::Io { action, path, source }

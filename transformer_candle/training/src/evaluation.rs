@@ -81,8 +81,9 @@ impl Totals {
         totals.over_ranks(nats, ranks)
     }
 
-    /// The sums of what all ranks have evaluated; `nats` are those of each batch, zero for batches of other ranks. They
-    /// are added up in the order of the batches, so that the number of ranks changes no bit.
+    /// Sums the totals over all ranks; `nats` has the sum of each batch, zero for batches of other ranks. They are
+    /// added up
+    /// in the order of the batches, so that the number of ranks changes no bit.
     fn over_ranks(mut self, mut nats: Vec<f64>, ranks: &Ranks) -> Result<Self> {
         if let Some(exchange) = ranks.exchange() {
             let bytes = self.bytes.map_or(f64::NAN, |bytes| bytes as f64);
@@ -106,8 +107,9 @@ fn report(step: u64, all: &[Totals], components: Vec<ComponentEvaluation>) -> Ev
     EvaluationReport { step, loss, perplexity: loss.exp(), bits_per_byte, tokens, components, samples: Vec::new() }
 }
 
-/// Nats per token and bits per byte of the mixture: each part's means are weighted by its mixture weight, not by the
-/// number of tokens evaluated.
+/// Returns nats per token and bits per byte of the mixture: each part's means are weighted by its mixture weight, not
+/// by
+/// the number of tokens evaluated.
 fn means(parts: &[Totals]) -> (f64, Option<f64>) {
     let total_weight: f64 = parts.iter().map(|part| part.weight).sum();
     let per_token = |sum: &dyn Fn(&Totals) -> f64| {

@@ -1,4 +1,6 @@
-//! What a GPU's speed depends on besides the program, as NVML, the driver's management library, reports it.
+//! The state of a GPU that its speed depends on (clocks, power, heat, other processes), as NVML, the driver's
+//! management
+//! library, reports it.
 //!
 //! The library is opened at run time and only here: `doctor` reads the whole state once, the utilization sampler a few
 //! numbers every few seconds.
@@ -15,7 +17,7 @@ use serde_json::{Value, json};
 use crate::error::{Result, TrainerError};
 use crate::report::GpuUtilization;
 
-/// NVML's names of what may keep the clocks below what they could be.
+/// NVML's reasons for clocks below their maximum, with their names.
 const SLOWDOWNS: [(ThrottleReasons, &str); 8] = [
     (ThrottleReasons::APPLICATIONS_CLOCKS_SETTING, "applications_clocks_setting"),
     (ThrottleReasons::SW_POWER_CAP, "sw_power_cap"),
@@ -27,8 +29,9 @@ const SLOWDOWNS: [(ThrottleReasons, &str); 8] = [
     (ThrottleReasons::DISPLAY_CLOCK_SETTING, "display_clock_setting"),
 ];
 
-/// What throttles a GPU in one word, the gravest first: heat, then the power supply, then the power limit, which a
-/// GPU under full load often reaches without harm.
+/// Short names of reasons that throttle a GPU, the gravest first: heat, then the power supply, then the power limit,
+/// which
+/// a GPU under full load often reaches without harm.
 const THROTTLES: [(ThrottleReasons, &str); 4] = [
     (ThrottleReasons::SW_THERMAL_SLOWDOWN.union(ThrottleReasons::HW_THERMAL_SLOWDOWN), "thermal"),
     (ThrottleReasons::HW_POWER_BRAKE_SLOWDOWN, "power brake"),
@@ -36,7 +39,7 @@ const THROTTLES: [(ThrottleReasons, &str); 4] = [
     (ThrottleReasons::SW_POWER_CAP, "power limit"),
 ];
 
-/// What NVML reports of the GPU with this UUID, with null for what the GPU does not support.
+/// Returns what NVML reports of the GPU with this UUID as JSON, with null for what the GPU does not support.
 ///
 /// # Errors
 /// [`TrainerError::Request`] if NVML cannot be opened or does not know the GPU.
@@ -82,8 +85,8 @@ fn slowed_by(gpu: &Device<'_>) -> Option<Vec<&'static str>> {
     Some(SLOWDOWNS.iter().filter(|(reason, _)| reasons.contains(*reason)).map(|(_, name)| *name).collect())
 }
 
-/// Process ids and the bytes that each holds, this process left out; bytes are None where the driver keeps them to
-/// itself.
+/// Returns the ids of the GPU's other processes and the bytes that each holds; bytes are null where the driver does not
+/// tell them.
 fn other_processes(gpu: &Device<'_>) -> Option<Vec<Value>> {
     let (computing, drawing) =
         (gpu.running_compute_processes().ok()?, gpu.running_graphics_processes().unwrap_or_default());
@@ -109,12 +112,12 @@ pub(crate) struct GpuMonitor {
 }
 
 impl GpuMonitor {
-    /// None where NVML cannot be opened.
+    /// Opens NVML; None where it cannot be opened.
     pub(crate) fn open(uuid: &str) -> Option<Self> {
         Some(Self { nvml: Nvml::init().ok()?, uuid: uuid.to_owned() })
     }
 
-    /// What the GPU does at this moment; none if NVML does not answer, as after the driver has lost the GPU.
+    /// Returns the GPU's current utilization; None if NVML does not answer, as after the driver has lost the GPU.
     pub(crate) fn read(&self) -> Option<GpuUtilization> {
         let gpu = self.nvml.device_by_uuid(self.uuid.as_str()).ok()?;
         let watts = |milliwatts: std::result::Result<u32, NvmlError>| Some(f64::from(milliwatts.ok()?) / 1e3);

@@ -17,7 +17,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::{Result, TrainerError};
 
-/// The lock's name inside a run directory.
+/// The name of the lock file inside a run directory.
 pub const FILE_NAME: &str = ".trainer.lock";
 
 #[derive(Serialize, Deserialize)]
@@ -117,7 +117,7 @@ impl AsRawFd for RunLock {
     }
 }
 
-/// Standard input, if it is the same file.
+/// Returns standard input if it is the lock file `file`, opened and locked by another program.
 fn inherited_lock(file: &File) -> Option<File> {
     let input = File::from(io::stdin().as_fd().try_clone_to_owned().ok()?);
     is_same(&input.metadata().ok()?, &file.metadata().ok()?).then_some(input)

@@ -1,7 +1,7 @@
 //! Everything a run will hold in memory, computed from its config alone.
 //!
 //! The buffers listed here are the ones that the trainer allocates before its first step: it has no other list. So a
-//! run that cannot fit is refused before it starts, and told what would.
+//! run that cannot fit is refused before it starts, with the settings that would fit.
 
 mod allocate;
 mod available_memory;
@@ -75,7 +75,7 @@ use crate::{
 /// Host memory that saving takes besides the buffers: a piece of 2^20 elements as numbers and as bytes.
 const SAVING_BYTES: u64 = 8 << 20;
 
-/// What the program itself takes on a CPU, measured: code, tokenizer, threads and what reading a file needs.
+/// Bytes that the program itself takes on a CPU, measured: code, tokenizer, threads and what reading a file needs.
 const PROGRAM_BYTES: u64 = 57_000_000;
 
 /// The device that a plan is made for.
@@ -83,20 +83,20 @@ const PROGRAM_BYTES: u64 = 57_000_000;
 pub struct PlannedDevice {
     /// Its name.
     pub name: String,
-    /// What CUDA reports as a GPU's memory.
+    /// A GPU's memory as CUDA reports it; none for a CPU.
     pub memory_bytes: Option<u64>,
-    /// Nominal bf16 FLOPs per second of a GPU that is known.
+    /// Nominal bf16 FLOPs per second of a known GPU; none for a CPU.
     pub bf16_flops: Option<f64>,
     /// The numbers that its speed is predicted from, for a GPU of the table.
     pub gpu: Option<GpuSpec>,
-    /// Whether nobody has named it: the run needs a GPU, and there is none here.
+    /// Whether it is assumed: the run needs a GPU, and there is none here.
     pub assumed: bool,
 }
 
 /// A run's memory, disk and compute requirements. `Display` prints it for people, serde for programs.
 #[derive(Clone, Debug, Serialize)]
 pub struct MemoryPlan {
-    /// Where the run is planned for.
+    /// The device that the run is planned for.
     pub device: PlannedDevice,
     /// The stages of the run, in order; empty if it has none. What the plan says of a step, a micro-batch or a speed is
     /// then that of the stage that needs the most memory.
@@ -110,7 +110,7 @@ pub struct MemoryPlan {
     pub flops_per_token: f64,
     /// The precision of matmuls and activations.
     pub precision: Precision,
-    /// What is computed again in the backward pass.
+    /// Which activations the backward pass recomputes.
     pub activation_recompute: ActivationRecompute,
     /// Tokens of a sequence.
     pub sequence_length: u64,
@@ -118,11 +118,11 @@ pub struct MemoryPlan {
     pub micro_batch: u64,
     /// Micro-batches of an optimizer step, those of all ranks together.
     pub gradient_accumulation_steps: u64,
-    /// The processes that share the micro-batches of a step and the optimizer's state; none for one. All bytes but those
-    /// of a checkpoint are of the process with the most.
+    /// The number of ranks, which share the micro-batches of a step and the optimizer's state; none for one. All bytes
+    /// but those of a checkpoint are of the rank with the most.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ranks: Option<u64>,
-    /// Which of them it is for.
+    /// The rank that the plan is for.
     #[serde(skip)]
     pub rank_info: RankInfo,
     /// Virtual shards of an optimizer step (`runtime.deterministic_reduction`).
@@ -138,14 +138,14 @@ pub struct MemoryPlan {
     pub total_steps: Option<u64>,
     /// Tokens of the run.
     pub total_tokens: Option<u64>,
-    /// All planned buffers.
+    /// Bytes of all planned buffers.
     pub bytes: u64,
-    /// The same by what they are for, in the order of a step.
+    /// Bytes of each category that has a buffer, in the order of [`kernels::memory::Category`].
     pub bytes_by_category: Vec<CategoryBytes>,
-    /// What a training on a CPU takes of the machine's memory at its peak (its resident set): the buffers, the program,
-    /// the data stream as a rule, and saving. None on a GPU, whose buffers are elsewhere.
+    /// Peak resident set of a training on a CPU, in bytes: the buffers, the program, the data stream's usual memory,
+    /// and saving. None on a GPU, whose buffers are elsewhere.
     pub process_bytes: Option<u64>,
-    /// What there is, where that is known.
+    /// The memory that is available, where that is known.
     pub budget: Option<Budget>,
     /// Size of a checkpoint directory: the weights, and what the optimizer keeps from step to step.
     pub checkpoint_bytes: u64,
@@ -155,11 +155,11 @@ pub struct MemoryPlan {
     pub saving_bytes: u64,
     /// The part of a step's FLOPs that are the optimizer's GEMMs; none with `AdamW`, which has none.
     pub optimizer_share: Option<f64>,
-    /// How fast it trains there; none on a CPU where nothing was timed, and on a GPU of unknown speed.
+    /// The speed of training on the device; none on a CPU where nothing was timed, and on a GPU of unknown speed.
     pub speed: Option<Speed>,
-    /// How long, where the config says how many steps.
+    /// How long the run trains, where the config says how many steps.
     pub training_time: Option<TrainingTime>,
-    /// What that costs.
+    /// What the run costs; none where neither a power draw nor a price is known.
     pub cost: Option<Cost>,
     /// The largest micro-batch that fits for each recompute mode, fewest recomputed values first.
     pub largest_micro_batches: Vec<FittingMicroBatch>,
@@ -172,14 +172,14 @@ pub struct MemoryPlan {
 /// A micro-batch that fits, and how fast a step of such micro-batches is.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct FittingMicroBatch {
-    /// What it needs.
+    /// The settings, and the memory that they need.
     #[serde(flatten)]
     pub requirement: MemoryRequirement,
     /// Target tokens per second, pessimistic and optimistic.
     pub tokens_per_second: Option<[f64; 2]>,
 }
 
-/// One line of the plan.
+/// The bytes of one category of buffers.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct CategoryBytes {
     /// What the buffers are for.
@@ -189,9 +189,9 @@ pub struct CategoryBytes {
 }
 
 impl MemoryPlan {
-    /// The plan of a run where it would be trained: on the GPU that `runtime.device` names or finds, against what that
-    /// has free; else on an RTX 5090 that is assumed, if the run is meant for a GPU or would take this machine months;
-    /// else on this machine's CPU. `runtime.memory_limit` holds everywhere. `batch_size: auto` becomes the largest
+    /// Plans a run for the device that it would be trained on: the GPU that `runtime.device` names or finds, within its
+    /// free memory; else an RTX 5090 that is assumed, if the run is meant for a GPU or would take this machine months;
+    /// else this machine's CPU. `runtime.memory_limit` holds everywhere. `batch_size: auto` becomes the largest
     /// micro-batch that fits and divides `sequences_per_step`, or one sequence if none does. A plan is made whether it
     /// fits or not: see [`MemoryPlan::check`].
     ///
@@ -202,7 +202,7 @@ impl MemoryPlan {
         Self::for_request(run, &PlanRequest::default())
     }
 
-    /// The same for a GPU that is named, for another amount of memory, or with prices.
+    /// Plans a run as [`MemoryPlan::new`] does, but for what the request names: a GPU, memory, ranks or prices.
     ///
     /// # Errors
     /// As [`MemoryPlan::new`].
@@ -210,8 +210,7 @@ impl MemoryPlan {
         Self::on_machine(&run.config, request, &ThisMachine)
     }
 
-    /// Like [`MemoryPlan::new`] for a device at hand, and never more than it has free: what a trainer may allocate
-    /// here.
+    /// Plans a run for an open device, within the memory that it has free: what a trainer may allocate here.
     ///
     /// # Errors
     /// As [`MemoryPlan::new`], and when a GPU does not tell its memory.
@@ -219,7 +218,7 @@ impl MemoryPlan {
         Self::of_rank(run, device, RankInfo::default())
     }
 
-    /// The same for one of several ranks.
+    /// Plans a run as [`MemoryPlan::here`] does, for one of several ranks.
     ///
     /// # Errors
     /// As [`MemoryPlan::here`], and if the ranks cannot share the run.
@@ -345,13 +344,13 @@ impl MemoryPlan {
         }
     }
 
-    /// The speed on a GPU at hand by its roofline; none on a CPU, for which see [`MemoryPlan::calibrator`].
+    /// Predicts the speed on an open GPU by its roofline; none on a CPU, for which see [`MemoryPlan::calibrator`].
     pub(crate) fn roofline(step: StepOf<'_>, device: &Device) -> Result<Option<Speed>> {
         let PlanTarget::Gpu(gpu) = PlanTarget::open(device)? else { return Ok(None) };
         Ok(SpeedModel::of_gpu(&gpu, step.config).map(|model| model.speed(step)))
     }
 
-    /// What times the operations of a step on this machine's CPU; none where there is no memory for it, and on a GPU.
+    /// Returns a calibrator of a step on this machine's CPU; none where memory or time are too short, and on a GPU.
     ///
     /// # Errors
     /// If an operation fails.
@@ -362,7 +361,7 @@ impl MemoryPlan {
         Calibrator::new(step, CpuSpeed::measure(step.config)?)
     }
 
-    /// Keeps how long a step takes on a device at hand, for later plans of the same config.
+    /// Saves the measured time of a step on an open device, for later plans of the same config.
     pub(crate) fn keep_measurement(step: StepOf<'_>, device: &Device, step_seconds: f64) {
         if let Ok(name) = this_machine::device_name(step.config, device) {
             measured::keep(step, &name, step_seconds);
@@ -391,7 +390,7 @@ impl MemoryPlan {
         changes.ok_or_else(|| TrainerError::OutOfMemory(Box::new(shortage.clone())))
     }
 
-    /// What the plan's buffers are made for, those of the largest stage.
+    /// Returns the settings that the plan's buffers are made for; with stages, those of the largest stage.
     pub fn engine_settings(&self, device: DeviceKind) -> EngineSettings {
         let &Self { micro_batch, activation_recompute, rank_info, .. } = self;
         EngineSettings { micro_batch: micro_batch as usize, activation_recompute, device, rank_info }

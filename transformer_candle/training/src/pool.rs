@@ -1,4 +1,4 @@
-//! The thread pools of a CPU; a step runs on threads of its pool, so that no operation is passed to another thread.
+//! The CPU's thread pools. A step runs on a thread of its pool, so that no operation has to be passed to one.
 
 use std::env;
 use std::error::Error;
@@ -19,7 +19,7 @@ const MOST_PER_CORE: usize = 8;
 const ALWAYS_ALLOWED: usize = 64;
 /// Thread pools of `threads` threads: ours, and those of the two libraries that encode text.
 const POOLS: usize = 3;
-/// `data.num_workers`.
+/// The largest `data.num_workers`.
 const MOST_WORKERS: usize = 256;
 /// Threads that wait for data, signals and the Hub.
 const SINGLE_THREADS: usize = 8;
@@ -36,7 +36,7 @@ pub fn check(configured: Option<usize>, workers: usize) -> Result<()> {
     start_and_end(needed).map_err(|error| threads.not_started(needed, &error.to_string()))
 }
 
-/// Starts threads, all before the first one ends.
+/// Starts `number` threads, all before the first one ends, and ends them.
 fn start_and_end(number: usize) -> io::Result<()> {
     let gate = Mutex::new(());
     thread::scope(|scope| {
@@ -49,7 +49,7 @@ fn start_and_end(number: usize) -> io::Result<()> {
     })
 }
 
-/// The threads of [`from_config`].
+/// Returns the number of threads of [`from_config`].
 ///
 /// # Errors
 /// [`TrainerError::Request`] for far more threads than cores.
@@ -57,7 +57,7 @@ pub(crate) fn threads(config: &RunConfig) -> Result<usize> {
     Ok(Threads::wanted(config.runtime.threads)?.number)
 }
 
-/// A pool of as many threads as `runtime.threads` says; else `RAYON_NUM_THREADS`, else one a core.
+/// Returns a pool of `runtime.threads` threads; without it `RAYON_NUM_THREADS`, else one per core.
 ///
 /// # Errors
 /// [`TrainerError::Request`] for far more threads than cores, and where the system does not start them.
@@ -70,14 +70,14 @@ pub(crate) fn from_config(config: &RunConfig) -> Result<ThreadPool> {
 /// Starts the threads of [`in_pool`] outside of a trainer, once per process.
 ///
 /// # Errors
-/// As [`from_config`].
+/// Those of [`from_config`].
 pub(crate) fn start() -> Result<()> {
     static STARTED: OnceLock<std::result::Result<(), String>> = OnceLock::new();
     check(None, 0)?;
     let threads = Threads::wanted(None)?;
     let started = STARTED.get_or_init(|| match ThreadPoolBuilder::new().num_threads(threads.number).build_global() {
         Err(error) if error.source().is_some() => Err(threads.refused(&error).to_string()),
-        // Without a cause it is that somebody has started them already.
+        // An error without a source means that they have been started already.
         _ => Ok(()),
     });
     started.clone().map_err(TrainerError::Request)

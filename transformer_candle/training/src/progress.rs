@@ -29,7 +29,7 @@ const WAIT_REPORT_INTERVAL: Duration = Duration::from_mins(1);
 /// How often the retry status is polled.
 const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
-/// Where progress goes.
+/// How progress is shown.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ProgressMode {
     /// A live line if stdout is a terminal, else plain lines.
@@ -37,18 +37,18 @@ pub enum ProgressMode {
     Auto,
     /// Plain lines, one every `log_every_n_steps`.
     Plain,
-    /// Nothing.
+    /// No output.
     Silent,
 }
 
-/// The progress of one run.
+/// Shows the progress of one run.
 #[derive(Debug)]
 pub struct Progress {
     sink: Sink,
     total_steps: Option<u64>,
     log_interval: LogInterval,
     smoothed_step_seconds: Option<f64>,
-    /// Steps shown so far.
+    /// Steps shown since the current stage began.
     steps_seen: u64,
     /// The last step of each stage and the cost of one of its steps, in any unit; empty without stages.
     stages: Vec<(u64, f64)>,
@@ -78,7 +78,7 @@ enum Sink {
 }
 
 impl Progress {
-    /// Progress after `done` of `total_steps` steps; plain lines are printed every `log_every` steps.
+    /// Returns the progress after `done` of `total_steps` steps; plain lines are printed every `log_every` steps.
     pub fn new(mode: ProgressMode, done: u64, total_steps: Option<u64>, log_every: u64) -> Self {
         let sink = match mode {
             ProgressMode::Silent => Sink::Silent,
@@ -97,13 +97,13 @@ impl Progress {
         }
     }
 
-    /// The progress of a run in stages, in this one.
+    /// Sets a run's stages, each as its last step and the cost of one step, and the current one.
     #[must_use]
     pub(crate) fn with_stages(self, stages: Vec<(u64, f64)>, stage: usize) -> Self {
         Self { stages, stage, ..self }
     }
 
-    /// The next step is the first of a stage.
+    /// Notes that the next step is the first of a stage.
     pub(crate) fn enter_stage(&mut self, stage: usize) {
         self.stage = stage;
         // Other sizes take other times, and the first step of a stage waits for its first data.
@@ -111,7 +111,7 @@ impl Progress {
         self.steps_seen = 0;
     }
 
-    /// Shows a step, and what the run takes of its machine.
+    /// Shows a step, and the utilization of its machine.
     pub fn step(&mut self, report: &StepReport, utilization: Option<&UtilizationReport>) {
         self.end_wait();
         let smoothed = match self.smoothed_step_seconds {
@@ -203,7 +203,7 @@ impl Progress {
         }
     }
 
-    /// `step 120/2,000  loss 3.4567  12,345 tokens/s  CPU 1.9 cores 812.3 MB  ETA 3m 20s`
+    /// Formats a step: `step 120/2,000  loss 3.4567  12,345 tokens/s  CPU 1.9 cores 812.3 MB  ETA 3m 20s`.
     fn line(&self, report: &StepReport, utilization: Option<&UtilizationReport>) -> String {
         let total = self.total_steps.map(|total| format!("/{}", grouped(total)));
         let mut parts = vec![format!("step {}{}", grouped(report.step), total.unwrap_or_default())];
@@ -224,7 +224,7 @@ impl Progress {
 }
 
 impl Progress {
-    /// Steps from one to the last, in steps of the current stage that cost as much.
+    /// Returns the steps left after `step`, as the number of steps of the current stage that cost as much.
     fn steps_left(&self, step: u64, total: u64) -> f64 {
         let Some((_, current)) = self.stages.get(self.stage) else {
             return total.saturating_sub(step) as f64;
@@ -240,7 +240,9 @@ impl Progress {
 }
 
 impl WaitMessages {
-    /// The line to print for the current wait, if one is due; it counts as reported.
+    /// Returns the line to print for the current wait, if one is due; it counts as reported. `waiting` is None once the
+    /// wait
+    /// is over.
     pub fn line(&self, waiting: Option<&RetryStatus>) -> Option<String> {
         let mut wait = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(waiting) = waiting else {
@@ -258,7 +260,7 @@ impl WaitMessages {
     }
 }
 
-/// A prompt and the text behind it, set off from the lines around them.
+/// Formats a prompt and its completion as lines that begin with `  | `.
 fn quoted(prompt: &str, text: &str) -> String {
     let text = format!("{prompt}{text}");
     text.lines().map(|line| format!("  | {line}")).collect::<Vec<_>>().join("\n")

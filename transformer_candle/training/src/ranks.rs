@@ -1,8 +1,8 @@
 //! The ranks of a data-parallel run: processes that train one model together, each on its own micro-batches of every
 //! step, each with its own shard of the optimizer's state (ZeRO-1, Rajbhandari et al. 2020).
 //!
-//! The training loop decides what is exchanged and when; an [`Exchange`] moves it. Ranks are no part of what is
-//! computed: a step has the same micro-batches whatever their number, so that losses differ by rounding only.
+//! The training loop decides what is exchanged and when; an [`Exchange`] moves it. A step has the same micro-batches
+//! whatever the number of ranks, so that losses differ by rounding only.
 
 mod meter;
 mod timed;
@@ -19,40 +19,41 @@ use crate::{
     signal::Signal,
 };
 
-/// Which of the processes that train a model this one is.
+/// The rank of this process among those that train a model, as `torchrun` numbers them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RankInfo {
-    /// From 0.
+    /// This process's rank, from 0.
     pub rank: usize,
     /// The number of ranks.
     pub world_size: usize,
-    /// From 0, among the ranks on this machine.
+    /// Its rank among those on this machine, from 0.
     pub local_rank: usize,
     /// Ranks on this machine, which share its memory.
     pub local_world_size: usize,
 }
 
 impl Default for RankInfo {
-    /// The only process.
+    /// The rank of a process that trains alone.
     fn default() -> Self {
         Self { rank: 0, world_size: 1, local_rank: 0, local_world_size: 1 }
     }
 }
 
 impl RankInfo {
-    /// This rank's share of `count` things, in the order of the ranks: all of them between the ranks, each once.
+    /// Returns this rank's contiguous part of `count` items; the parts of all ranks, in their order, cover each item
+    /// once.
     pub fn share(&self, count: usize) -> Range<usize> {
         let start_of = |rank: usize| count * rank / self.world_size;
         start_of(self.rank)..start_of(self.rank + 1)
     }
 
-    /// Whether it writes what a run writes.
+    /// Whether it is rank 0, which writes the run's files.
     pub fn is_first(&self) -> bool {
         self.rank == 0
     }
 }
 
-/// A part of a buffer, of one dimension and not empty, and the rank that it goes to or comes from.
+/// The rank that a part of a buffer goes to or comes from, and the part, of one dimension and not empty.
 pub type Parcel = (usize, Buffer);
 
 /// Moves data between the ranks. Every rank calls the same methods in the same order; each waits for all ranks.
@@ -60,35 +61,37 @@ pub type Parcel = (usize, Buffer);
 /// # Errors
 /// Every method fails with [`TrainerError::RankLost`] once another rank has ended.
 pub trait Exchange: fmt::Debug + Send + Sync {
-    /// Which rank this process is.
+    /// Returns the rank of this process.
     fn rank_info(&self) -> RankInfo;
 
-    /// Prepares to swap buffers of this device.
+    /// Prepares swaps of buffers on this device.
     ///
     /// # Errors
-    /// [`TrainerError::Request`] says what is missing for that.
+    /// [`TrainerError::Request`] says what swaps on this device lack.
     fn connect(&self, device: &Device) -> Result<()>;
 
-    /// Begins to send parts to other ranks and to receive others from them, beside what is computed until
-    /// [`Exchange::end_swap`]. Two ranks send each other parts in the order in which the other one lists them. Until the end
-    /// nothing writes what is sent, and nothing uses what is received. On a GPU it begins after everything launched
-    /// before.
+    /// Begins to send parts of buffers to other ranks and to receive others from them, concurrently with what is
+    /// computed
+    /// until [`Exchange::end_swap`]. The parts for a rank are sent in the order in which that rank lists them as
+    /// received.
+    /// Until the end nothing may write what is sent, or use what is received. On a GPU the swap begins after everything
+    /// launched before.
     fn begin_swap(&self, sent: &[Parcel], received: &[Parcel]) -> Result<()>;
 
-    /// Ends the swap that has begun: its parts are there for everything after this. On a GPU only the compute stream
+    /// Ends the swap that has begun: everything after this can use the received parts. On a GPU only the compute stream
     /// waits.
     fn end_swap(&self) -> Result<()>;
 
-    /// [`Exchange::begin_swap`] and [`Exchange::end_swap`] in one.
+    /// Calls [`Exchange::begin_swap`], then [`Exchange::end_swap`].
     fn swap(&self, sent: &[Parcel], received: &[Parcel]) -> Result<()> {
         self.begin_swap(sent, received)?;
         self.end_swap()
     }
 
-    /// Adds up numbers in the order of the ranks: every rank gets the same bits.
+    /// Replaces numbers by their sums over all ranks, added in the order of the ranks: every rank gets the same bits.
     fn sum(&self, numbers: &mut [f64]) -> Result<()>;
 
-    /// Gives every rank the texts of all of them, in the order of the ranks.
+    /// Returns the texts of all ranks, in their order.
     fn gather(&self, text: &str) -> Result<Vec<String>>;
 }
 
@@ -96,10 +99,10 @@ pub trait Exchange: fmt::Debug + Send + Sync {
 #[derive(Clone, Debug, Default)]
 pub struct Ranks(Option<Arc<TimedExchange>>);
 
-/// What a rank is about to do with a step. The last of these that any rank says is what all do.
+/// A rank's vote before a step. All ranks do the last of these, in their order here, that any of them votes for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Vote {
-    /// Compute it.
+    /// Compute the step.
     Compute,
     /// Stop before it, as this signal asks.
     Stop(Signal),
@@ -118,36 +121,37 @@ impl Vote {
 }
 
 impl Ranks {
-    /// One process.
+    /// The ranks of a process that trains alone.
     pub const ONE: Self = Self(None);
 
-    /// The ranks that this connects.
+    /// Returns the ranks that `exchange` connects.
     pub fn new(exchange: Arc<dyn Exchange>) -> Self {
         Self(Some(Arc::new(TimedExchange::new(exchange))))
     }
 
-    /// Which rank this process is.
+    /// Returns the rank of this process.
     pub fn rank_info(&self) -> RankInfo {
         self.0.as_ref().map_or_else(RankInfo::default, |exchange| exchange.rank_info())
     }
 
-    /// What connects them; none where there is only one.
+    /// Returns the exchange between the ranks; None where there is only one.
     pub fn exchange(&self) -> Option<&dyn Exchange> {
         self.0.as_deref().map(|exchange| exchange as &dyn Exchange)
     }
 
-    /// The time spent in exchange so far, the wait for other ranks included, beside no computation; none where there is
-    /// only one. On a GPU it waits for the swaps that have ended.
+    /// Returns the time spent in exchange so far that no computation overlaps, the wait for other ranks included; None
+    /// where
+    /// there is only one. On a GPU it waits for the swaps that have ended.
     pub fn exchange_time(&self) -> Result<Option<Duration>> {
         self.0.as_ref().map(|exchange| exchange.time()).transpose()
     }
 
-    /// [`Exchange::sum`]
+    /// Calls [`Exchange::sum`]; for one process the numbers stay as they are.
     pub fn sum(&self, numbers: &mut [f64]) -> Result<()> {
         self.exchange().map_or(Ok(()), |exchange| exchange.sum(numbers))
     }
 
-    /// What all ranks do after they have said what each is about to do.
+    /// Exchanges the ranks' votes, and returns what all of them do.
     pub fn agree(&self, own: Vote) -> Result<Vote> {
         let Some(exchange) = self.exchange() else { return Ok(own) };
         let mut votes = Vote::ALL.map(|choice| f64::from(u8::from(own == choice)));
@@ -156,7 +160,7 @@ impl Ranks {
         Ok(voted.map_or(own, |(choice, _)| choice))
     }
 
-    /// Makes sure that facts by name are the same on all ranks.
+    /// Checks that values by name are the same on all ranks.
     ///
     /// # Errors
     /// [`TrainerError::Request`] names the first that differs, with its values.

@@ -1,4 +1,4 @@
-//! What a run reports: plain data, and for each report the one list of the numbers that are logged.
+//! The reports of a run: plain data, and for each report the one list of the numbers that are logged.
 //!
 //! A metric is added as a field of [`StepReport`] or [`EvaluationReport`] and a line of its `scalars`: every metrics
 //! sink, the Python API and `--json` read that list.

@@ -1,4 +1,4 @@
-//! A run from its first step to its last: steps, evaluations, checkpoints, progress, and an orderly stop.
+//! The training loop of a run: steps, evaluations, checkpoints, progress, and an orderly stop.
 //!
 //! The binary and the Python bindings both call [`run_training`], so a config and a seed give the same losses either
 //! way.
@@ -22,12 +22,12 @@ use crate::{
 pub enum RunOutcome {
     /// All steps are taken, the data have ended, or `max_steps` is reached.
     Finished,
-    /// A signal asked for it.
+    /// A signal asked the run to stop.
     Stopped(Signal),
 }
 
 impl RunOutcome {
-    /// 0, or what the signal stands for.
+    /// Returns the exit code: 0, or that of the signal.
     pub fn exit_code(self) -> u8 {
         match self {
             Self::Finished => 0,
@@ -43,7 +43,7 @@ enum Ending {
     Finished(String),
     /// `max_steps` is reached.
     MaxSteps(u64),
-    /// A signal asked for it.
+    /// A signal asked the run to stop.
     Stopped(Signal),
 }
 
@@ -83,7 +83,7 @@ pub fn run_training(mut run: ResolvedRun, options: &RunOptions, stop: &StopSigna
         return Err(TrainerError::Request(message.into()));
     }
     let trainer = start(run, options, stop)?;
-    // Of several ranks, no one stops unless all do.
+    // Several ranks stop only after agreeing to.
     let agreed = if options.ranks.exchange().is_some() { &StopSignal::new() } else { stop };
     // From here on a signal is answered with a checkpoint.
     stop.set_saves_on_stop();
@@ -195,7 +195,7 @@ impl Session {
         }
     }
 
-    /// Prints problems that do not stop training, and what holds it back.
+    /// Prints the trainer's notices of problems that do not stop training, and its advice.
     fn print_warnings(&mut self) {
         for advice in self.trainer.take_advice() {
             self.progress.print(&format!("advice: {advice}"));
@@ -248,7 +248,7 @@ impl Session {
         (sources.len() > 1).then(|| sources[component].describe().name)
     }
 
-    /// Evaluates and saves if step `step` is due. A resumed run makes up here for what the stop prevented.
+    /// Evaluates and saves if either is due after step `step`. A resumed run makes up here for what the stop prevented.
     fn evaluate_and_save_if_due(&mut self, step: u64, stop: &StopSignal) -> Result<()> {
         let finished = self.trainer.is_finished();
         if self.evaluate_every.is_some_and(|every| finished || step.is_multiple_of(every)) {

@@ -1,4 +1,4 @@
-//! The directory of a run while a trainer lives in it: the same directory from the first step to the last.
+//! The directory of a run, held open while its trainer runs: a moved or replaced directory is detected.
 
 use std::{
     fs::{self, File},
@@ -12,7 +12,7 @@ use crate::{
     error::{Result, TrainerError},
 };
 
-/// The files of a run that are written in one step, by the trainer or by `orchestrate`.
+/// The files of a run that the trainer or `orchestrate` replaces atomically.
 const REPLACED_FILES: [&str; 6] = [
     "streaming_config.json",
     "training.yaml",
@@ -22,11 +22,11 @@ const REPLACED_FILES: [&str; 6] = [
     "metrics.jsonl",
 ];
 
-/// A run directory that is held open, so that another one in its place is noticed.
+/// A run directory that is held open, so that another directory in its place is detected.
 #[derive(Debug)]
 pub(crate) struct RunFolder {
     path: PathBuf,
-    /// Open, so that the system gives its number to no other directory.
+    /// Held open, so that the system gives its inode number to no other directory.
     opened: File,
 }
 
@@ -44,8 +44,9 @@ impl RunFolder {
         Ok(Self { path: path.to_owned(), opened })
     }
 
-    /// Makes sure that the path still leads to the directory. What is written by path would otherwise come to lie in a
-    /// new directory, or in another run's.
+    /// Checks that the path still leads to the directory. Files written by path would otherwise end up in a new
+    /// directory, or
+    /// in another run's.
     ///
     /// # Errors
     /// [`TrainerError::Moved`]
@@ -54,7 +55,7 @@ impl RunFolder {
         let moved = match (&there, self.opened.metadata()) {
             (Ok(there), Ok(opened)) => (there.dev(), there.ino()) != (opened.dev(), opened.ino()),
             (Err(error), _) => matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory),
-            // A file system that fails for a moment tells nothing.
+            // A temporary failure of the file system does not mean that it was moved.
             _ => false,
         };
         if moved {
@@ -63,7 +64,7 @@ impl RunFolder {
         Ok(())
     }
 
-    /// Where the directory is now, where the system tells.
+    /// Returns the directory's current path, where the system tells it.
     fn current_path(&self) -> Option<PathBuf> {
         use std::os::fd::AsRawFd;
         let place = fs::read_link(format!("/proc/self/fd/{}", self.opened.as_raw_fd())).ok()?;
@@ -71,7 +72,7 @@ impl RunFolder {
     }
 }
 
-/// Whether a name is that of a file that a killed writer left: `.training.yaml.tmp-4242`, and from earlier versions
+/// Whether a killed writer left a file of this name: `.training.yaml.tmp-4242`, and from earlier versions
 /// `.training.yaml.4242` and `metrics.jsonl.tmp-4242`.
 fn is_leftover(name: &str) -> bool {
     let staged = staged_name(name).or_else(|| {

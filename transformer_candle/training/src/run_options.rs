@@ -1,4 +1,4 @@
-//! What a caller decides about a run besides its config.
+//! The options of a run that are not in its config.
 
 use std::{ops::RangeInclusive, path::PathBuf, sync::Arc};
 
@@ -6,7 +6,7 @@ use run_config::{Device, RunConfig};
 
 use crate::{error::Result, lock::RunLock, profile::ProfileSteps, progress::ProgressMode, ranks::Ranks};
 
-/// What a caller decides about a run besides its config.
+/// The options of a run that are not in its config.
 #[derive(Clone, Debug, Default)]
 pub struct RunOptions {
     /// Resume from a checkpoint instead of starting from scratch.
@@ -17,23 +17,23 @@ pub struct RunOptions {
     pub lock: Option<Arc<RunLock>>,
     /// Leave the run, with a checkpoint, once it has taken this many steps in all. The schedule does not change.
     pub max_steps: Option<u64>,
-    /// Instead of `runtime.device`.
+    /// The device to train on, instead of `runtime.device`.
     pub device: Option<Device>,
-    /// Write a trace of these steps, and where their time goes.
+    /// Profile these steps: write a trace, and a summary of where their time goes.
     pub profile: Option<ProfileSteps>,
     /// How progress is shown.
     pub progress: ProgressMode,
-    /// The processes that train it together.
+    /// The processes that train the model together.
     pub ranks: Ranks,
 }
 
 impl RunOptions {
-    /// The last step of the session, if it is known beforehand.
+    /// Returns the last step of the session, if it is known beforehand.
     pub(crate) fn last_step(&self, config: &RunConfig) -> Option<u64> {
         config.scheduler.total_steps.into_iter().chain(self.max_steps).min()
     }
 
-    /// The numbers of the steps to profile, in a session that begins after step `done`.
+    /// Returns the numbers of the steps to profile, in a session that begins after step `done`.
     ///
     /// # Errors
     /// [`crate::TrainerError::Request`] if the session does not take them.
@@ -42,11 +42,12 @@ impl RunOptions {
     }
 }
 
-/// Where a run is resumed.
+/// The checkpoint that a run is resumed from.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ResumeFrom {
-    /// At the newest intact checkpoint of the run's folder of checkpoints; at the beginning if none was ever written.
+    /// The newest intact checkpoint in the run's folder of checkpoints; if none was ever written, the run starts from
+    /// scratch.
     Latest,
-    /// At this checkpoint directory.
+    /// The checkpoint in this directory.
     Directory(PathBuf),
 }

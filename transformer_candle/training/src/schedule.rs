@@ -16,14 +16,14 @@ pub struct LearningRate {
     strategy: ScheduleStrategy,
     peak: f64,
     min: f64,
-    /// The step that has the peak, and from which the decay counts.
+    /// The first step at the peak rate.
     peak_step: u64,
     decay_start: u64,
     total_steps: u64,
 }
 
 impl LearningRate {
-    /// The schedule of a run. Without `total_steps` there is no end to fall towards, and the peak is held.
+    /// Returns the schedule of a run. Without `total_steps` there is no end to decay towards, and the peak is held.
     pub fn new(config: &RunConfig) -> Self {
         let scheduler = &config.scheduler;
         let (strategy, total_steps) = match scheduler.total_steps {
@@ -45,7 +45,7 @@ impl LearningRate {
         }
     }
 
-    /// The rate of optimizer step `step`, counted from 1. Past the last step it stays at the minimum.
+    /// Returns the learning rate of optimizer step `step`, counted from 1. Past the last step it stays at the minimum.
     pub fn at(&self, step: u64) -> f64 {
         if step < self.peak_step {
             return self.peak * step as f64 / self.peak_step as f64;
@@ -60,7 +60,8 @@ impl LearningRate {
     }
 }
 
-/// The sequences of optimizer step `step`, counted from 1: they grow linearly in the batch-size warm-up.
+/// Returns the number of sequences of optimizer step `step`, counted from 1: it grows linearly in the batch-size
+/// warm-up.
 pub fn sequences_at(config: &RunConfig, step: u64) -> usize {
     let (scheduler, all) = (&config.scheduler, config.data.sequences_per_step);
     let first = scheduler.batch_warmup_start.unwrap_or(all.div_ceil(8));
@@ -71,7 +72,7 @@ pub fn sequences_at(config: &RunConfig, step: u64) -> usize {
     first + grown as usize
 }
 
-/// The tokens of the first `steps` optimizer steps, if the data suffices.
+/// Returns the number of tokens in the first `steps` optimizer steps, if the data suffices.
 pub fn tokens_of(config: &RunConfig, steps: u64) -> u64 {
     let warm_up = steps.min(config.scheduler.batch_warmup_steps);
     let growing: u64 = (1..=warm_up).map(|step| sequences_at(config, step) as u64).sum();
@@ -79,7 +80,7 @@ pub fn tokens_of(config: &RunConfig, steps: u64) -> u64 {
 }
 
 #[cfg(test)]
-// Where a schedule says "the peak" it means that very number.
+// The peak must be met exactly.
 #[allow(clippy::float_cmp)]
 mod tests {
     use proptest::prelude::*;

@@ -16,14 +16,15 @@ pub enum Signal {
 }
 
 impl Signal {
-    /// The shell's convention: 128 plus the signal's number. A closed terminal counts as SIGTERM, as which
-    /// `orchestrate` forwards it.
+    /// Returns the exit code by the shell's convention: 128 plus the signal's number. A closed terminal counts as
+    /// SIGTERM, as
+    /// which `orchestrate` forwards it.
     pub fn exit_code(self) -> u8 {
         let counted = if self == Self::HangUp { Self::Terminate } else { self };
         128 + counted.number() as u8
     }
 
-    /// The system's name.
+    /// Returns the system's name of the signal, such as `SIGINT`.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Interrupt => "SIGINT",
@@ -32,7 +33,7 @@ impl Signal {
         }
     }
 
-    /// The system's number.
+    /// Returns the system's number of the signal.
     pub(crate) fn number(self) -> i32 {
         match self {
             Self::Interrupt => SIGINT,

@@ -1,20 +1,21 @@
-//! Settings of a config that leave speed on the table on the device that it is trained on.
+//! Advice on settings of a config that make training slower than it could be on its device.
 
 use run_config::{ActivationRecompute, BatchSize, NumWorkers, Precision, ResolvedRun};
 
 use crate::{error::Result, memory_plan::MemoryPlan, workers::TokenSpeeds};
 
-/// Models below this train in minutes, whatever their precision.
+/// Number of parameters below which a model trains in minutes, whatever its precision.
 const SMALL_MODEL: u64 = 10_000_000;
-/// Micro-batches that are this much larger are worth a sentence.
+/// Smallest micro-batch, in sequences, that is advised instead of one sequence.
 const LARGER_MICRO_BATCH: u64 = 4;
-/// Tokens of a micro-batch that use a device well.
+/// Number of tokens of a micro-batch that uses a device well.
 const ENOUGH_TOKENS: u64 = 8192;
 
-/// One sentence for each setting that leaves speed on the table.
+/// Returns one sentence for each setting that makes training slower than it could be.
 ///
-/// `plan` is the run's, whose micro-batch the config gave as `asked`; `plan_of` makes that of a changed run for the same
-/// device. Without `speeds`, which a trainer measures, nothing is said of `data.num_workers`.
+/// `plan` is the run's plan, and `asked` the config's `data.batch_size`; `plan_of` plans a changed run for the same
+/// device.
+/// Without `speeds`, which a trainer measures, there is no advice on `data.num_workers`.
 pub(crate) fn speed_advice(
     run: &ResolvedRun,
     asked: BatchSize,
@@ -31,7 +32,7 @@ pub(crate) fn speed_advice(
     Ok(found.into_iter().flatten().collect())
 }
 
-/// Whole blocks are recomputed although less would fit.
+/// Advises selective recomputation where whole blocks are recomputed although it would fit.
 fn recompute(run: &ResolvedRun, plan_of: impl Fn(&ResolvedRun) -> Result<MemoryPlan>) -> Result<Option<String>> {
     if run.config.runtime.activation_recompute != ActivationRecompute::Block {
         return Ok(None);
@@ -46,7 +47,7 @@ fn recompute(run: &ResolvedRun, plan_of: impl Fn(&ResolvedRun) -> Result<MemoryP
     }))
 }
 
-/// A micro-batch of one short sequence although several would fit.
+/// Advises a larger micro-batch where it is one short sequence although several would fit.
 fn micro_batch(
     run: &ResolvedRun,
     asked: BatchSize,
@@ -74,7 +75,7 @@ fn micro_batch(
     }))
 }
 
-/// f32 on a device that multiplies bf16 faster.
+/// Advises bf16 where the config says f32 on a device that multiplies bf16 faster.
 fn precision(run: &ResolvedRun, plan: &MemoryPlan, has_bf16: bool) -> Option<String> {
     let is_slow = run.config.runtime.precision == Precision::Fp32 && has_bf16 && plan.parameters >= SMALL_MODEL;
     is_slow.then(|| {
@@ -84,7 +85,7 @@ fn precision(run: &ResolvedRun, plan: &MemoryPlan, has_bf16: bool) -> Option<Str
     })
 }
 
-/// Too few threads that tokenise.
+/// Advises more data workers where they tokenise more slowly than training may need.
 fn workers(run: &ResolvedRun, speeds: TokenSpeeds) -> Option<String> {
     let NumWorkers::Fixed(workers) = run.config.data.num_workers else {
         return None;

@@ -1,4 +1,4 @@
-//! What could be changed in the config of a run that diverged or whose loss jumps: a lower learning rate, a longer warm-up,
+//! Suggested changes to the config of a run that diverged or whose loss jumps: a lower learning rate, a longer warm-up,
 //! gradients clipped at a smaller norm.
 
 use run_config::RunConfig;
@@ -10,23 +10,23 @@ use crate::units::rounded;
 /// Learning rates that are usual for adapters, and for all weights of a pretrained model: trl's.
 const USUAL_OF_ADAPTERS: f64 = 2e-4;
 const USUAL_OF_FINE_TUNING: f64 = 2e-5;
-/// Part of all steps that is the warm-up, at least; at most it is a fifth.
+/// Minimum warm-up as a fraction of all steps; its maximum is one `LONGEST_WARM_UP`th of them.
 const WARM_UP: f64 = 0.03;
 const LONGEST_WARM_UP: u64 = 5;
-/// Norms that gradients are clipped to, one after the other.
+/// Norms that are suggested for clipping: the first below the config's.
 const CLIPPING: [f64; 2] = [1.0, 0.5];
 
-/// A change, and what it does.
+/// A change of a key, and its effect.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct StabilityChange {
     /// The key with its value before and after.
     #[serde(flatten)]
     pub change: Change,
-    /// In a few words.
+    /// The effect, in a few words.
     pub effect: &'static str,
 }
 
-/// What makes the training of a config less likely to diverge, strongest first; the length of the run stays.
+/// Returns changes that make training less likely to diverge, strongest first; the length of the run stays.
 pub fn against_divergence(config: &RunConfig) -> Vec<StabilityChange> {
     [learning_rate(config), min_lr(config), warm_up(config), clipping(config)].into_iter().flatten().collect()
 }
@@ -35,7 +35,7 @@ fn change(key: &'static str, from: &str, to: &str, effect: &'static str) -> Stab
     StabilityChange { change: Change { key, from: from.to_owned(), to: to.to_owned() }, effect }
 }
 
-/// Half of the learning rate, or the usual one of fine-tuning if that is lower.
+/// Returns half of the learning rate, or the usual rate of fine-tuning if that is lower.
 fn lower_rate(config: &RunConfig) -> f64 {
     let usual = match (config.lora.rank, &config.model.init_from) {
         (Some(_), _) => USUAL_OF_ADAPTERS,

@@ -29,7 +29,7 @@ pub struct StopSignal {
 }
 
 impl StopSignal {
-    /// An unset flag.
+    /// Returns an unset flag.
     pub fn new() -> Self {
         Self::default()
     }
@@ -49,7 +49,7 @@ impl StopSignal {
         self.requested().map_or(Ok(()), |signal| Err(TrainerError::Interrupted(signal)))
     }
 
-    /// A token that cancels reading once the flag is set.
+    /// Returns a token that cancels reading once the flag is set.
     pub fn cancel_token(&self) -> CancelToken {
         let flag = self.clone();
         CancelToken::when(move || flag.requested().is_some())
@@ -65,7 +65,7 @@ impl StopSignal {
         self.saves.load(Ordering::Relaxed)
     }
 
-    /// The signal that set the flag.
+    /// Returns the signal that set the flag; None if it is not set.
     pub fn requested(&self) -> Option<Signal> {
         match self.seen.load(Ordering::Relaxed) as i32 {
             SIGINT => Some(Signal::Interrupt),

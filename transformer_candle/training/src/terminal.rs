@@ -4,12 +4,12 @@ use std::borrow::Cow;
 use std::fmt::Write as _;
 use std::io::{self, Write};
 
-/// Text with terminal control characters escaped, such as ESC as `\u{1b}`.
+/// Escapes terminal control characters in text, such as ESC as `\u{1b}`.
 pub fn escaped(text: &str) -> Cow<'_, str> {
     replaced(text, is_control, |text, character| write!(text, "{}", character.escape_unicode()))
 }
 
-/// JSON in which these characters and all non-ASCII ones are JSON escapes: the same value in any encoding.
+/// Replaces terminal control characters and all non-ASCII ones in JSON by JSON escapes: the same value in any encoding.
 pub fn escaped_json(json: &str) -> Cow<'_, str> {
     let is_escaped = |character: char| is_control(character) || !character.is_ascii();
     replaced(json, is_escaped, |text, character| {
@@ -52,7 +52,7 @@ fn replaced(
     Cow::Owned(safe)
 }
 
-/// Stderr for logs: each event is escaped, and write errors are ignored.
+/// A writer of logs to stderr: each event is escaped, and write errors are ignored.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct LogWriter;
 

@@ -17,11 +17,11 @@ use crate::{Result, TrainerError};
 
 /// A trained model in memory.
 pub struct TrainedModel {
-    /// Its sizes.
+    /// The model's sizes.
     pub shape: ModelShape,
-    /// The type of its weights.
+    /// The precision of its weights.
     pub precision: Precision,
-    /// Flat weights, laid out as `model::parameters` says.
+    /// All weights in one flat buffer, laid out as `model::parameters` says.
     pub weights: Buffer,
     /// Its tokenizer.
     pub tokenizer: Tokenizer,
@@ -37,7 +37,7 @@ impl TrainedModel {
         Self::of_checkpoint(&Checkpoint::open(directory)?, asked, cancel)
     }
 
-    /// Like [`TrainedModel::open`], of a directory that is open.
+    /// Reads a model as [`TrainedModel::open`] does, from a directory that is open.
     pub fn of_checkpoint(checkpoint: &Checkpoint, asked: run_config::Device, cancel: &CancelToken) -> Result<Self> {
         pool::start()?;
         let StoredModel { shape, precision, stop_tokens } = checkpoint.model()?;
@@ -78,7 +78,7 @@ impl TrainedModel {
         in_pool(|| complete(&mut generator, tokenizer, &request, on_text))
     }
 
-    /// The logits after each of these tokens, one row of `vocab_size` per token, unless the signal is raised meanwhile.
+    /// Returns the logits after each of these tokens, `[tokens, vocab_size]`, unless the signal is raised meanwhile.
     pub fn logits(&self, tokens: &[u32], stop: &StopSignal) -> Result<Vec<Vec<f32>>> {
         let mut generator = generator(&self.shape, &self.weights, tokens.len())?;
         let mut row = |&token: &u32| {
@@ -89,8 +89,8 @@ impl TrainedModel {
     }
 }
 
-/// The tokenizer of a model directory. A checkpoint stops at the token that its documents were ended with; other models
-/// may stop at several, such as those that end a turn.
+/// Loads the tokenizer of a model directory. A checkpoint stops at the token that its documents were ended with; other
+/// models may stop at several, such as those that end a turn.
 pub(crate) fn load_tokenizer(checkpoint: &Checkpoint, stop_tokens: &[u32]) -> Result<Tokenizer> {
     let end_of_text = stop_tokens.first().copied().filter(|_| checkpoint.is_checkpoint());
     Ok(Tokenizer::of_model(&checkpoint.tokenizer_directory(), end_of_text)?)

@@ -1,8 +1,9 @@
 //! The trainer: one optimizer step per call, over buffers that are all allocated before the first.
 //!
-//! A step takes its sequences from the stream, cuts them into micro-batches, adds up their gradients, clips, updates.
-//! Every number of it is a pure function of the config, the seed and the data: threads, restarts and the program that
-//! calls do not enter.
+//! A step takes its sequences from the stream, cuts them into micro-batches, accumulates their gradients, clips,
+//! updates.
+//! Every number of it is a pure function of the config, the seed and the data, whatever the number of threads, the
+//! restarts and the calling program.
 
 mod between_steps;
 mod data;
@@ -58,11 +59,11 @@ use crate::{
 /// A model in training, with everything that belongs to its run directory.
 pub struct Trainer {
     run: ResolvedRun,
-    /// The run in the current stage.
+    /// The run with the current stage's settings.
     stage_run: ResolvedRun,
     stages: Stages,
     plan: MemoryPlan,
-    /// Planned bytes of the rank with the most.
+    /// Planned bytes of the rank that needs the most.
     largest_plan_bytes: u64,
     shape: ModelShape,
     engine: Engine,
@@ -71,7 +72,7 @@ pub struct Trainer {
     data: Data,
     prompts: Prompts,
     tokenizer_files: TokenizerFiles,
-    /// The model that the adapters belong to, where adapters train.
+    /// The record of the model that adapters train beside; None where all weights train.
     base: Option<BaseModel>,
     fingerprint: ConfigFingerprint,
     metrics: MetricsWriter,
@@ -79,42 +80,43 @@ pub struct Trainer {
     profile: Profile,
     ledger: RunLedger,
     position: Position,
-    /// The checkpoint that holds exactly what the trainer is.
+    /// The checkpoint of exactly the current state, if there is one.
     saved: Option<PathBuf>,
     notes: Vec<String>,
-    /// What happened since, and everything that was ever told.
+    /// Warnings that [`Trainer::take_notices`] has not returned yet; `issued_warnings` has all, so that each is given
+    /// once.
     notices: Vec<String>,
     issued_warnings: HashSet<String>,
     folder: RunFolder,
-    /// The first rank's.
+    /// The lock of the run directory; None on ranks other than the first.
     _lock: Option<Arc<RunLock>>,
-    /// What this process was asked to do, which all ranks have to agree on.
+    /// The stop signal of this process. Several ranks stop only after agreeing to.
     own_stop: StopSignal,
 }
 
-/// How far the run has come: what a checkpoint holds besides tensors.
+/// The progress of the run, which a checkpoint holds besides tensors.
 #[derive(Clone, Debug)]
 struct Position {
     step: u64,
     /// The stage of that step, from 0.
     stage: usize,
     tokens: u64,
-    /// Where the step after this one takes its data from.
+    /// The position in the data stream from which the next step reads.
     cursor: Cursor,
     data_ended: bool,
-    /// The held-out loss of exactly this step's weights.
+    /// The held-out loss of exactly this step's weights; None before they are evaluated.
     evaluation_loss: Option<f64>,
     best: Option<BestEvaluation>,
     improvement: Option<Improvement>,
 }
 
-/// How an attempt at a step ended.
+/// The result of an attempt at a step.
 pub enum Step {
     /// The weights are updated.
     Done(StepReport),
-    /// There is nothing left to do.
+    /// No step was taken: the run is over.
     Finished,
-    /// The stop signal came in the middle. The weights are those before the step, and its batch is that of the next.
+    /// The stop signal interrupted the step. The weights are those before it, and the next step uses its batch.
     Abandoned,
 }
 
@@ -123,7 +125,7 @@ impl Trainer {
     ///
     /// # Errors
     /// [`TrainerError::Data`] leaves the trainer as it was before the call, so that it can still be saved;
-    /// [`TrainerError::Diverged`] as the guard says.
+    /// [`TrainerError::Diverged`] if the divergence guard finds that training has diverged.
     pub fn step(&mut self) -> Result<Option<StepReport>> {
         match self.step_unless(&StopSignal::new(), &|_| ())? {
             Step::Done(report) => Ok(Some(report)),
@@ -131,8 +133,9 @@ impl Trainer {
         }
     }
 
-    /// Takes one optimizer step unless the signal is raised before its last micro-batch. While the step waits for data,
-    /// `on_wait` hears again and again for what, if the Hub or the network fails.
+    /// Takes one optimizer step unless the signal is raised before its last micro-batch. While the step waits for data
+    /// because
+    /// the Hub or the network fails, `on_wait` is called repeatedly with the retry.
     pub fn step_unless(&mut self, stop: &StopSignal, on_wait: &dyn Fn(&RetryStatus)) -> Result<Step> {
         self.folder.check()?;
         if self.is_finished() {
@@ -192,7 +195,7 @@ impl Trainer {
         Err(TrainerError::Diverged { step, reason, last_checkpoint })
     }
 
-    /// What a step that began at `started` did, and its ranks.
+    /// Returns the report of a step that began at `started`, with the times of its ranks.
     fn report(
         &mut self,
         outcome: &StepOutcome,
@@ -225,7 +228,7 @@ impl Trainer {
         }
     }
 
-    /// The batch of the next step, in its stage: that of a step that was abandoned, or the next sequences.
+    /// Returns the batch of the next step, in its stage: that of an abandoned step, or the next sequences.
     fn next_batch(&mut self, interrupted: &dyn Fn() -> bool) -> Result<Batch> {
         if let Some(batch) = self.data.pending_batch.take() {
             return Ok(batch);
@@ -244,7 +247,7 @@ impl Trainer {
         Ok(batch)
     }
 
-    /// Records in the ledger what a step was trained on, and moves the position behind it.
+    /// Records in the ledger what a step was trained on, and moves the data position behind it.
     fn record_data(&mut self, step: u64, batch: &Batch) {
         if let Some(Entered { start: Some(start), left_out, opened }) = self.take_entered_stage(step) {
             self.position.cursor = start;
@@ -257,35 +260,35 @@ impl Trainer {
         self.position.cursor = cursor;
     }
 
-    /// True where the last evaluation was of these very weights.
+    /// Whether exactly the current weights have been evaluated.
     pub(crate) fn is_evaluated(&self) -> bool {
         self.position.evaluation_loss.is_some()
     }
 
-    /// True where that evaluation was better than any before.
+    /// Whether they have, with a lower loss than any before.
     pub(crate) fn is_best(&self) -> bool {
         self.is_evaluated() && self.position.best.is_some_and(|best| best.step == self.position.step)
     }
 
-    /// True when there is nothing left to do: [`Trainer::finished`] says why.
+    /// Whether the run is over: [`Trainer::finished`] says why.
     pub fn is_finished(&self) -> bool {
         self.finished().is_some()
     }
 
-    /// Why there is nothing left to do; none while there is.
+    /// Returns why the run is over; None while there are steps left.
     pub fn finished(&self) -> Option<String> {
         if self.run.config.scheduler.total_steps.is_some_and(|total| self.position.step >= total) {
             Some("all steps are done".to_owned())
         } else if self.position.data_ended {
             Some("the training text has ended".to_owned())
         } else {
-            // No stage is left out because the one before has come to a stand.
+            // Early stopping applies to the last stage only, so that it skips no stage.
             let improvement = self.position.improvement.filter(|_| self.stages.is_last(self.position.stage));
             improvement.and_then(|last| last.reason_to_end(&self.run.config.runtime.evaluation))
         }
     }
 
-    /// Writes the profile, and returns its summary for people; none where no steps were to be profiled.
+    /// Writes the profile, and returns its summary as text; None where no steps were to be profiled.
     ///
     /// # Errors
     /// [`TrainerError::Io`] if it cannot be written.
@@ -298,89 +301,91 @@ impl Trainer {
         directory.as_deref().expect("a resolved run has its folders filled in")
     }
 
-    /// The run as it is trained: devices, folders and the micro-batch filled in.
+    /// Returns the run as it is trained: device, folders and micro-batch filled in.
     pub fn run(&self) -> &ResolvedRun {
         &self.run
     }
 
-    /// The buffers it holds.
+    /// Returns the plan of the buffers that the trainer has allocated.
     pub fn memory_plan(&self) -> &MemoryPlan {
         &self.plan
     }
 
-    /// The checkpoint that holds exactly these weights, if there is one.
+    /// Returns the checkpoint of exactly the current state, if there is one.
     pub fn last_checkpoint(&self) -> Option<&Path> {
         self.saved.as_deref()
     }
 
-    /// Threads that compute.
+    /// Returns the number of threads that compute.
     pub fn threads(&self) -> usize {
         self.engine.pool().current_num_threads()
     }
 
-    /// Threads that read and tokenise.
+    /// Returns the number of threads that read and tokenise.
     pub fn data_workers(&self) -> usize {
         self.data.workers
     }
 
-    /// Where it computes.
+    /// Returns the device that the model is trained on.
     pub fn device(&self) -> &Device {
         self.engine.device()
     }
 
-    /// The processes that train the run together.
+    /// Returns the ranks of the run.
     pub fn ranks(&self) -> &Ranks {
         self.engine.sharding.ranks()
     }
 
-    /// Optimizer steps taken since the run began.
+    /// Returns the number of optimizer steps taken since the run began.
     pub fn steps_done(&self) -> u64 {
         self.position.step
     }
 
-    /// The stage of the last step, from 0.
+    /// Returns the stage of the last step, from 0.
     pub fn stage(&self) -> usize {
         self.position.stage
     }
 
-    /// What it trains on.
+    /// Returns the mixture of data sets that the model is trained on.
     pub fn mixture(&self) -> &Mixture {
         self.data.stream.mixture()
     }
 
-    /// Times that each component of the training data has been read to its end.
+    /// Returns how many times each component of the training data has been read to its end.
     pub fn epochs_done(&self) -> Vec<u64> {
         self.position.cursor.components.iter().map(|component| component.start.epoch).collect()
     }
 
-    /// Rows of each component that were left out since the trainer was made, and why.
+    /// Returns the number of rows of each component that were skipped since the trainer was created, by reason.
     pub fn skipped_rows(&self) -> Vec<SkippedRows> {
         self.data.stream.skipped()
     }
 
-    /// Conversations of each component whose end was cut off since the trainer was made.
+    /// Returns the number of conversations of each component that were truncated since the trainer was created.
     pub fn truncated_conversations(&self) -> Vec<u64> {
         self.data.stream.truncated()
     }
 
-    /// What a person should know about how it started, one sentence each.
+    /// Returns notes for the user on how the trainer started, one sentence each.
     pub fn notes(&self) -> &[String] {
         &self.notes
     }
 
-    /// The newest sample of what the run takes of its machine; none before the first one.
+    /// Returns the newest sample of the run's use of its machine; None before the first one.
     pub fn utilization(&self) -> Option<&UtilizationReport> {
         self.observation.utilization()
     }
 
-    /// What was found since this was last asked to hold the run back, one sentence each with the way out. It is in
+    /// Returns the advice found since the last call: what holds the run back and the way out, one sentence each. It is
+    /// in
     /// `metrics.jsonl` as well.
     pub fn take_advice(&mut self) -> Vec<String> {
         self.observation.take_advice()
     }
 
-    /// What a person should know of the time since this was last asked, one sentence each: files that cannot be written
-    /// or removed. Training is not held up by it.
+    /// Returns notes for the user since the last call, one sentence each: files that cannot be written or removed.
+    /// Training
+    /// continues regardless.
     pub fn take_notices(&mut self) -> Vec<String> {
         let Self { notices, metrics, ledger, .. } = self;
         let files = metrics.take_notices().into_iter().chain(ledger.take_notices());

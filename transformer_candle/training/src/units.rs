@@ -1,8 +1,8 @@
-//! Numbers as people read them.
+//! Formats numbers for people: bytes, durations, grouped digits.
 
 use std::time::Duration;
 
-/// `31.25 GB`, decimal as GPUs and disks are sold.
+/// Formats a number of bytes: `31.25 GB`, in decimal units, in which GPUs and disks are sold.
 pub fn bytes(number: u64) -> String {
     match number {
         0..1_000 => format!("{number} bytes"),
@@ -12,7 +12,7 @@ pub fn bytes(number: u64) -> String {
     }
 }
 
-/// `1,234,567`
+/// Formats a number with its digits grouped: `1,234,567`.
 pub(crate) fn grouped(number: u64) -> String {
     let digits = number.to_string();
     let mut text = String::with_capacity(digits.len() * 4 / 3);
@@ -25,7 +25,7 @@ pub(crate) fn grouped(number: u64) -> String {
     text
 }
 
-/// The two largest units: `15d 7h`, `3m 20s`, `8s`.
+/// Formats a duration in its two largest units: `15d 7h`, `3m 20s`, `8s`.
 pub(crate) fn duration(length: Duration) -> String {
     let seconds = length.as_secs_f64().round() as u64;
     let (days, hours, minutes) = (seconds / 86_400, seconds / 3600 % 24, seconds / 60 % 60);
@@ -38,7 +38,7 @@ pub(crate) fn duration(length: Duration) -> String {
     }
 }
 
-/// A number with three digits that say something.
+/// Rounds a number to three significant digits.
 pub(crate) fn rounded(number: f64) -> f64 {
     format!("{number:.2e}").parse().unwrap_or(number)
 }

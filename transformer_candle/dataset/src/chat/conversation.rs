@@ -1,4 +1,4 @@
-//! Rows of chat data: what trl's `SFTTrainer` reads, checked.
+//! Parses and checks rows of chat data, in the formats that trl's `SFTTrainer` reads.
 
 use serde_json::{Map, Value};
 
@@ -10,7 +10,7 @@ const ROLES: [&str; 9] =
     ["system", "developer", "user", "assistant", "tool", "function", "ipython", "environment", "observation"];
 pub(super) const ASSISTANT: &str = "assistant";
 
-/// Why a row is skipped, and a sentence about it.
+/// The reason to skip a row, and a sentence that explains it.
 #[derive(Debug, PartialEq)]
 pub(super) struct RowProblem {
     pub reason: SkipReason,
@@ -27,12 +27,12 @@ fn malformed(message: impl Into<String>) -> RowProblem {
     RowProblem::new(SkipReason::NotConversation, message)
 }
 
-/// What a row holds.
+/// The conversation in a row.
 #[derive(Debug, PartialEq)]
 pub(super) enum Conversation {
-    /// Messages, to be rendered by a template.
+    /// Messages, to be rendered by the chat template.
     Messages(Messages),
-    /// A text and how it goes on, rendered by none.
+    /// A text and its completion, which are tokenized without a template.
     Completion { prompt: String, completion: String },
 }
 
@@ -42,7 +42,7 @@ pub(super) enum Conversation {
 pub(super) struct Messages {
     /// Objects with a `role`, at least one.
     pub messages: Vec<Value>,
-    /// How many of them are a `prompt`, in which nothing counts.
+    /// Number of messages at the start that are the row's `prompt`, which `assistant_only_loss` ignores.
     pub prompt: usize,
     /// A list of tools, or null.
     pub tools: Value,
@@ -61,7 +61,7 @@ impl Messages {
 }
 
 impl Conversation {
-    /// Reads a row: `messages` (or `conversations`), or `prompt` and `completion`; with `tools` and
+    /// Parses a row: `messages` (or `conversations`), or `prompt` and `completion`; with `tools` and
     /// `chat_template_kwargs`.
     pub(super) fn parse(row: &str) -> Result<Self, RowProblem> {
         let mut row: Map<String, Value> =
@@ -112,7 +112,7 @@ fn list(name: &str, value: Value) -> Result<Vec<Value>, RowProblem> {
     }
 }
 
-/// Checks a message and gives it its usual names; the message of an error follows "message 1".
+/// Checks a message and renames `from` and `value` to `role` and `content`; an error's text continues "message 1".
 fn check_message(message: &mut Value) -> Result<(), String> {
     let Value::Object(fields) = message else {
         return Err("is no object with a role and a content".to_owned());
@@ -159,7 +159,7 @@ fn check_parts(parts: &[Value]) -> Result<(), String> {
     }
 }
 
-/// Tools are a list, which some data sets keep as JSON in a string. None are null, as transformers has it.
+/// Parses `tools`: a list, which some data sets store as JSON in a string; null for none, as in transformers.
 fn parse_tools(tools: Option<Value>) -> Result<Value, RowProblem> {
     let tools = match tools {
         None => return Ok(Value::Null),

@@ -1,9 +1,9 @@
-//! Which part of a rendered conversation the loss counts.
+//! Finds the parts of a rendered conversation that the loss counts.
 //!
-//! Where the template marks what the assistant says (`{% generation %}`), that is it. Elsewhere it is what a turn of
-//! the assistant adds: from the end of the prompt that a model is given to answer (the messages before, with the
-//! generation prompt) to the end of what is rendered with the answer, its end-of-turn token included. That is only
-//! defined where the renderings of the first messages are the starts of the rendering of all.
+//! If the template marks what the assistant says (`{% generation %}`), the marked text counts. Otherwise it is what a
+//! turn of the assistant adds: from the end of the prompt that a model is given to answer (the messages before, with
+//! the generation prompt) to the end of what is rendered with the answer, its end-of-turn token included. That is only
+//! defined if the renderings of the first messages are prefixes of the rendering of all.
 
 use std::ops::Range;
 
@@ -20,7 +20,7 @@ pub(super) struct Rendered {
     pub counted: Vec<Range<usize>>,
 }
 
-/// Renders a conversation and finds what the assistant says in it; with `everything` all of it counts.
+/// Renders a conversation and finds the text that the loss counts: what the assistant says, or all with `everything`.
 ///
 /// The message of an error has the template as its subject.
 pub(super) fn render(
@@ -70,7 +70,7 @@ fn not_nested(messages: usize) -> String {
     )
 }
 
-/// The length of the common start of two texts, which does not end inside a placeholder.
+/// Returns the length in bytes of the longest common prefix of two texts that does not end inside a placeholder.
 fn common_prefix(a: &str, b: &str) -> usize {
     let equal = a.char_indices().zip(b.chars()).take_while(|((_, a), b)| a == b);
     let end = equal.last().map_or(0, |((start, last), _)| start + last.len_utf8());
@@ -78,7 +78,7 @@ fn common_prefix(a: &str, b: &str) -> usize {
     placeholder.filter(|&start| !a[start..end].contains('\u{fdd1}')).unwrap_or(end)
 }
 
-/// The text without the marks of the template, and the ranges between them.
+/// Removes the generation marks from a rendered text; returns the text and the byte ranges that were marked.
 fn unmarked(rendered: &str) -> Rendered {
     let (mut text, mut counted, mut start) = (String::with_capacity(rendered.len()), Vec::new(), 0);
     for piece in rendered.split_inclusive(GENERATION) {

@@ -1,4 +1,4 @@
-//! Chat data: rows of conversations become token ids, and which of them the loss counts.
+//! Chat data: rows of conversations become token ids, with a mask of those that the loss counts.
 //!
 //! `conversation` reads and checks a row; `template` renders it with the model's chat template (`python_text`: values
 //! as Python prints them); `loss_spans` finds what the assistant says in it; `special_tokens` keeps the special tokens
@@ -32,21 +32,21 @@ const TEMPLATE_FILE: &str = "chat_template.jinja";
 const CHATML_TEMPLATE: &str = include_str!("chatml.jinja");
 const CHATML_END: &str = "<|im_end|>";
 
-/// How conversations are rendered, and which tokens count.
+/// Settings of chat data: how conversations are rendered, and which tokens the loss counts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ChatSettings {
-    /// A template's file, or `chatml`; none for the one beside the tokenizer.
+    /// The file of the chat template, or `chatml`; `None` for the tokenizer's own template.
     pub template: Option<PathBuf>,
-    /// The day that templates take for today, `2026-01-31`.
+    /// The date that templates take as today's, such as `2026-01-31`; if `None`, templates that ask for the date fail.
     pub date: Option<String>,
-    /// Whether only what the assistant says counts, or a completion.
+    /// Whether the loss counts only what the assistant says, or a completion, instead of every token.
     pub assistant_only_loss: bool,
-    /// What happens to conversations that are longer than a sequence.
+    /// Whether conversations that are longer than a sequence are truncated or skipped.
     pub overlong: OverlongConversations,
 }
 
 impl ChatSettings {
-    /// The settings of a run; none for text.
+    /// Returns the chat settings of a config; `None` if its rows are text.
     pub fn from_config(data: &DataConfig) -> Option<Self> {
         (data.format == DataFormat::Chat).then(|| Self {
             template: data.chat_template.clone(),
@@ -63,27 +63,27 @@ pub struct ConversationEncoder(Arc<State>);
 
 struct State {
     settings: ChatSettings,
-    /// Inputs of a sequence.
+    /// Input tokens per sequence.
     sequence_length: usize,
-    /// None if the model has none: then only a `prompt` and a `completion` that are texts can be encoded.
+    /// The chat template; if `None`, only rows whose `prompt` and `completion` are texts can be encoded.
     template: Option<ChatTemplate>,
-    /// Knows special tokens by their placeholders only.
+    /// The tokenizer, in which special tokens are named by their placeholders only.
     tokenizer: tokenizers::Tokenizer,
     path: PathBuf,
-    /// Before and after a text that no template renders.
+    /// The BOS token before a text that no template renders, if documents start with one; `eos` is the token after it.
     leading_bos: Option<u32>,
     eos: u32,
     end_of_turn: Option<NamedToken>,
-    /// The first problem of a row, for a person.
+    /// The problem of the first row that was skipped, as a sentence.
     first_problem: OnceLock<String>,
 }
 
 /// A conversation as token ids.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct EncodedConversation {
-    /// At least two, and at most one more than a sequence has inputs.
+    /// Token ids: at least 2, at most `sequence_length + 1`.
     pub ids: Vec<u32>,
-    /// Whether the loss counts each of them as a target; at least one after the first.
+    /// Whether the loss counts each token as a target; true for at least one after the first.
     pub counted: Vec<bool>,
     /// Whether its end was cut off.
     pub truncated: bool,
@@ -129,7 +129,7 @@ impl ConversationEncoder {
         Ok(Self(Arc::new(state)))
     }
 
-    /// The template as it was read, to be kept with the weights; none if the model has none.
+    /// Returns the source of the chat template, to be saved with the weights; `None` if the model has none.
     pub fn template(&self) -> Option<&str> {
         self.0.template.as_ref().map(|template| template.source.as_str())
     }
@@ -139,16 +139,16 @@ impl ConversationEncoder {
         self.0.end_of_turn.as_ref()
     }
 
-    /// Refuses a model without a template.
+    /// Fails if the model has no chat template.
     pub fn check_template(&self) -> Result<(), DataError> {
         self.0.template().map(drop)
     }
 
-    /// The ids of a conversation so far, and of what a template puts before the assistant's next answer.
+    /// Encodes a conversation so far, followed by the template's generation prompt.
     ///
     /// # Errors
-    /// [`DataError::ChatTemplate`] for messages that the template refuses, or that hold a character which stands for a
-    /// special token here.
+    /// [`DataError::ChatTemplate`] if the model has no template, or for messages that it refuses or that contain
+    /// characters reserved for placeholders.
     pub fn encode_prompt(&self, messages: &[Value]) -> Result<Vec<u32>, DataError> {
         let template = self.0.template()?;
         if messages.iter().any(special_tokens::has_reserved) {
@@ -163,12 +163,12 @@ impl ConversationEncoder {
         Ok(self.0.encode(&text)?.get_ids().to_vec())
     }
 
-    /// The first problem that a row had, in a sentence.
+    /// Returns the problem of the first row that was skipped, in a sentence.
     pub(crate) fn first_problem(&self) -> Option<&str> {
         self.0.first_problem.get().map(String::as_str)
     }
 
-    /// What the order of the data depends on.
+    /// Returns the settings that the data order depends on, for the fingerprint.
     pub(crate) fn identity(&self) -> [String; 4] {
         let ChatSettings { date, assistant_only_loss, overlong, .. } = &self.0.settings;
         [
@@ -179,7 +179,7 @@ impl ConversationEncoder {
         ]
     }
 
-    /// Encodes a row; or says why it is skipped.
+    /// Encodes a row, or returns why it is skipped.
     pub(crate) fn encode_row(&self, row: &str) -> Result<Result<EncodedConversation, SkipReason>, DataError> {
         let encoded = match Conversation::parse(row) {
             Ok(conversation) => self.0.encode_conversation(&conversation)?,
@@ -202,8 +202,8 @@ impl State {
         })
     }
 
-    /// Renders a short conversation: a template that does not allow to find what the assistant says is refused before
-    /// anything is trained.
+    /// Renders a short conversation, so that a template in which the assistant's text cannot be found is refused before
+    /// training starts. Finds its assembled special tokens and its end-of-turn token.
     fn try_template(&mut self) -> Result<(), DataError> {
         let Some(template) = &mut self.template else { return Ok(()) };
         let everything = !self.settings.assistant_only_loss;
@@ -267,7 +267,7 @@ impl State {
         Ok(self.fit(ids, counted))
     }
 
-    /// Cuts a conversation to a sequence.
+    /// Truncates a conversation to one sequence, or returns why its row is skipped.
     fn fit(&self, mut ids: Vec<u32>, mut counted: Vec<bool>) -> Result<EncodedConversation, RowProblem> {
         let (tokens, longest) = (ids.len(), self.sequence_length + 1);
         let truncated = tokens > longest;
@@ -291,7 +291,7 @@ impl State {
     }
 }
 
-/// Two turns, with a content made of a text.
+/// Returns a conversation of two turns to try a template with; `content` makes a message's content from its text.
 fn probe(content: &dyn Fn(&str) -> Value) -> Messages {
     let turn = |role: &str, text: &str| json!({"role": role, "content": content(text)});
     Messages::plain(vec![
@@ -302,7 +302,7 @@ fn probe(content: &dyn Fn(&str) -> Value) -> Messages {
     ])
 }
 
-/// Whether each token has a part in one of the ranges of the text.
+/// Returns for each token whether it overlaps one of the byte ranges of the text.
 fn counted(encoding: &tokenizers::Encoding, spans: &[std::ops::Range<usize>]) -> Vec<bool> {
     let overlaps = |&(start, end): &(usize, usize)| {
         let next = spans.partition_point(|span| span.end <= start);
@@ -311,7 +311,7 @@ fn counted(encoding: &tokenizers::Encoding, spans: &[std::ops::Range<usize>]) ->
     encoding.get_offsets().iter().map(overlaps).collect()
 }
 
-/// The template of a run and its name: a path, or `chatml`. None if the model has none.
+/// Finds a run's template; returns its name (a path, or `chatml`) and its source, or `None` if the model has none.
 fn find_template(
     settings: &ChatSettings,
     tokenizer: &Path,
@@ -346,7 +346,7 @@ fn find_template(
     }
 }
 
-/// The tokens that a file names by their role, such as `bos_token`.
+/// Returns the roles, such as `bos_token`, and the tokens that a tokenizer's config file gives them.
 fn named_tokens(config: &Map<String, Value>) -> Vec<(String, String)> {
     let tokens = config.iter().filter(|(role, _)| role.ends_with("_token"));
     let named = tokens.filter_map(|(role, token)| {
@@ -376,7 +376,7 @@ fn read_json(path: &Path) -> Result<Value, DataError> {
     serde_json::from_slice(&bytes).map_err(|error| refused(error.to_string()))
 }
 
-/// A file beside the tokenizer; null where there is none.
+/// Reads a JSON file in the tokenizer's folder; null if it does not exist.
 fn read_beside(tokenizer: &Path, name: &str) -> Result<Value, DataError> {
     let path = tokenizer.with_file_name(name);
     match path.metadata() {

@@ -1,4 +1,4 @@
-//! Values as Python writes them, which chat templates are written for: `str`, `repr` and `json.dumps`.
+//! Formats values as Python does, which chat templates are written for: `str`, `repr` and `json.dumps`.
 
 use std::fmt::Write as _;
 
@@ -10,7 +10,7 @@ pub(super) fn format(output: &mut Output, _: &mut State, value: &Value) -> Resul
     output.write_str(&str(value)).map_err(Error::from)
 }
 
-/// `str(value)`.
+/// Formats a value as Python's `str(value)`; an undefined value is empty.
 pub(super) fn str(value: &Value) -> String {
     match value.kind() {
         ValueKind::Undefined => String::new(),
@@ -44,7 +44,7 @@ fn item(map: &Value, key: &Value) -> Value {
     map.get_item(key).unwrap_or(Value::UNDEFINED)
 }
 
-/// A string literal: in single quotes, unless it has such and no double ones.
+/// Appends `repr` of a string: in single quotes, unless it contains single and no double quotes.
 fn quote(string: &str, text: &mut String) {
     let mark = if string.contains('\'') && !string.contains('"') { '"' } else { '\'' };
     text.push(mark);
@@ -71,7 +71,7 @@ fn number(value: &Value) -> String {
     f64::try_from(value.clone()).map_or_else(|_| value.to_string(), float)
 }
 
-/// `repr` of a float: the shortest digits that are the number, with an exponent from 1e16 and below 1e-4.
+/// Formats a float as `repr` does: the shortest digits that read back as it, with an exponent from 1e16 and below 1e-4.
 fn float(number: f64) -> String {
     let scientific = format!("{number:e}");
     let Some((digits, exponent)) = scientific.split_once('e') else {
@@ -84,7 +84,7 @@ fn float(number: f64) -> String {
     }
 }
 
-/// The filter `tojson` as transformers defines it: `json.dumps(value, ensure_ascii=False, ...)`.
+/// Implements the filter `tojson` as transformers defines it: `json.dumps(value, ensure_ascii=False, ...)`.
 #[expect(clippy::needless_pass_by_value, reason = "the signature of a filter")]
 pub(super) fn tojson(value: &Value, options: Kwargs) -> Result<Value, Error> {
     let separators: Option<Vec<String>> = options.get("separators")?;

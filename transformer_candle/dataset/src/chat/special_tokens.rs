@@ -1,10 +1,10 @@
 //! Special tokens of a template, kept apart from the text of messages that spells them.
 //!
 //! Each special token has a placeholder: its number between two noncharacters of Unicode, which no message may contain.
-//! The template has placeholders instead of its special tokens before it is rendered, and the tokenizer that encodes
-//! the result knows the placeholders by the ids of the special tokens, and these by no name. So a special token comes
-//! from the template or not at all, and everything else about the tokenizer stays as it is: what it strips beside a
-//! token, how it treats the start of a text.
+//! Before a template is rendered, its special tokens are replaced by their placeholders; in the tokenizer that encodes
+//! the result, the special tokens keep their ids and are named by their placeholders. So a special token comes from the
+//! template or not at all, and everything else about the tokenizer stays as it is: what it strips beside a token, how
+//! it treats the start of a text.
 //!
 //! A template that puts a token together from parts (`'<|' + role + '|>'`) has no literal to replace. Tokens that it
 //! renders for messages without any are looked for in the rendered text instead; those that messages spell are broken
@@ -16,9 +16,9 @@ use serde_json::Value;
 pub(super) const RESERVED: std::ops::RangeInclusive<char> = '\u{fdd0}'..='\u{fdd4}';
 const OPEN: char = '\u{fdd0}';
 const CLOSE: char = '\u{fdd1}';
-/// Stands in the middle of a special token that a message spells.
+/// Inserted into a special token that a message spells, until the message is rendered.
 const BREAK: char = '\u{fdd2}';
-/// The start and the end of what the assistant says, as a template marks it.
+/// Marks of the start and the end of what the assistant says, for templates with `{% generation %}`.
 pub(super) const GENERATION: [char; 2] = ['\u{fdd3}', '\u{fdd4}'];
 
 /// A special token of the tokenizer.
@@ -32,12 +32,12 @@ pub(super) struct SpecialToken {
 #[derive(Clone, Debug, Default)]
 pub(super) struct SpecialTokens {
     tokens: Vec<SpecialToken>,
-    /// Those that the template puts together from parts.
+    /// Indices of the tokens that the template assembles from parts.
     assembled: Vec<usize>,
 }
 
 impl SpecialTokens {
-    /// Those that a `tokenizer.json` marks as special.
+    /// Returns the tokens that a `tokenizer.json` marks as special.
     pub(super) fn from_tokenizer_json(tokenizer_json: &Value) -> Self {
         let added = tokenizer_json["added_tokens"].as_array().into_iter().flatten();
         let special = added.filter(|token| token["special"] == true).filter_map(|token| {
@@ -49,8 +49,8 @@ impl SpecialTokens {
         Self { tokens, assembled: Vec::new() }
     }
 
-    /// The `tokenizer.json` that knows the special tokens by their placeholders only, and whose offsets include white
-    /// space: those that a post-processor reports may not.
+    /// Returns the `tokenizer.json` with special tokens named by their placeholders, and without its post-processor,
+    /// which may report offsets that leave out white space.
     pub(super) fn renamed(&self, mut tokenizer_json: Value) -> Value {
         let rename = |name: &mut Value| {
             let index = name.as_str().and_then(|name| self.tokens.iter().position(|token| token.name == name));
@@ -86,7 +86,7 @@ impl SpecialTokens {
         tokenizer_json
     }
 
-    /// A text with placeholders instead of the special tokens that it spells. Tokens without punctuation are left as
+    /// Replaces the special tokens that a text spells by their placeholders. Tokens without punctuation are left as
     /// they are: such a word may be part of a template's program.
     pub(super) fn with_placeholders(&self, text: &str) -> String {
         let written = |(index, token): (usize, &SpecialToken)| {
@@ -96,15 +96,14 @@ impl SpecialTokens {
         self.replace(text, &written, &mut |index, _, output| output.push_str(&placeholder(index)))
     }
 
-    /// The text with the names of the tokens instead of placeholders.
+    /// Replaces the placeholders in a text by the names of their tokens.
     pub(super) fn with_names(&self, text: &str) -> String {
         self.tokens.iter().enumerate().fold(text.to_owned(), |text, (index, token)| {
             if text.contains(OPEN) { text.replace(&placeholder(index), &token.name) } else { text }
         })
     }
 
-    /// Finds the tokens that the template puts together from parts in what it renders for messages without special
-    /// tokens.
+    /// Finds the tokens that the template assembles from parts, in what it renders for messages without special tokens.
     pub(super) fn find_assembled(&mut self, rendered: &str) {
         let all: Vec<usize> = (0..self.tokens.len()).collect();
         let mut assembled = Vec::new();
@@ -134,8 +133,8 @@ impl SpecialTokens {
         }
     }
 
-    /// A rendered text with placeholders instead of the tokens that the template assembled, and the tokens whole that
-    /// [`Self::break_up`] broke up.
+    /// Replaces the tokens that the template assembled in a rendered text by their placeholders, then restores the
+    /// tokens that [`Self::break_up`] broke up.
     pub(super) fn finish(&self, rendered: String) -> String {
         if self.assembled.is_empty() {
             return rendered;
@@ -153,7 +152,7 @@ impl SpecialTokens {
         self.tokens.iter().find(|token| token.id == id)
     }
 
-    /// Replaces the first and longest of the tokens at each position of the text.
+    /// Returns the text with each token of `among`, the longest first, replaced by what `write` appends.
     fn replace(&self, text: &str, among: &[usize], write: &mut dyn FnMut(usize, &str, &mut String)) -> String {
         let mut output = String::with_capacity(text.len());
         let mut rest = text;

@@ -15,17 +15,17 @@ use super::special_tokens::{GENERATION, SpecialTokens};
 
 const NAME: &str = "chat_template";
 
-/// A template with what it is rendered with beside messages. Clones share it.
+/// A compiled chat template, with the variables that it is rendered with beside messages. Clones share the program.
 #[derive(Clone)]
 pub(super) struct ChatTemplate {
-    /// Where it comes from, for messages.
+    /// The template's file, or `chatml`, to be named in error messages.
     pub origin: PathBuf,
     /// The template as it was read.
     pub source: String,
-    /// Whether it marks what the assistant says with `{% generation %}`.
+    /// Whether the template marks what the assistant says with `{% generation %}`.
     pub marks_generation: bool,
     environment: Arc<Environment<'static>>,
-    /// `bos_token` and the like, with placeholders for special tokens.
+    /// Variables that name tokens, such as `bos_token`, with placeholders for special tokens.
     variables: Vec<(String, Value)>,
     pub special_tokens: SpecialTokens,
 }
@@ -67,7 +67,7 @@ impl ChatTemplate {
         })
     }
 
-    /// A conversation, ready to be rendered as a whole and in part.
+    /// Converts a conversation to values of the template, to be rendered as a whole or in part.
     pub(super) fn prepare(&self, conversation: &Messages) -> PreparedMessages {
         let prepared = |value: &Json| {
             let mut value = value.clone();
@@ -81,7 +81,7 @@ impl ChatTemplate {
         }
     }
 
-    /// The first `count` messages as text, with placeholders for special tokens; the message of an error says why not.
+    /// Renders the first `count` messages, with placeholders for special tokens; an error's text says why it cannot.
     pub(super) fn render(
         &self,
         conversation: &PreparedMessages,
@@ -114,12 +114,12 @@ pub(super) struct PreparedMessages {
     variables: Vec<(String, Value)>,
 }
 
-/// What Jinja calls a sequence: everything that has a length and items, strings and dictionaries too.
+/// Whether a value is a sequence to Jinja: everything that has a length and items, strings and dictionaries too.
 fn is_container(value: &Value) -> bool {
     matches!(value.kind(), ValueKind::String | ValueKind::Seq | ValueKind::Map)
 }
 
-/// The template with `{% filter generation %}` instead of transformers' `{% generation %}`, and whether it has any.
+/// Replaces transformers' `{% generation %}` by `{% filter generation %}`; also returns whether there was any.
 fn with_generation_filter(source: &str) -> (String, bool) {
     let (mut program, mut found, mut rest) = (String::with_capacity(source.len()), false, source);
     while let Some(start) = rest.find("{%") {
@@ -145,7 +145,7 @@ fn with_generation_filter(source: &str) -> (String, bool) {
     (program, found)
 }
 
-/// Today, as the config says.
+/// Formats the date of the config, which stands for today's; fails if the config has none.
 fn strftime(date: Option<NaiveDate>, format: &str) -> Result<String, Error> {
     use std::fmt::Write as _;
     let problem = |message: String| Error::new(ErrorKind::InvalidOperation, message);
@@ -158,14 +158,14 @@ fn strftime(date: Option<NaiveDate>, format: &str) -> Result<String, Error> {
     Ok(text)
 }
 
-/// An error without the engine's own words, where the template raised it.
+/// Describes an error by its detail, which is the template's own message if the template raised it, and its line.
 fn describe(error: &Error) -> String {
     let at = error.line().map_or_else(String::new, |line| format!(" (line {line})"));
     let detail = error.detail().map_or_else(|| error.kind().to_string(), str::to_owned);
     format!("{detail}{at}")
 }
 
-/// The template that a tokenizer's configuration names: one text, or a list of which one is for tools.
+/// Returns the template in a `tokenizer_config.json`: its only one, else the one named `default`, else the first.
 pub(super) fn of_config(config: &Map<String, Json>) -> Option<&str> {
     match config.get("chat_template")? {
         Json::String(template) => Some(template),

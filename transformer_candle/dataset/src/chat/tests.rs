@@ -6,10 +6,10 @@ use tempfile::TempDir;
 
 use super::*;
 
-/// What `ChatML` looks like without marks.
+/// `ChatML` without `{% generation %}` marks.
 const PLAIN: &str = "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n\
                      {% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}";
-/// The same with roles put together from parts, as Phi-3 does.
+/// A template that assembles the tokens of roles from parts, as Phi-3's does.
 const ASSEMBLED: &str = "{% for message in messages %}{{ '<|' + message.role + '|>' + message.content }}<|im_end|>\
                          {% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}";
 
@@ -52,7 +52,7 @@ impl Model {
         self.encoder(&settings()).unwrap()
     }
 
-    /// Every token, with those that count in brackets.
+    /// Returns the tokens as text, with those that the loss counts in brackets.
     fn shown(&self, encoded: &EncodedConversation) -> String {
         let (mut text, mut before) = (String::new(), false);
         for (id, &counted) in encoded.ids.iter().zip(&encoded.counted) {

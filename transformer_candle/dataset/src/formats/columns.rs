@@ -11,7 +11,7 @@ pub(super) const CONVERSATION_COLUMNS: [&str; 6] =
 pub(crate) enum Columns {
     /// One column of text.
     Text(String),
-    /// Those of a conversation: a document's text is the JSON of the row.
+    /// The columns of a conversation; a document's text is the row as JSON.
     Conversation,
 }
 

@@ -37,7 +37,7 @@ impl CorruptionRetry {
         Ok(Self { format, source, columns, cancel, file, row_group: 0, row: 0 })
     }
 
-    /// Calls `read` with the reader; after corrupted data with a new reader at the current position.
+    /// Calls `read` with the reader; after corrupted data, again with a new reader at the current position.
     fn with_retry<T>(&mut self, read: impl Fn(&mut dyn ShardReader) -> Result<T, DataError>) -> Result<T, DataError> {
         let Self { format, source, columns, cancel, file, row_group, row } = self;
         let mut retrying = false;
@@ -140,7 +140,7 @@ mod tests {
         }
     }
 
-    /// Enough digits that a row group takes more than one read.
+    /// Documents of enough digits that a row group takes more than one read.
     fn documents() -> Vec<String> {
         let digits = |i: u64| (1..20).map(move |j| (i * 20 + j).wrapping_mul(0x9e37_79b9_7f4a_7c15).to_string());
         (0..300).map(|i| digits(i).collect()).collect()

@@ -129,7 +129,7 @@ pub(super) struct Line {
     too_long: bool,
 }
 
-/// The next line; none at the end of the file. Skips what a line has beyond [`MAX_LINE_BYTES`].
+/// Reads the next line; `None` at the end of the file. A line of more than [`MAX_LINE_BYTES`] is skipped to its end.
 pub(super) fn read_line(reader: &mut impl BufRead) -> io::Result<Option<Line>> {
     let mut bytes = Vec::new();
     if reader.by_ref().take(MAX_LINE_BYTES + 1).read_until(b'\n', &mut bytes)? == 0 {
@@ -145,13 +145,13 @@ pub(super) fn read_line(reader: &mut impl BufRead) -> io::Result<Option<Line>> {
 }
 
 impl Line {
-    /// The text without the byte order mark that the first line of a file may have, as may others of concatenated
-    /// files; none if it is not UTF-8.
+    /// Returns the text without the byte order mark that the first line of a file may have, as may others of
+    /// concatenated files; `None` if it is not UTF-8.
     fn text(&self) -> Option<&str> {
         str::from_utf8(self.bytes.strip_prefix(BYTE_ORDER_MARK).unwrap_or(&self.bytes)).ok()
     }
 
-    /// The row of this line; none if it is blank.
+    /// Returns the row of this line; `None` if the line is blank.
     pub(super) fn row(self, columns: &Columns) -> Option<Row> {
         if self.too_long {
             return Some(Row::Skipped(SkipReason::TooLong));
@@ -179,7 +179,7 @@ fn is_object(line: &str) -> serde_json::Result<()> {
     serde_json::from_str::<BTreeMap<String, Value>>(line).map(drop)
 }
 
-/// The string in a field of a JSON object; none if it is null or missing.
+/// Returns the string in a field of a JSON object; `None` if it is null or missing.
 fn string_field(line: &str, name: &str) -> serde_json::Result<Option<String>> {
     let mut deserializer = serde_json::Deserializer::from_str(line);
     let text = StringField { name }.deserialize(&mut deserializer)?;

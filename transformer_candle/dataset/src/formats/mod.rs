@@ -20,7 +20,7 @@ pub(crate) use self::columns::{Columns, has_conversations};
 use crate::DataError;
 use crate::skipped_rows::SkipReason;
 
-/// Longer texts are skipped: one broken line must not become a window of its own.
+/// Maximum length of a text. Longer ones are skipped: one broken line must not become a window of its own.
 pub(crate) const MAX_DOCUMENT_BYTES: usize = 16 << 20;
 
 /// The mark that some editors put before UTF-8 text; not part of a document.
@@ -29,13 +29,13 @@ const BYTE_ORDER_MARK: &[u8] = "\u{feff}".as_bytes();
 /// A text that is tokenized as a whole.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Document {
-    /// The text, never empty; of a conversation the row as a JSON object.
+    /// The text, never empty; for a conversation, its row as a JSON object.
     pub text: String,
     /// Whether end-of-text follows; false for all chunks of a text file but the last.
     pub ends_document: bool,
 }
 
-/// What a row holds.
+/// The content of a row: a document, or the reason to skip the row.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Row {
     Document(Document),
@@ -43,7 +43,7 @@ pub(crate) enum Row {
 }
 
 impl Row {
-    /// The document of these bytes, or the reason to skip them.
+    /// Makes a document of these bytes, or returns the reason to skip them.
     fn from_bytes(bytes: Vec<u8>, ends_document: bool) -> Self {
         if bytes.len() > MAX_DOCUMENT_BYTES {
             return Self::Skipped(SkipReason::TooLong);
@@ -64,10 +64,10 @@ pub(crate) trait ShardReader: Send {
     /// Moves before `row` of `row_group`; false if there is no such row group.
     fn seek(&mut self, row_group: u64, row: u64) -> Result<bool, DataError>;
 
-    /// The next row of the row group; none at its end.
+    /// Reads the next row of the row group; `None` at its end.
     fn next_row(&mut self) -> Result<Option<Row>, DataError>;
 
-    /// The fields of the first rows; empty if the format checks its columns when it is opened.
+    /// Reads the fields of the first rows; empty if the format checks its columns when it is opened.
     fn fields(&mut self) -> Result<Vec<Field>, DataError> {
         Ok(Vec::new())
     }
@@ -89,7 +89,7 @@ pub(crate) trait ShardReader: Send {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Field {
     pub name: String,
-    /// What it holds if not strings, in words.
+    /// The type of its values, in words such as "numbers"; `None` if they are strings.
     pub non_string_type: Option<&'static str>,
 }
 
@@ -126,7 +126,7 @@ impl Format {
         }
     }
 
-    /// The format regardless of compression: the shards of a data set have the same one.
+    /// Returns the format without its compression, which is the same for all shards of a data set.
     pub(crate) fn kind(self) -> Self {
         match self {
             Self::Jsonl(_) => Self::Jsonl(Compression::None),

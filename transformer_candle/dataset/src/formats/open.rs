@@ -24,7 +24,7 @@ impl Format {
         Ok(Box::new(CorruptionRetry::open(self, source, columns, cancel)?))
     }
 
-    /// The same, but corrupted data is an error.
+    /// Like [`Self::open`], but corrupted data is an error.
     pub(super) fn open_unretried(
         self,
         source: Arc<dyn ByteSource>,

@@ -1,8 +1,8 @@
 //! Parquet without Arrow: reads the footer, then only the text column of the row groups that are needed.
 //!
-//! Of the footer one entry per row group is kept. A column chunk is fetched in blocks as its pages are decoded, so that
-//! a reader holds one block, one page and a few rows however large the row group is. Page checksums are verified where
-//! the file has them.
+//! Only one entry per row group is kept of the footer. A column chunk is fetched in blocks as its pages are decoded, so
+//! that a reader holds one block, one page and a few rows however large the row group is. Page checksums are verified
+//! where the file has them.
 
 use std::collections::VecDeque;
 use std::io::Read;
@@ -143,7 +143,7 @@ impl OpenRowGroup {
     }
 }
 
-/// How many rows of a row group to decode at a time.
+/// Returns the number of rows of a row group to decode at a time.
 fn rows_per_batch(rows: u64, bytes: i64) -> u64 {
     let row_bytes = u64::try_from(bytes).unwrap_or(0).checked_div(rows).unwrap_or(0);
     MAX_BATCH_BYTES.checked_div(row_bytes).unwrap_or(MAX_BATCH_ROWS).clamp(1, MAX_BATCH_ROWS)
@@ -215,7 +215,7 @@ fn find_column(metadata: &ParquetMetaData, file: &str, text_column: &str) -> Res
     }))
 }
 
-/// The content of a column that does not hold strings, in words.
+/// Describes the type of a column that does not hold strings, in words.
 fn describe_type(column: &ColumnDescPtr) -> &'static str {
     match column.physical_type() {
         _ if column.path().parts().len() > 1 => "lists or groups",
@@ -249,7 +249,7 @@ impl ChunkBytes {
         Self { source, end: start + length, block: Mutex::default() }
     }
 
-    /// At least `length` bytes from `start`, as many as are buffered. Forward reading fetches no byte twice.
+    /// Returns at least `length` bytes from `start`, as many as are buffered. Forward reading fetches no byte twice.
     fn read_at_least(&self, start: u64, length: usize) -> Result<Bytes, DataError> {
         if start + length as u64 > self.end {
             return Err(corrupted(self.source.as_ref(), "a page extends beyond its column"));
@@ -277,7 +277,7 @@ impl Length for ChunkBytes {
 impl ChunkReader for ChunkBytes {
     type T = std::io::Chain<bytes::buf::Reader<Bytes>, RangeReader>;
 
-    /// For page headers, which fit into [`PAGE_HEADER_BYTES`] unless they have unusual statistics.
+    /// Returns a reader for a page header, which fits into [`PAGE_HEADER_BYTES`] unless it has unusual statistics.
     fn get_read(&self, start: u64) -> parquet::errors::Result<Self::T> {
         let left = self.end.saturating_sub(start);
         let first = self.read_at_least(start, left.min(PAGE_HEADER_BYTES) as usize)?;

@@ -1,6 +1,6 @@
 //! Conversations in Parquet: nested columns become the JSON of a row.
 //!
-//! As `parquet` beside it, it fetches only the columns that are read, in blocks. Records are assembled by the crate
+//! Like the module `parquet`, it fetches only the columns that are read, in blocks. Records are assembled by the crate
 //! `parquet`. A field that is null is left out, as trl advises: Parquet gives every object of a column the same fields,
 //! so that null means that an object does not have the field. Only a `content` may be null.
 

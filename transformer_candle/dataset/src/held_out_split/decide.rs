@@ -17,7 +17,7 @@ const FEW_ROW_GROUPS: usize = 8;
 const SPLIT_POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 impl DataSource {
-    /// The training and held-out rows. The stream and the evaluation of a run use the same split.
+    /// Returns the split into training and held-out rows, the same for the stream and the evaluation of a run.
     pub(crate) fn held_out_split(
         &self,
         settings: SplitSettings,
@@ -82,9 +82,9 @@ struct Candidates {
     shards: Range<usize>,
     from: RowGroupId,
     threshold: u64,
-    /// One is below the threshold and there are not few: the others need not be looked at.
+    /// Whether all candidates with a hash below the threshold are held out: there is one, and candidates are not few.
     by_hash: bool,
-    /// Hash, shard and row group, sorted, if all were looked at.
+    /// Hash, shard and row group of the candidates, sorted; incomplete if `by_hash`.
     row_groups: Vec<(u64, usize, u64)>,
 }
 
@@ -117,8 +117,8 @@ impl Candidates {
         Ok(found)
     }
 
-    /// The rule for these candidates; none if nothing can be held out. Row groups `after_training` may be held out
-    /// whole.
+    /// Returns the rule for these candidates; `None` if nothing can be held out. Row groups `after_training` may be
+    /// held out whole.
     fn choose(
         self,
         source: &DataSource,
@@ -142,7 +142,7 @@ impl Candidates {
     }
 }
 
-/// Where the first `rows` rows end; `None` if there are at most that many.
+/// Finds the end of the first `rows` rows; `None` if there are fewer.
 fn find_training_end(source: &DataSource, rows: u64, cancel: &CancelToken) -> Result<Option<TrainingEnd>, DataError> {
     let mut remaining = rows;
     for shard in 0..source.shards().len() {

@@ -34,13 +34,13 @@ pub(crate) struct HubClient {
     responded: AtomicBool,
 }
 
-/// A text and the URL of its next page.
+/// A page of text, and the URL of the next page.
 pub(super) struct Page {
     pub text: String,
     pub next: Option<String>,
 }
 
-/// The response at the end of redirects.
+/// The response after all redirects, and its URL.
 struct FinalResponse {
     url: String,
     response: Response<ureq::Body>,
@@ -93,7 +93,7 @@ impl HubClient {
         Backoff::new(&self.settings, cancel, &self.responded, &self.settings.retries)
     }
 
-    /// The text at `url`, retried until it arrives, an error is permanent, or `cancel` is cancelled.
+    /// Requests the text at `url`; retries until it arrives, an error is permanent, or `cancel` is cancelled.
     pub(super) fn get_text(self: &Arc<Self>, url: &str, cancel: &CancelToken) -> Result<Page, DataError> {
         let mut backoff = self.backoff(cancel);
         loop {
@@ -123,7 +123,8 @@ impl HubClient {
         Ok(Page { text, next })
     }
 
-    /// As many bytes of `range` as arrive, of a file of `length` bytes; and the URL that served them, or the error.
+    /// Requests `range` of a file of `length` bytes; returns the bytes that arrived, and the URL they came from or the
+    /// error.
     pub(super) fn try_get_range(
         self: &Arc<Self>,
         url: String,
@@ -199,7 +200,7 @@ impl HubClient {
         origin(uri) == origin(&self.endpoint)
     }
 
-    /// The error for a response without the content.
+    /// Returns the error for a response without the requested content.
     fn error_from_status(&self, url: &str, response: &Response<ureq::Body>) -> RequestError {
         let status = response.status().as_u16();
         let headers = response.headers();
@@ -264,7 +265,7 @@ fn transient(url: &str, message: String) -> RequestError {
     RequestError::Transient { url: redacted(url), message, retry_after: None }
 }
 
-/// The file does not have the listed `length`.
+/// Returns the error of a file that does not have the listed `length`.
 fn size_mismatch(url: &str, found: &str, length: u64) -> RequestError {
     let message = format!("the file has {found} bytes, its listing says {length}: the data set was changed");
     let url = redacted(url);
@@ -275,7 +276,7 @@ fn invalid_response(url: &str, message: &str) -> RequestError {
     RequestError::Permanent(DataError::InvalidResponse { url: redacted(url), message: message.to_owned() })
 }
 
-/// The error of a request without a response. Invalid URLs stay invalid; everything else may be transient.
+/// Returns the error of a request without a response. Invalid URLs stay invalid; everything else may be transient.
 fn transport_error(url: &str, error: &ureq::Error) -> RequestError {
     match error {
         ureq::Error::BadUri(_) | ureq::Error::Http(_) | ureq::Error::InvalidProxyUrl => {

@@ -22,8 +22,8 @@ const SPLIT_WORDS: [(&str, &[&str]); 3] = [
     ("test", &["test", "testing", "eval", "evaluation"]),
 ];
 
-/// The files of `split`, in the order of the patterns, and sorted by path within one. `list` lists every file below a
-/// folder.
+/// Returns the files of `split`, in the order of its patterns, those of one pattern sorted by path. `list` lists every
+/// file below a folder.
 pub(super) fn resolve(
     dataset: &str,
     readme: Option<&str>,
@@ -127,7 +127,7 @@ const SHARD: &str = "[0-9][0-9][0-9][0-9][0-9]-of-[0-9][0-9][0-9][0-9][0-9]";
 /// Characters that separate a split's word from the rest of a name.
 const WORD_SEPARATOR: &str = "[._ 0-9-]";
 
-/// The split in `data/train-00000-of-00001-abc.parquet`.
+/// Returns the split in a name such as `data/train-00000-of-00001-abc.parquet`.
 fn split_of_sharded_name(path: &str) -> Option<String> {
     let name = path.strip_prefix("data/").filter(|name| !name.contains('/'))?;
     let split = glob(&format!("*-{SHARD}*.*")).ok()?.is_match(name).then(|| name.rfind("-of-"))??;
@@ -150,7 +150,8 @@ fn file_name_patterns(word: &str) -> Vec<String> {
     vec![format!("**/{word}{s}*"), format!("**/*{s}{word}{s}*")]
 }
 
-/// Whether a file is data: hidden files, folders starting with `__` and metadata are only where the pattern names them.
+/// Whether a file is data; hidden files, folders starting with `__` and metadata are data only if the pattern names
+/// them.
 fn is_data_file(path: &str, pattern: &str) -> bool {
     let name = path.rsplit('/').next().unwrap_or(path);
     let describes =
@@ -160,7 +161,7 @@ fn is_data_file(path: &str, pattern: &str) -> bool {
     (!describes || named(name)) && path.split('/').all(|part| !hidden(part) || named(part))
 }
 
-/// The files of the most frequent format: a split has one format.
+/// Keeps the files of the most frequent format: a split has one format.
 fn keep_main_format(
     title: String,
     wanted: &SplitPatterns,
@@ -194,7 +195,7 @@ fn join(folder: &str, pattern: &str) -> String {
     if folder.is_empty() { pattern.to_owned() } else { format!("{folder}/{pattern}") }
 }
 
-/// The folder above the first wildcard of a pattern.
+/// Returns the folder above the first wildcard of a pattern.
 fn literal_folder(pattern: &str) -> &str {
     let plain = pattern.find(['*', '?', '[']).unwrap_or(pattern.len());
     pattern[..plain].rfind('/').map_or("", |slash| &pattern[..slash])

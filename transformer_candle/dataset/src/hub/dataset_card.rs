@@ -10,11 +10,11 @@ use crate::DataError;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct CardConfig {
     pub name: String,
-    /// Whether it is used when no config is requested.
+    /// Whether this config is used when none is requested.
     pub default: bool,
     /// The folder that patterns are relative to; empty for the root of the repository.
     pub folder: String,
-    /// Patterns by split, in the card's order; none if they follow from the file names.
+    /// Patterns by split, in the card's order; `None` if they follow from the file names.
     pub splits: Option<Vec<SplitPatterns>>,
 }
 
@@ -41,7 +41,7 @@ struct Config {
     data_files: Option<DataFiles>,
 }
 
-/// `path`, `[path, ...]`, `[{split, path}, ...]` or `{split: path}`.
+/// The key `data_files`: `path`, `[path, ...]`, `[{split, path}, ...]` or `{split: path}`.
 #[derive(Deserialize)]
 #[serde(untagged)]
 enum DataFiles {

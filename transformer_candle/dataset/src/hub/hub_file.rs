@@ -9,7 +9,7 @@ use crate::DataError;
 use crate::byte_source::ByteSource;
 use crate::cancel::CancelToken;
 
-/// Reads a file at a pinned revision. The signed URL that the Hub redirects to is reused until it fails once.
+/// A file at a pinned revision. The signed URL that the Hub redirects to is reused until it fails once.
 pub(crate) struct HubFile {
     client: Arc<HubClient>,
     name: String,
@@ -47,7 +47,7 @@ impl ByteSource for HubFile {
         4 << 20
     }
 
-    /// Another server may have an intact copy.
+    /// Drops the signed URL, since another server may have an intact copy.
     fn invalidate(&self) -> bool {
         self.store_signed_url(None);
         true

@@ -158,7 +158,7 @@ fn parse<T: for<'de> Deserialize<'de>>(url: &str, text: &str) -> Result<T, DataE
         .map_err(|error| DataError::InvalidResponse { url: redacted(url), message: error.to_string() })
 }
 
-/// `owner/name`, or a legacy name without an owner.
+/// Whether a name is that of a data set: `owner/name`, or a legacy name without an owner.
 fn is_dataset_name(name: &str) -> bool {
     let mut parts = name.split('/');
     let part = |part: &str| {

@@ -46,7 +46,7 @@ pub(super) struct Backoff<'a> {
 struct FailureStreak {
     since: Instant,
     failures: u32,
-    /// Id in the [`RetryMonitor`].
+    /// Id of the request in the [`RetryMonitor`].
     id: u64,
 }
 
@@ -93,7 +93,8 @@ impl<'a> Backoff<'a> {
         self.cancel.sleep(delay)
     }
 
-    /// Doubles with each failure; random between half and all of it, so that many readers do not retry at once.
+    /// Returns a delay that doubles with each failure, random from half to all of it, so that readers do not retry at
+    /// once.
     fn backoff(&self, failures: u32) -> Duration {
         let limit = self.settings.initial_backoff.saturating_mul(1 << (failures - 1).min(16)).min(MAX_BACKOFF);
         let random = RandomState::new().build_hasher().finish();
@@ -107,7 +108,7 @@ impl Drop for Backoff<'_> {
     }
 }
 
-/// The delay that the server requests: `Retry-After` in seconds, else the `t` of `RateLimit: "name";r=0;t=55`.
+/// Parses the delay that the server requests: `Retry-After` in seconds, else the `t` of `RateLimit: "name";r=0;t=55`.
 pub(super) fn retry_delay(retry_after: Option<&str>, rate_limit: Option<&str>) -> Option<Duration> {
     let seconds = retry_after.and_then(|value| value.trim().parse::<f64>().ok()).or_else(|| {
         let fields = rate_limit?.split(';').map(str::trim);

@@ -28,7 +28,7 @@ pub struct HubSettings {
     pub idle_timeout: Duration,
     /// Folder and size limit in bytes of the block cache; none for no cache.
     pub cache: Option<(PathBuf, u64)>,
-    /// Reports the requests that are being retried, from the first one on.
+    /// Records the requests that are being retried.
     pub retries: RetryMonitor,
 }
 
@@ -48,8 +48,8 @@ impl Default for HubSettings {
 }
 
 impl HubSettings {
-    /// `HF_ENDPOINT`, `HF_TOKEN` (else the file that `hf auth login` writes below `HF_HOME`), `HF_HUB_OFFLINE`, and the
-    /// seconds of `HF_HUB_DOWNLOAD_TIMEOUT`.
+    /// Reads `HF_ENDPOINT`, `HF_TOKEN` (else the file that `hf auth login` writes below `HF_HOME`), `HF_HUB_OFFLINE`,
+    /// and the seconds of `HF_HUB_DOWNLOAD_TIMEOUT`.
     pub fn from_environment() -> Self {
         let mut settings = Self::default();
         if let Some(endpoint) = environment_variable("HF_ENDPOINT") {
@@ -64,7 +64,7 @@ impl HubSettings {
         settings
     }
 
-    /// With the retry timeout and the block cache of a run.
+    /// Returns the settings with the retry timeout and the block cache of a run.
     #[must_use]
     pub fn with_run_config(self, data: &DataConfig) -> Self {
         let folder = || data.cache_dir.clone().unwrap_or_else(|| cache_root().join("blocks"));
@@ -94,7 +94,7 @@ fn environment_variable(name: &str) -> Option<String> {
     std::env::var(name).ok().map(|value| value.trim().to_owned()).filter(|value| !value.is_empty())
 }
 
-/// An integer number of seconds, at least one, as `huggingface_hub` reads it.
+/// Parses an integer number of seconds, at least one, as `huggingface_hub` does.
 fn parse_seconds(value: &str) -> Option<Duration> {
     value.parse().ok().filter(|&seconds| seconds > 0).map(Duration::from_secs)
 }

@@ -10,13 +10,13 @@ pub(super) fn parse_content_range(value: &str) -> Option<(u64, u64, Option<u64>)
     (first <= last).then(|| (first, last, total.parse().ok()))
 }
 
-/// The URL of `rel="next"` in a `Link` header.
+/// Returns the URL of `rel="next"` in a `Link` header.
 pub(super) fn parse_next_link(value: &str) -> Option<String> {
     let next = value.split(',').find(|link| link.contains("rel=\"next\""))?;
     Some(next.split_once('<')?.1.split_once('>')?.0.to_owned())
 }
 
-/// The target of a redirect from `base`; none if it is not an HTTP URL.
+/// Returns the target of a redirect from `base`; `None` if it is not an HTTP URL.
 pub(super) fn resolve_redirect(base: &Uri, target: &str) -> Option<String> {
     if target.starts_with("http://") || target.starts_with("https://") {
         return Some(target.to_owned());
@@ -25,7 +25,7 @@ pub(super) fn resolve_redirect(base: &Uri, target: &str) -> Option<String> {
     Some(format!("{}://{}/{path}", base.scheme_str()?, base.authority()?))
 }
 
-/// Scheme, host and port: they decide who may see the token.
+/// Returns scheme, host and port of a URL, which decide whether it may be sent the token.
 pub(super) fn origin(uri: &Uri) -> (Option<&str>, Option<String>, Option<u16>) {
     let port = uri.port_u16().or(match uri.scheme_str() {
         Some("https") => Some(443),
@@ -35,7 +35,7 @@ pub(super) fn origin(uri: &Uri) -> (Option<&str>, Option<String>, Option<u16>) {
     (uri.scheme_str(), uri.host().map(str::to_ascii_lowercase), port)
 }
 
-/// A URL for messages, without its query, which may hold a signature, and without user and password.
+/// Returns a URL for messages, without its query, which may hold a signature, and without user and password.
 pub(super) fn redacted(url: &str) -> String {
     let plain = url.split(['?', '#']).next().unwrap_or_default();
     let Some((scheme, rest)) = plain.split_once("://") else {
@@ -57,7 +57,7 @@ pub(super) fn split_credentials(endpoint: &str) -> (String, Option<String>) {
     }
 }
 
-/// The same URL with a user, and a password if there is one, before its host.
+/// Returns a URL with `user`, which may be `user:password`, before its host; `None` if that is not a valid URL.
 pub(super) fn with_credentials(uri: &Uri, user: &str) -> Option<Uri> {
     let mut parts = uri.clone().into_parts();
     let host = parts.authority.as_ref()?.as_str().rsplit('@').next()?;

@@ -16,9 +16,9 @@ use crate::{DataError, DataSource};
 pub struct AuditedComponent {
     /// The data set's name, or the patterns.
     pub name: String,
-    /// Sequences of it in the ledger's steps.
+    /// Sequences of the component in the ledger's steps.
     pub sequences: u64,
-    /// Sequences of it that stages have left out.
+    /// Sequences of the component that stages have left out.
     #[serde(skip_serializing_if = "is_zero")]
     pub left_out: u64,
     /// The epochs that were started.
@@ -28,20 +28,20 @@ pub struct AuditedComponent {
 /// The audit of one epoch.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct AuditedEpoch {
-    /// From 0.
+    /// Number of the epoch, from 0.
     pub epoch: u64,
     /// Documents in the windows used.
     pub documents: u64,
-    /// Rows read for them.
+    /// Rows read for these windows.
     pub rows: u64,
     /// Whether the epoch is over, so that every row of the training set had to be there.
     pub finished: bool,
-    /// Whether the ledger has it from its first window on. In an epoch that started before the ledger, only rows that
-    /// were used twice are found.
+    /// Whether the ledger has the epoch from its first window on. In an epoch that started before the ledger, only rows
+    /// that were used twice are found.
     pub whole: bool,
 }
 
-/// Row ranges read, by (shard, row group): first row and end.
+/// Row ranges read, by (shard, row group): first row and the row after the last.
 type Coverage = BTreeMap<(u64, u64), Vec<(u64, u64)>>;
 
 /// Checks the windows and epochs of one component.
@@ -53,12 +53,12 @@ pub(super) struct ComponentAuditor<'a> {
     epoch: Option<(AuditedEpoch, Coverage)>,
 }
 
-/// Where the first sequence of the next step must be.
+/// The position at which the sequences of the next step must start.
 #[derive(Default)]
 struct ExpectedPosition {
     /// (epoch, window, sequences) of the windows that are not used up.
     windows: Vec<(u64, u64, u64)>,
-    /// The last window that was used up.
+    /// (epoch, window) of the last window that was used up.
     last_finished: Option<(u64, u64)>,
     sequence: u64,
 }
@@ -70,7 +70,7 @@ impl<'a> ComponentAuditor<'a> {
         Self { source, split, audited, expected: ExpectedPosition::default(), epoch: None }
     }
 
-    /// Starts in the middle of the run, where the ledger does.
+    /// Starts at the position where the ledger does, in the middle of a run.
     pub(super) fn begin(&mut self, begin: &BeginPosition) {
         self.expected = ExpectedPosition { sequence: begin.sequence, ..ExpectedPosition::default() };
         let whole = (begin.window, begin.sequence) == (0, 0);
@@ -170,8 +170,8 @@ impl<'a> ComponentAuditor<'a> {
         Ok(())
     }
 
-    /// The first of these rows that holds a document. Skipped rows leave no trace in the ledger where a window would
-    /// have nothing else.
+    /// Returns the first of these rows that holds a document. Skipped rows are not in the ledger if a window would have
+    /// nothing else.
     fn first_document(&self, rows: &RowRange) -> Result<Option<u64>, DataError> {
         let mut reader = self.source.open(rows.shard as usize, self.source.cancel())?;
         reader.seek(rows.row_group, rows.first_row)?;
@@ -222,7 +222,7 @@ impl ExpectedPosition {
     }
 }
 
-/// The parts of `rows` that none of the sorted ranges covers.
+/// Returns the parts of `rows` that none of the sorted ranges covers.
 fn gaps(covered: &[(u64, u64)], rows: RowRange) -> Vec<RowRange> {
     let end = rows.first_row + rows.rows;
     let (mut gaps, mut next) = (Vec::new(), rows.first_row);

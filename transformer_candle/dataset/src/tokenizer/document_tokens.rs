@@ -9,37 +9,37 @@ use tokenizers::Tokenizer;
 
 use crate::DataError;
 
-/// The token that ends a document.
+/// The usual token that ends a document.
 const END_OF_TEXT: &str = "<|endoftext|>";
-/// Other common names of it. A token that ends a turn of a conversation, such as `<|eot_id|>`, is none.
+/// Other common names of that token. A token that ends a turn of a conversation, such as `<|eot_id|>`, is none.
 const END_OF_TEXT_ALIASES: [&str; 6] = ["<|end_of_text|>", "</s>", "<eos>", "<|eos|>", "<|end|>", "[EOS]"];
 
 /// A token and its id.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NamedToken {
-    /// Its id.
+    /// The token's id.
     pub id: u32,
-    /// Its text.
+    /// The token's text.
     pub name: String,
 }
 
 /// The tokens that begin and end a document.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DocumentTokens {
-    /// Ends each document.
+    /// The token that ends each document.
     pub end_of_text: NamedToken,
-    /// The BOS token; none if the tokenizer has none other than [`Self::end_of_text`].
+    /// The BOS token; `None` if the tokenizer has none other than [`Self::end_of_text`].
     pub bos: Option<NamedToken>,
     /// Whether each document starts with the BOS token.
     pub starts_with_bos: bool,
-    /// Whether the tokenizer's files say that it does.
+    /// Whether the tokenizer's files say that each document starts with the BOS token.
     pub files_say_bos: bool,
 }
 
-/// Which tokens begin and end a document where the tokenizer's files leave a choice.
+/// The caller's choice of the tokens that begin and end a document, where the tokenizer's files leave one.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Choice<'a> {
-    /// The run's special tokens; where empty, the tokenizer's own.
+    /// The run's special tokens; if empty, the tokenizer's own.
     pub special_tokens: &'a [String],
     /// The id that is known to end a document, such as that of a checkpoint.
     pub end_of_text: Option<u32>,
@@ -47,13 +47,13 @@ pub(super) struct Choice<'a> {
 }
 
 impl DocumentTokens {
-    /// A token that ends each document, and no BOS token.
+    /// Creates document tokens of a token that ends each document, and no BOS token.
     pub fn ended_by(id: u32, name: &str) -> Self {
         let end_of_text = NamedToken { id, name: name.to_owned() };
         Self { end_of_text, bos: None, starts_with_bos: false, files_say_bos: false }
     }
 
-    /// The BOS token, where each document starts with it.
+    /// Id of the BOS token; `None` unless each document starts with it.
     pub fn leading_bos(&self) -> Option<u32> {
         self.bos.as_ref().filter(|_| self.starts_with_bos).map(|bos| bos.id)
     }
@@ -122,13 +122,13 @@ fn find_end_of_text(files: &RoleFiles, json: &Value, choice: Choice) -> Result<N
     Ok(called_eos.swap_remove(common.unwrap_or(0)))
 }
 
-/// The tokens that a `tokenizer.json` marks as special.
+/// Returns the tokens that a `tokenizer.json` marks as special.
 fn own_special_tokens(json: &Value) -> impl Iterator<Item = &str> {
     let added = json["added_tokens"].as_array().into_iter().flatten();
     added.filter(|token| token["special"] == true).filter_map(|token| token["content"].as_str())
 }
 
-/// The special token that the post-processor of a `tokenizer.json` puts in front of a text.
+/// Returns the special token that the post-processor of a `tokenizer.json` puts in front of a text.
 fn first_of_template(json: &Value) -> Option<&str> {
     let processor = &json["post_processor"];
     let processors = processor["processors"].as_array().map_or(std::slice::from_ref(processor), Vec::as_slice);
@@ -146,7 +146,7 @@ struct RoleFiles<'a> {
 }
 
 impl RoleFiles<'_> {
-    /// The tokens that the files give the role `bos` or `eos`, as far as the tokenizer has them.
+    /// Returns the tokens that the files give the role `bos` or `eos`, as far as the tokenizer has them.
     fn tokens(&self, role: &str) -> Result<Vec<NamedToken>, DataError> {
         let mut tokens = Vec::new();
         for file in ["tokenizer_config.json", "special_tokens_map.json"] {
@@ -162,7 +162,7 @@ impl RoleFiles<'_> {
         Ok(tokens)
     }
 
-    /// What `tokenizer_config.json` says of a BOS token in front of every text.
+    /// Returns `add_bos_token` of `tokenizer_config.json`, if that is a boolean.
     fn adds_bos(&self) -> Result<Option<bool>, DataError> {
         Ok(self.read("tokenizer_config.json")?["add_bos_token"].as_bool())
     }
@@ -178,7 +178,7 @@ impl RoleFiles<'_> {
         Some(NamedToken { id, name })
     }
 
-    /// A file beside the tokenizer; null where there is none.
+    /// Reads a JSON file in the tokenizer's folder; null if it does not exist.
     fn read(&self, name: &str) -> Result<Value, DataError> {
         let path: PathBuf = self.tokenizer_json.with_file_name(name);
         let refused = |message: String| DataError::Tokenizer { path: path.clone(), message };

@@ -5,16 +5,16 @@ use serde_json::{Map, Value, json};
 
 const WORDS: [&str; 5] = ["\u{2581}the", "\u{2581}do", "ing", "\u{2581}\u{2581}", "\u{e9}"];
 
-/// How the space in front of a text is made.
+/// The part of the tokenizer that puts a space in front of a text.
 #[derive(Clone, Copy, Debug)]
 pub enum Form {
-    /// By the normalizer, in front of every text.
+    /// The normalizer, in front of every text.
     Prepend,
-    /// By the pre-tokenizer, unless the text starts with one.
+    /// The pre-tokenizer, unless the text starts with a space.
     Metaspace,
 }
 
-/// A `tokenizer.json` whose post-processor puts `<s>` in front of a text.
+/// Returns a `tokenizer.json` whose post-processor puts `<s>` in front of a text.
 pub fn sentencepiece(form: Form) -> Value {
     let bytes = (0..=255_u8).map(|byte| format!("<0x{byte:02X}>"));
     let characters =

@@ -208,7 +208,7 @@ fn opened(json: &Value) -> Tokenizer {
     Tokenizer::of_model(folder_with(json, &[]).path(), None).unwrap()
 }
 
-/// Bytes of the tokens of a text, and what they exceed the text by.
+/// Returns the bytes of the tokens of a text, and by how many they exceed the bytes of the text.
 fn bytes_of(tokenizer: &Tokenizer, text: &str) -> (i64, i64) {
     let EncodedText { ids, surplus_bytes } = tokenizer.encode_document(text).unwrap();
     let bytes = tokenizer.token_bytes().unwrap();

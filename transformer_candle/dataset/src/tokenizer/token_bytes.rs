@@ -6,8 +6,8 @@ use tokenizers::Tokenizer;
 /// The character that stands for a space in the vocabularies of SentencePiece.
 const SPACE: &str = "\u{2581}";
 
-/// UTF-8 bytes of each id, none for special tokens; `None` where the length of a token depends on its position, or its
-/// decoder is of another kind than these two:
+/// Returns the UTF-8 bytes of each id, 0 for special tokens; `None` if the length of a token depends on its position,
+/// or if the decoder is of another kind than these two:
 ///
 /// - byte-level: each character of a token is one byte of text;
 /// - SentencePiece: `\u{2581}` is a space, `<0xAB>` is one byte, and everything else is text.

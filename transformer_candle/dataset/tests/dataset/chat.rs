@@ -9,7 +9,7 @@ use run_config::{DataFormat, OverlongConversations, Packing};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-/// Turns of ordinary tokens.
+/// A chat template that names roles in ordinary text.
 const TEMPLATE: &str = "{% for m in messages %}<{{ m.role }}>{{ m.content }}<|endoftext|>{% endfor %}\
                         {% if add_generation_prompt %}<assistant>{% endif %}";
 
@@ -75,7 +75,7 @@ impl Data {
         TokenStream::open(&self.source, settings, &self.tokenizer, None).unwrap()
     }
 
-    /// What the assistant says in each sequence.
+    /// Returns what the assistant says in all sequences, turn by turn, sorted.
     fn said(&self, sequences: &[Sequence]) -> Vec<String> {
         let mut said = Vec::new();
         for (_, targets) in sequences {

@@ -62,7 +62,8 @@ fn document_packing_only_adds_document_starts() {
     }
 }
 
-/// Any change of this changes the data of every resumed run, and must come with a new `ORDER_VERSION`.
+/// Hash of a data order. A change of it changes the data of every resumed run, and must come with a new
+/// `ORDER_VERSION`.
 const GOLDEN: &str = "514249082e7144b54eb798e098359a6b41aa0d6bcb3a6e1b1a67d8b539ee2e5c";
 
 #[test]

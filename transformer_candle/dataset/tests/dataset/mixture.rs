@@ -10,7 +10,7 @@ use dataset::ledger::{Ledger, LedgerHead, LedgerRecord, StepRecord, for_each_rec
 use dataset::{Batch, CancelToken, Cursor, DataError, DataSource, Mixture, StreamSettings, TokenStream, audit, replay};
 use proptest::prelude::*;
 
-/// 200 documents in many shards, 40 in one, and 3.
+/// Returns three sources: 200 documents in many shards, 40 in one, and 3.
 fn sources() -> (Vec<tempfile::TempDir>, Vec<DataSource>) {
     let (many_folder, many, _) = mixed();
     let [few_folder, least_folder] = [(); 2].map(|()| tempfile::tempdir().unwrap());

@@ -12,7 +12,7 @@ use dataset::{
 };
 use proptest::prelude::*;
 
-/// Sequences of 8, 32 and 16 tokens over the same data.
+/// Returns three stages over the same data, with sequences of 8, 32 and 16 tokens.
 fn stages(data: impl Into<Mixture>) -> [StreamStage; 3] {
     let mixture = data.into();
     [8, 32, 16].map(|sequence_length| StreamStage {

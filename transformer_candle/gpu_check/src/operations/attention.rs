@@ -10,7 +10,7 @@ use crate::device_under_test::BufferContents;
 use crate::part::Size;
 use training::Result;
 
-/// Batch size, sequence length and heads.
+/// Sizes of an attention case: batch, sequence length and heads.
 #[derive(Clone, Copy)]
 struct AttentionCase {
     batch: usize,
@@ -85,7 +85,7 @@ fn bound(inputs: &InputGenerator) -> f64 {
     if inputs.dtype == DType::BF16 { BF16_ATTENTION } else { F32 }
 }
 
-/// The position of the first token of each token's document. Read only if sequences are packed.
+/// Draws the position of the first token of each token's document. Read only if sequences are packed.
 fn documents(inputs: &mut InputGenerator, sizes: AttentionCase) -> BufferContents {
     let mut bits = Vec::with_capacity(sizes.tokens());
     for _ in 0..sizes.batch {
@@ -135,7 +135,7 @@ fn backward(inputs: &mut InputGenerator, sizes: AttentionCase) -> Result<Case> {
         }))
 }
 
-/// What the forward pass saves, computed in F32 on the CPU.
+/// Returns what the forward pass saves, output and log-sum-exp, computed in F32 on the CPU.
 fn saved(
     qkv: &BufferContents,
     documents: &BufferContents,

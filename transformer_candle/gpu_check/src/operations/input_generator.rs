@@ -5,25 +5,25 @@ use kernels::DType;
 use super::bounds::{BF16, F32};
 use crate::device_under_test::{BufferContents, Random};
 
-/// Random arguments of the cases of one element type.
+/// Generates random arguments of the cases of one element type.
 pub(super) struct InputGenerator {
     pub(super) random: Random,
-    /// Of activations and weights.
+    /// Element type of activations and weights.
     pub(super) dtype: DType,
 }
 
 impl InputGenerator {
-    /// Activations or weights.
+    /// Draws activations or weights.
     pub(super) fn numbers(&mut self, shape: &[usize]) -> BufferContents {
         BufferContents::from_numbers(self.random.numbers(shape.iter().product()), self.dtype)
     }
 
-    /// F32 values, whatever the type of activations.
+    /// Draws F32 values, whatever the type of activations.
     pub(super) fn f32(&mut self, shape: &[usize]) -> BufferContents {
         BufferContents::from_numbers(self.random.numbers(shape.iter().product()), DType::F32)
     }
 
-    /// Token ids with many repetitions.
+    /// Draws token ids below `limit`, with many repetitions.
     pub(super) fn ids(&mut self, count: usize, limit: usize) -> BufferContents {
         let few = (count / 3).clamp(1, limit);
         let spread = limit / few;
@@ -33,12 +33,12 @@ impl InputGenerator {
         }
     }
 
-    /// The operation and the type, such as `swiglu::forward bf16`.
+    /// Returns the name of a case: operation and type, such as `swiglu::forward bf16`.
     pub(super) fn name(&self, operation: &str) -> String {
         format!("{operation} {}", if self.dtype == DType::BF16 { "bf16" } else { "f32" })
     }
 
-    /// The tolerance of results in the activations' type.
+    /// Returns the tolerance of results in the activations' type.
     pub(super) fn bound(&self) -> f64 {
         if self.dtype == DType::BF16 { BF16 } else { F32 }
     }

@@ -10,7 +10,7 @@ use crate::device_under_test::BufferContents;
 use crate::part::Size;
 use training::Result;
 
-/// Tokens, hidden, padded vocabulary, vocabulary, rows of a chunk.
+/// Sizes of a head: tokens `n`, hidden size `d`, padded vocabulary `v`, vocabulary, rows of a chunk `c`.
 #[derive(Clone, Copy)]
 struct Head {
     n: usize,

@@ -12,7 +12,7 @@ use training::Result;
 
 const SETTINGS: muon::Muon = muon::Muon { momentum: 0.95, polynomials: muon::Polynomials::Quintic };
 const WEIGHT_DECAY: f32 = 0.1;
-/// Five iterations in BF16 multiply rounding errors along small singular values by up to 3.4 each.
+/// The bound in BF16: five iterations multiply rounding errors along small singular values by up to 3.4 each.
 const BF16_ITERATIONS: f64 = 6e-2;
 
 pub(super) fn visit(size: Size, inputs: &mut InputGenerator, visit: &mut dyn FnMut(&Case) -> Result<()>) -> Result<()> {
@@ -68,7 +68,7 @@ fn accumulate_momentum(inputs: &mut InputGenerator, shape: &[usize], applied: bo
         .call(|[momentum, grad, update, scalars]| muon::accumulate_momentum(momentum, grad, update, scalars, &SETTINGS))
 }
 
-/// One step. Beside BF16 weights the F32 number of weight and low bits is compared.
+/// One step. With BF16 weights, the F32 master weights are compared, joined from weights and low bits.
 fn step(inputs: &mut InputGenerator, shape: &[usize], applied: bool) -> Case {
     let bound = if applied { F32_POINTWISE } else { EXACT };
     let (update, master) = (inputs.numbers(shape), inputs.random.numbers(shape.iter().product()));

@@ -54,7 +54,7 @@ fn norm(inputs: &mut InputGenerator, elements: usize) -> Case {
 }
 
 fn clip(norm: f32) -> Case {
-    // Without a limit where nothing will be applied: the scale is then 1, and not a NaN that compares with nothing.
+    // No limit if the norm is not finite: the scale is then 1, and not a NaN, which equals nothing.
     let limit = norm.is_finite().then_some(1.0);
     let scalars = BufferContents::from_numbers([1e-3, 0.1, 0.05, 7.0, 7.0], DType::F32);
     Case::new("grad_norm::clip f32", format!("norm {norm}"))
@@ -63,7 +63,7 @@ fn clip(norm: f32) -> Case {
         .call(move |[norm, scalars]| grad_norm::clip(norm, limit, scalars))
 }
 
-/// One step. Beside BF16 weights what counts is the F32 number of weight and low bits.
+/// One step. With BF16 weights, the F32 master weights are compared, joined from weights and low bits.
 fn step(inputs: &mut InputGenerator, elements: usize, applied: bool) -> Case {
     let shape = [elements];
     let scalars = [0.01, 0.19, 0.0975, 0.5, if applied { 1.0 } else { 0.0 }];

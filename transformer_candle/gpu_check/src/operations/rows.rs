@@ -96,7 +96,7 @@ fn norm_of_sum(inputs: &mut InputGenerator, [n, d]: [usize; 2]) -> Case {
         })
 }
 
-/// A sum with the statistics that the forward pass would have saved.
+/// Returns a random sum and the statistics that the forward pass would have saved of it.
 fn saved(inputs: &mut InputGenerator, [n, d]: [usize; 2]) -> [BufferContents; 2] {
     let sum = inputs.numbers(&[n, d]);
     let inv_rms = |row: &[f32]| {
@@ -214,7 +214,7 @@ fn swiglu_backward(inputs: &mut InputGenerator, [n, i]: [usize; 2]) -> Case {
         .call(|[gate_up, dout]| swiglu::backward(gate_up, dout))
 }
 
-/// The output comes in as its gradient.
+/// On entry, `out` holds the gradient of the output.
 fn swiglu_backward_recomputing(inputs: &mut InputGenerator, [n, i]: [usize; 2]) -> Case {
     Case::new(inputs.name("swiglu::backward_recomputing"), sizes([n, i]))
         .updated("gate_up", &[n, 2 * i], inputs.numbers(&[n, 2 * i]), inputs.bound())
@@ -222,16 +222,16 @@ fn swiglu_backward_recomputing(inputs: &mut InputGenerator, [n, i]: [usize; 2]) 
         .call(|[gate_up, out]| swiglu::backward_recomputing(gate_up, out))
 }
 
-/// A copy and a buffer set to zero.
+/// Dropout with probability 0.1, of module 9.
 const DROPOUT: dropout::Dropout = dropout::Dropout { probability: 0.1, module: 9 };
 
-/// A key whose rows pass 2^32.
+/// Returns a dropout key with row numbers that cross 2^32.
 fn dropout_key() -> BufferContents {
     let key = dropout::Key { seed: 0xfedc_ba98_7654_3210, first_row: u64::from(u32::MAX) - 2, enabled: true };
     BufferContents { dtype: DType::U32, bits: key.to_words().to_vec() }
 }
 
-// Every bit is the CPU's, of the mask and of what is rounded.
+// The mask and the rounded values must have exactly the CPU's bits.
 fn dropout_forward(inputs: &mut InputGenerator, [n, i]: [usize; 2]) -> Case {
     Case::new(inputs.name("dropout::forward"), sizes([n, i]))
         .in_given_types()
@@ -250,6 +250,7 @@ fn dropout_backward(inputs: &mut InputGenerator, [n, i]: [usize; 2]) -> Case {
         .call(|[dout, key, dx]| dropout::backward(dout, key, DROPOUT, dx))
 }
 
+/// A copy, and a buffer set to zero.
 fn copy(inputs: &mut InputGenerator, shape: [usize; 2]) -> Case {
     Case::new(inputs.name("Buffer::copy_from, zero"), sizes(shape))
         .input("source", &shape, inputs.numbers(&shape))
@@ -261,7 +262,7 @@ fn copy(inputs: &mut InputGenerator, shape: [usize; 2]) -> Case {
         })
 }
 
-/// To the other float type, and for F32 the halves of a master weight and the whole again.
+/// Casts to the other float type; for F32 also splits master weights into halves and joins them again.
 fn cast(inputs: &mut InputGenerator, shape: [usize; 2]) -> Case {
     let source = inputs.numbers(&shape);
     let (name, sizes) = (inputs.name("cast"), sizes(shape));

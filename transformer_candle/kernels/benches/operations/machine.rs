@@ -19,8 +19,8 @@ const TRAFFIC: usize = 1 << 28;
 /// Working sets in bytes: in a core's cache, in the shared cache, and in main memory.
 const WORKING_SETS: [usize; 3] = [1 << 20, 1 << 24, 1 << 28];
 
-/// Reading a working set, copying one half of it to the other, and changing it in place. What is read and written
-/// counts twice.
+/// Memory bandwidths of reading a working set, of copying one half of it to the other and of updating it in place. An
+/// update counts every byte twice, as read and as written.
 #[derive(Serialize)]
 struct Bandwidth {
     working_set_bytes: usize,
@@ -60,25 +60,25 @@ impl Bandwidth {
         }
     }
 
-    /// Bytes per second of the fastest of the three.
+    /// Returns the highest of the three bandwidths, in bytes per second.
     fn best(&self) -> f64 {
         let written = self.copy_gigabytes_per_second.max(self.update_gigabytes_per_second);
         self.read_gigabytes_per_second.max(written) * 1e9
     }
 }
 
-/// The limits, as measured in this process.
+/// The machine's peak FLOP/s and memory bandwidths, as measured in this process.
 #[derive(Serialize)]
 pub struct Machine {
     threads: usize,
     f32_gigaflops: f64,
-    /// With the CPU's bf16 dot-product instruction, where it has one.
+    /// Peak with the CPU's bf16 dot-product instruction; None where it has none.
     bf16_gigaflops: Option<f64>,
     bandwidths: [Bandwidth; WORKING_SETS.len()],
 }
 
 impl Machine {
-    /// Takes `seconds` for each limit.
+    /// Measures each peak and each bandwidth for `seconds`.
     pub fn measure(pool: &ThreadPool, seconds: f64) -> Self {
         let threads = pool.current_num_threads();
         let gigaflops = |run_loop: fn() -> usize| {
@@ -93,25 +93,25 @@ impl Machine {
         }
     }
 
-    /// FLOP/s with operands of a type.
+    /// Returns the peak FLOP/s for operands of a type.
     pub fn flops(&self, dtype: DType) -> f64 {
         let bf16 = self.bf16_gigaflops.filter(|_| dtype == DType::BF16);
         bf16.unwrap_or(self.f32_gigaflops) * 1e9
     }
 
-    /// Bytes per second of main memory.
+    /// Returns the bandwidth of main memory, in bytes per second.
     pub fn memory(&self) -> f64 {
         self.cache(usize::MAX)
     }
 
-    /// Bytes per second of repeated passes over a working set of this size.
+    /// Returns the bandwidth of repeated passes over a working set of this size, in bytes per second.
     pub fn cache(&self, bytes: usize) -> f64 {
         let [.., memory] = &self.bandwidths;
         self.bandwidths.iter().find(|set| bytes <= set.working_set_bytes).unwrap_or(memory).best()
     }
 }
 
-/// Seconds of the fastest of as many calls as fit into `seconds`, after one to warm up.
+/// Returns the seconds of the fastest of as many calls as fit into `seconds`, after one to warm up.
 fn fastest(seconds: f64, mut call: impl FnMut()) -> f64 {
     call();
     let (begin, mut fastest) = (Instant::now(), f64::INFINITY);
@@ -185,7 +185,7 @@ mod bf16 {
 
     use super::{SUMS, TURNS};
 
-    /// The same loop with dot products of bf16 pairs, where the CPU has them.
+    /// Returns the same loop with dot products of bf16 pairs; None where the CPU does not have them.
     pub(super) fn run_loop() -> Option<fn() -> usize> {
         let known = is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("avx512bf16");
         // SAFETY: given away only where the processor has the instructions.
@@ -211,7 +211,7 @@ mod bf16 {
 
 #[cfg(not(target_arch = "x86_64"))]
 mod bf16 {
-    /// No other processor has such an instruction that Rust could call.
+    /// Returns None: no other processor has such an instruction that Rust could call.
     pub(super) fn run_loop() -> Option<fn() -> usize> {
         None
     }

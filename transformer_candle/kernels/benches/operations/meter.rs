@@ -42,7 +42,7 @@ struct Row<'a> {
     /// GFLOP/s where the processor's peak bounds the operation, GB/s where its memory does.
     rate: f64,
     unit: &'a str,
-    /// The time at that bound over the time taken.
+    /// Fraction of the bound that was reached: the time at that bound over the time taken.
     of_peak: f64,
 }
 

@@ -156,7 +156,7 @@ fn bias_and_norm_heads(sizes: &Sizes, meter: &Meter<'_>) -> Result<()> {
     })
 }
 
-/// Rotary embedding of queries and keys, there and back.
+/// Rotary embedding of queries and keys, forward and backward.
 fn rotate(sizes: &Sizes, meter: &Meter<'_>) -> Result<()> {
     let &Sizes { length, n, ref heads, layers, .. } = sizes;
     let tables = rope::tables(length, heads.head_size, &rope::Frequencies::of_base(ROPE_THETA), &Device::Cpu)?;
@@ -199,7 +199,7 @@ fn embed(sizes: &Sizes, meter: &Meter<'_>) -> Result<()> {
     })
 }
 
-/// Rows of logits that exist at one time, as the model has them on a CPU.
+/// Rows of a chunk of logits, as many as the model has on a CPU.
 const HEAD_ROWS: usize = 1024;
 
 /// Head and loss: three matmuls per chunk of rows; the logits, which a cache could keep, are not counted.
@@ -224,7 +224,7 @@ fn head(sizes: &Sizes, meter: &Meter<'_>) -> Result<()> {
     })
 }
 
-/// Norm of the gradients, clipping and `AdamW`; and the gradients to zero.
+/// Gradient norm, clipping and `AdamW`; then zeroing the gradients.
 fn optimize(sizes: &Sizes, meter: &Meter<'_>) -> Result<()> {
     let parameters = sizes.parameters();
     let mut weight = zeros(&[parameters], meter.dtype)?;
@@ -246,7 +246,7 @@ fn optimize(sizes: &Sizes, meter: &Meter<'_>) -> Result<()> {
         let state = adamw::AdamWState { weight: &mut weight, low_bits, first_moment, second_moment };
         adamw::step(state, &grad, &scalars, &settings, 0.1)
     })?;
-    // Only those of the embedding and of norms are added up from zero.
+    // Only the gradients of the embedding and of norms are accumulated from zero.
     let added = parameters - sizes.matmul_weights();
     let mut added_grad = grad.view(0, &[added])?;
     meter.row("gradients to zero", 1, Work { flops: 0, bytes: F32 * added }, || added_grad.zero())

@@ -35,7 +35,7 @@ struct Runtime {
     activation_recompute: Recompute,
 }
 
-/// What the backward pass recomputes.
+/// The activation recompute policy: what the backward pass recomputes.
 #[derive(Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Recompute {
@@ -52,7 +52,8 @@ pub struct LinearMap {
     pub outputs: usize,
 }
 
-/// Legend: B sequences, T positions, N = B * T tokens, D hidden, I intermediate, V vocabulary.
+/// The sizes of a model and its batch. Legend: B sequences, T positions, N = B * T tokens, D hidden, I intermediate, V
+/// vocabulary.
 pub struct Sizes {
     pub batch: usize,
     pub length: usize,
@@ -66,7 +67,7 @@ pub struct Sizes {
 }
 
 impl Sizes {
-    /// Reads them from a YAML config that has all of them.
+    /// Reads the sizes from a YAML config that has all of them.
     pub fn load(path: &Path) -> Result<Self, Box<dyn Error>> {
         let explain = |error: &dyn Error| format!("cannot read sizes from {}: {error}", path.display());
         let text = fs::read_to_string(path).map_err(|error| explain(&error))?;

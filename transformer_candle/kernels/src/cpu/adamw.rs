@@ -1,4 +1,4 @@
-//! One fused pass in pieces of fixed size.
+//! `AdamW` on CPU slices: one fused pass in pieces of fixed size.
 
 use rayon::prelude::*;
 
@@ -90,7 +90,7 @@ pub(crate) fn step_split(
     });
 }
 
-/// The gradient beside its moments, piece by piece.
+/// Returns the pieces of the gradient and of its moments.
 fn pieces<'a>(
     grad: &'a [f32],
     (first, second): Moments<'a>,

@@ -64,7 +64,7 @@ pub(crate) fn normalize<E: Element>(sum: &[E], weight: &[E], inv_rms: &[f32], no
     });
 }
 
-/// What forward leaves for backward.
+/// Values that forward saves for backward.
 pub(crate) struct Saved<'a, E> {
     pub(crate) sum: &'a [E],
     pub(crate) weight: &'a [E],

@@ -31,10 +31,10 @@ use super::exp::exp;
 use super::schedule::run_tasks;
 use crate::Element;
 
-/// Threads that scratch is planned for at most; further ones wait.
+/// Maximum number of threads that scratch is planned for; further ones wait.
 const MAX_THREADS: usize = 64;
 
-/// Attention within packed rows; `shape.past` is 0.
+/// Computes attention within packed rows; `shape.past` is 0.
 pub(crate) fn forward<E: Element>(
     qkv: &[E],
     documents: Option<&[i32]>,
@@ -78,7 +78,8 @@ fn threads(shape: &CallShape) -> usize {
     MAX_THREADS.min(shape.pairs() * shape.tiles())
 }
 
-/// Elements of a tile's queries and outputs, scores, f32 copies of keys and values, and three statistics per row.
+/// Elements of one thread's scratch: a tile's queries and outputs, scores, f32 copies of keys and values, and three
+/// statistics per row.
 fn thread_elements(shape: &CallShape) -> usize {
     let size = shape.layout.head_size;
     2 * QUERY_TILE * size.next_multiple_of(COLUMNS) + KV_TILE * QUERY_TILE + 2 * KV_TILE * size + 3 * QUERY_TILE
@@ -174,7 +175,7 @@ struct Softmax<'a> {
     row_max: &'a mut [f32],
     /// The sum of `e^(score - row_max)`.
     row_sum: &'a mut [f32],
-    /// What sums with the previous `row_max` are multiplied by.
+    /// Factor of sums made with the previous `row_max`: `e^(old row_max - row_max)`.
     rescale: &'a mut [f32],
 }
 

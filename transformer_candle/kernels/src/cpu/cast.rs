@@ -15,7 +15,7 @@ pub(crate) fn narrow(source: &[f32], target: &mut [bf16]) {
         .for_each_task(|(target, source)| narrow_piece(source, target));
 }
 
-/// One thread's part of [`narrow`].
+/// [`narrow`] of one piece, on the calling thread.
 pub(crate) fn narrow_piece<E: Element>(source: &[f32], target: &mut [E]) {
     vectorised(
         #[inline(always)]

@@ -5,14 +5,14 @@ use rayon::prelude::*;
 
 use super::schedule::ForEachTask;
 
-/// Blocks of rows, at most.
+/// Maximum number of blocks of rows.
 const BLOCKS: usize = 64;
-/// Rows of a block, at least.
+/// Minimum number of rows of a block.
 const BLOCK_ROWS: usize = 32;
 /// Columns that one task sums over the blocks.
 const COLUMNS: usize = 256;
 
-/// Rows of a block of a matrix of `n` rows.
+/// Returns the rows per block for a matrix of `n` rows.
 pub(super) fn rows_of_block(n: usize) -> usize {
     n.div_ceil(BLOCKS).max(BLOCK_ROWS)
 }

@@ -17,7 +17,7 @@ impl<'a, T> Disjoint<'a, T> {
         Self { first: slice.as_mut_ptr(), length: slice.len(), slice: PhantomData }
     }
 
-    /// The elements from `start` on.
+    /// Returns the `count` elements from `start` on.
     ///
     /// # Safety
     /// While the part lives, no other part that overlaps it does.

@@ -54,9 +54,9 @@ pub(crate) fn backward<E: Element>(dout: &[E], key: Key, dropout: Dropout, dx: &
 struct Masks {
     key: u64,
     first_row: u64,
-    /// Hashes below it are dropped.
+    /// Elements whose hash is below it are dropped.
     threshold: u32,
-    /// What kept elements are multiplied with.
+    /// Factor of the elements that are kept.
     scale: f32,
 }
 
@@ -84,7 +84,7 @@ impl Masks {
 }
 
 impl Mask {
-    /// What the element of a column is multiplied with.
+    /// Returns the factor of the element in a column: the scale, or 0 where it is dropped.
     #[inline(always)]
     fn factor(self, column: u32) -> f32 {
         let Self { low, high, threshold, scale } = self;
@@ -93,7 +93,8 @@ impl Mask {
     }
 }
 
-/// Thirty-two well-mixed bits of another thirty-two (`lowbias32`, Wellons, 2018): vectors multiply these, not 64.
+/// Returns a 32-bit hash of 32 bits (`lowbias32`, Wellons, 2018): SIMD instructions multiply 32-bit integers, not
+/// 64-bit ones.
 #[inline(always)]
 fn mix32(bits: u32) -> u32 {
     let bits = (bits ^ (bits >> 16)).wrapping_mul(0x7feb_352d);

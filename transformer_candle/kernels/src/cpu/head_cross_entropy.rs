@@ -130,7 +130,7 @@ fn exponentials(logits: &mut [f32], target: usize) -> (f64, f64) {
 }
 
 const LANES: usize = 16;
-/// Values summed in f32, without much loss of precision, before they are added to an f64 sum.
+/// Number of values that are summed in f32, without much loss of precision, before they are added to an f64 sum.
 const F32_SUM: usize = 32 * LANES;
 
 #[inline(always)]

@@ -32,7 +32,7 @@ pub(crate) fn backward_weight<E: Element>(
     multiply_accumulate(dy, Matrix::new(x, n, i), dw, i, write_mode, workspace);
 }
 
-/// The most that any of the three needs.
+/// Elements of workspace that suffice for each of the three.
 pub(crate) fn workspace_elements([n, i, o]: [usize; 3]) -> usize {
     workspace_for(n, o, i).max(workspace_for(n, i, o)).max(workspace_for(o, i, n))
 }

@@ -63,7 +63,7 @@ pub(crate) fn backward_input<E: Element>(
     multiply_accumulate(Matrix::new(dz, n, r), Matrix::new(a, r, i), dx, i, WriteMode::Accumulate, workspace);
 }
 
-/// The module's columns of rows of P.
+/// The outputs of the module: its columns of rows of P, as a matrix.
 fn columns<E: Element>(y: &[E], PackedOutputs { n, o, p, first_column, .. }: PackedOutputs) -> Matrix<'_, E> {
     Matrix::strided(y.get(first_column..).unwrap_or_default(), n, o, p)
 }

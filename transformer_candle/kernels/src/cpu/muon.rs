@@ -41,7 +41,8 @@ pub(crate) fn workspace_elements([_, m, n]: [usize; 3]) -> usize {
     gemm.into_iter().max().unwrap_or(0).max(2 * (m * n).div_ceil(PIECE))
 }
 
-/// The matrices are `update` and `other` [B, M, N], `gram` and `polynomial` [B, S, S].
+/// Orthogonalises every matrix of `update`. The matrices are `update` and `other` [B, M, N], `gram` and `polynomial`
+/// [B, S, S].
 pub(crate) fn orthogonalize<E: Element>(
     [update, other, gram, polynomial]: [&mut [E]; 4],
     workspace: &mut [f32],

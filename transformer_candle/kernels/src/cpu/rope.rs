@@ -36,7 +36,7 @@ fn rotate_rows<E: Element>(qkv: &mut [E], first_row: usize, layout: &HeadLayout,
         for head in heads {
             let (left, right) = head.split_at_mut(half);
             let right = &mut right[..half];
-            // Of zipped slices the compiler makes no vectors here.
+            // The compiler does not vectorise a loop over zipped slices here.
             for i in 0..half {
                 let (a, b, sin) = (left[i].widen(), right[i].widen(), angles.direction * sin[i]);
                 left[i] = E::narrow(a * cos[i] - b * sin);

@@ -10,7 +10,7 @@ use crate::timing;
 /// Elements of the rows of a task: few, so that threads finish together on small models.
 const ROWS: usize = 1 << 13;
 
-/// Rows of this width per task, for any number of threads.
+/// Returns the rows of this width per task, for any number of threads.
 pub(super) fn rows_per_task(width: usize) -> usize {
     (ROWS / width).max(1)
 }
@@ -18,7 +18,7 @@ pub(super) fn rows_per_task(width: usize) -> usize {
 /// Parts that the tasks are divided into, one per thread; further threads share parts.
 const PARTS: usize = 64;
 
-/// `for_each` whose tasks a profile shows on the threads that run them.
+/// `for_each` whose tasks appear in a profile, on the threads that run them.
 pub(crate) trait ForEachTask: ParallelIterator {
     /// Runs `body` for every item, in parallel.
     fn for_each_task(self, body: impl Fn(Self::Item) + Sync + Send) {
@@ -55,7 +55,7 @@ pub(crate) fn run_tasks(
 /// thread starts with its own part, the same for the same number of tasks: what it wrote in the previous call is in its
 /// cache.
 struct Queue {
-    /// Tasks taken of each part.
+    /// Tasks taken of each part so far.
     taken: [AtomicUsize; PARTS],
     parts: usize,
     all: usize,
@@ -68,7 +68,7 @@ impl Queue {
         Self { taken: [const { AtomicUsize::new(0) }; PARTS], parts, all, unit, longest }
     }
 
-    /// The next range of the thread's part, or else of the next part that has tasks left.
+    /// Takes the next range of the thread's part, or else of the next part that has tasks left.
     fn take(&self, thread: usize) -> Option<Range<usize>> {
         let begin = |part: usize| self.all * part / self.parts;
         (thread..thread + self.parts).map(|part| part % self.parts).find_map(|part| {

@@ -35,7 +35,7 @@ pub(crate) fn backward<E: Element>(gate_up: &mut [E], dout: &[E], i: usize) {
     });
 }
 
-/// [`backward`] with the gradient in `out`, which the output then takes.
+/// [`backward`] with the output's gradient in `out`, which is then overwritten by the output.
 pub(crate) fn backward_recomputing<E: Element>(gate_up: &mut [E], out: &mut [E], i: usize) {
     if i == 0 {
         return;
@@ -65,7 +65,7 @@ fn forward_rows<E: Element>(gate_up: &[E], out: &mut [E], i: usize) {
 fn backward_rows<E: Element>(gate_up: &mut [E], dout: &[E], i: usize) {
     for (gate_up, dout) in gate_up.chunks_exact_mut(2 * i).zip(dout.chunks_exact(i)) {
         let (gate, up) = gate_up.split_at_mut(i);
-        // Of zipped slices the compiler makes no vectors here.
+        // The compiler does not vectorise a loop over zipped slices here.
         for j in 0..i {
             let gradient = Gradient::new(gate[j].widen(), up[j].widen(), dout[j].widen());
             (gate[j], up[j]) = (E::narrow(gradient.gate), E::narrow(gradient.up));
@@ -85,7 +85,7 @@ fn recompute_rows<E: Element>(gate_up: &mut [E], out: &mut [E], i: usize) {
     }
 }
 
-/// What one gate and one factor get back, and what they gave.
+/// The gradients of one gate and one up value, and their output.
 struct Gradient {
     gate: f32,
     up: f32,

@@ -15,8 +15,8 @@ pub(crate) fn transpose(source: &[f32], from: usize, target: &mut [f32], to: usi
     plain(source, from, target, to);
 }
 
-/// Rows of the target are written in order: where they overlap (`to` below [`SIDE`], in narrow panels), the later one
-/// remains.
+/// The transpose without vector instructions. Rows of the target are written in order: where they overlap (`to` below
+/// [`SIDE`], in narrow panels), the later one remains.
 fn plain(source: &[f32], from: usize, target: &mut [f32], to: usize) {
     for column in 0..SIDE {
         for row in 0..SIDE {
@@ -25,7 +25,8 @@ fn plain(source: &[f32], from: usize, target: &mut [f32], to: usize) {
     }
 }
 
-/// In four rounds, for blocks of 2, 4, 8 and 16: the upper right and lower left quarters of every block are exchanged.
+/// Transposes in four rounds, for blocks of 2, 4, 8 and 16: the upper right and lower left quarters of every block are
+/// exchanged.
 ///
 /// # Safety
 /// Both pointers are valid for a tile, as for [`transpose`].
@@ -56,7 +57,7 @@ unsafe fn in_vectors(source: *const f32, from: usize, target: *mut f32, to: usiz
 fn exchange_quarters<const SIZE: usize>(rows: &mut [std::arch::x86_64::__m512; SIDE]) {
     use std::arch::x86_64::{_mm512_loadu_epi32, _mm512_permutex2var_ps};
 
-    // What the upper and the lower of two rows hold afterwards; from 16 on it is the lower row's.
+    // The indices of what the upper and the lower of two rows hold afterwards; from 16 on they are the lower row's.
     let [upper, lower] = const {
         let (mut upper, mut lower, mut column) = ([0; SIDE], [0; SIDE], 0);
         while column < SIDE {

@@ -54,12 +54,12 @@ impl Cuda {
         match self.0 {}
     }
 
-    /// As the driver calls it.
+    /// The name that the driver reports.
     pub fn name(&self) -> &str {
         match self.0 {}
     }
 
-    /// Major and minor.
+    /// The compute capability, major and minor.
     pub fn compute_capability(&self) -> (u32, u32) {
         match self.0 {}
     }
@@ -69,27 +69,27 @@ impl Cuda {
         match self.0 {}
     }
 
-    /// What bitwise equal results depend on.
+    /// GPU, driver and cuBLAS, with their versions, on which bitwise equal results depend.
     pub fn fingerprint(&self) -> String {
         match self.0 {}
     }
 
-    /// What the GPU's memory has room for now, and its size.
+    /// The GPU's free and total memory.
     pub fn memory(&self) -> Result<Memory> {
         match self.0 {}
     }
 
-    /// What this process's buffers hold of the GPU.
+    /// The memory that this process's buffers use and reserve.
     pub fn pool_memory(&self) -> Result<Option<PoolMemory>> {
         match self.0 {}
     }
 
-    /// Has everything be computed in the way that is declared or offered first, unmeasured.
+    /// Disables timing: the declared kernel variant and the first GEMM algorithm offered are used.
     pub fn set_deterministic(&self, _is_deterministic: bool) {
         match self.0 {}
     }
 
-    /// Caps what this program takes of the GPU.
+    /// Limits the GPU memory of this program.
     pub fn set_memory_limit(&self, _bytes: u64) {
         match self.0 {}
     }
@@ -99,7 +99,7 @@ impl Cuda {
         match self.0 {}
     }
 
-    /// The driver's handle of the compute stream.
+    /// The driver's handle of the compute stream (`CUstream`).
     pub fn stream_handle(&self) -> usize {
         match self.0 {}
     }
@@ -109,17 +109,17 @@ impl Cuda {
         match self.0 {}
     }
 
-    /// What was found by timing so far.
+    /// The results of timing so far: algorithms of GEMMs and variants of kernels.
     pub fn choices(&self) -> BTreeMap<String, String> {
         match self.0 {}
     }
 
-    /// Takes choices made before; returns those that this GPU, library or program does not have.
+    /// Restores another run's choices; returns those that this GPU, library or program does not have.
     pub fn recall_choices(&self, _choices: &BTreeMap<String, String>) -> Result<Vec<String>> {
         match self.0 {}
     }
 
-    /// Floating-point operations per second of the BF16 GEMMs.
+    /// Measures the floating-point operations per second of a BF16 GEMM.
     pub fn measure_gemm_flops(&self, _size: usize) -> Result<f64> {
         match self.0 {}
     }

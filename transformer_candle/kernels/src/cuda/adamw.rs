@@ -4,7 +4,7 @@ use super::KernelArg;
 use super::launch::{Axis, Launch, ranges, variant};
 use crate::optimizer_settings::AdamW;
 
-/// What a step reads and writes.
+/// The buffers that a step reads and writes.
 #[derive(Clone, Copy)]
 pub(crate) struct State {
     pub(crate) weight: KernelArg,

@@ -57,7 +57,7 @@ pub(crate) fn backward(
     [backward].into_iter().chain(add).collect()
 }
 
-/// A row of the weight's gradient for each program.
+/// Elements of workspace: a row of the weight's gradient for each program.
 pub(crate) fn workspace_elements(n: usize, d: usize) -> usize {
     programs(n) * d
 }
@@ -66,7 +66,7 @@ fn programs(n: usize) -> usize {
     n.min(PROGRAMS)
 }
 
-/// The variant for rows of D.
+/// The name of the variant for rows of D.
 fn wide(dtype: DType, d: usize) -> String {
     let width = WIDTHS.into_iter().find(|&width| d <= width).unwrap_or(d);
     format!("{}.h{width}", variant(dtype))

@@ -8,7 +8,7 @@ use candle_core::DType;
 pub(crate) enum KernelArg {
     /// The first element of a buffer.
     Pointer {
-        /// On the GPU.
+        /// The element's address on the GPU.
         address: usize,
         /// The element type.
         dtype: DType,
@@ -28,7 +28,7 @@ impl KernelArg {
         }
     }
 
-    /// A count. Kernels use 32 bits; a larger count gives a grid that cannot be launched.
+    /// A count as a 32-bit integer, as kernels use; a larger count gives a grid that cannot be launched.
     pub(crate) fn count(things: usize) -> Self {
         Self::I32(i32::try_from(things).unwrap_or(i32::MAX))
     }

@@ -7,20 +7,20 @@ use super::launch::{Axis, Launch, variant};
 use crate::HeadLayout;
 use crate::heads::AttentionShape;
 
-/// Columns of the kernels' tiles.
+/// Columns of the kernels' tiles, of which a head takes the fewest that it fits in.
 const COLUMNS: [usize; 3] = [32, 64, 128];
 /// Kernels count a head's elements in eights.
 const EIGHT: usize = 8;
 /// Rows of a block of the kernels `attention_decode*`, their `BLOCK_M`.
 pub(super) const DECODE_ROWS: usize = 16;
-/// Axis that keep a GPU busy while it decodes: about two for each of 132 to 170 processors. Not measured.
+/// Blocks that keep a GPU busy while it decodes: about two for each of 132 to 170 multiprocessors. Not measured.
 const DECODE_BLOCKS: usize = 256;
 /// Keys below which a block of its own is not worth its launch and its part in the reduction. Not measured.
 const KEYS_WORTH_A_SPLIT: usize = 64;
 /// The constant `SPLITS` of the kernel `attention_decode_reduce`.
 pub(super) const MOST_SPLITS: usize = 64;
 
-/// What [`backward`] reads.
+/// The inputs of [`backward`]: those of [`forward`], its outputs, and the gradient of its output.
 #[derive(Clone, Copy)]
 pub(crate) struct Saved {
     pub(crate) qkv: KernelArg,
@@ -30,12 +30,12 @@ pub(crate) struct Saved {
     pub(crate) dout: KernelArg,
 }
 
-/// Where [`decode`] appends.
+/// The key/value cache that [`decode`] appends to.
 #[derive(Clone, Copy)]
 pub(crate) struct Cache {
     pub(crate) keys: KernelArg,
     pub(crate) values: KernelArg,
-    /// Tokens that are there.
+    /// Tokens that the cache holds already.
     pub(crate) past: usize,
 }
 
@@ -102,7 +102,7 @@ pub(crate) fn decode(
     ]
 }
 
-/// Splits of the keys in which `new` tokens attend to `length`, themselves included: as many as give the GPU
+/// Number of splits of the keys where `new` tokens attend to `length`, themselves included: as many as give the GPU
 /// [`DECODE_BLOCKS`], and limited by the number of keys per split. It follows from the sizes alone, so that every GPU
 /// adds in the same order.
 fn splits(layout: &HeadLayout, new: usize, length: usize) -> usize {
@@ -111,27 +111,27 @@ fn splits(layout: &HeadLayout, new: usize, length: usize) -> usize {
     wanted.min(length / KEYS_WORTH_A_SPLIT).clamp(1, MOST_SPLITS)
 }
 
-/// Elements of F32 workspace for [`decode`] of at most `new_tokens` tokens: of every row in every split its sums and
-/// its largest score, where there is more than one split. Then all blocks together have at most [`DECODE_ROWS`] rows
-/// each.
+/// Elements of F32 workspace for [`decode`] of at most `new` tokens: of every row in every split its sums, its
+/// `row_max` and its `row_sum`, where there is more than one split. Then there are at most [`DECODE_BLOCKS`] blocks of
+/// [`DECODE_ROWS`] rows.
 pub(crate) fn decode_workspace_elements(layout: &HeadLayout, new: usize) -> usize {
     let rows = (DECODE_BLOCKS * DECODE_ROWS).min(MOST_SPLITS * new * layout.heads);
     rows * (layout.head_size + 2)
 }
 
-/// The name of a kernel over whole sequences.
+/// The name of the variant of a kernel over whole sequences.
 fn whole_variant(shape: &AttentionShape, qkv: KernelArg, documents: Option<KernelArg>) -> String {
     let columns = columns(shape.heads.head_size, qkv.dtype() == DType::BF16);
     let documents = if documents.is_some() { ".documents" } else { "" };
     format!("{}.{columns}{documents}", variant(qkv.dtype()))
 }
 
-/// Every head of every sequence along x, tiles of positions along y.
+/// A grid with every head of every sequence along x, tiles of positions along y.
 fn grid(shape: &AttentionShape, heads: usize, tile: &'static str) -> [Axis; 3] {
     [Axis::Blocks(shape.batch * heads), Axis::Elements(shape.sequence_length, tile), Axis::ONE]
 }
 
-/// The buffers, and behind them the sizes.
+/// The arguments of a kernel: the buffers, followed by the sizes.
 fn behind(buffers: &[KernelArg], shape: &AttentionShape) -> Vec<KernelArg> {
     [buffers, &[KernelArg::count(shape.sequence_length)], &counts(&shape.heads), &[scale(&shape.heads)]].concat()
 }
@@ -144,14 +144,14 @@ fn scale(layout: &HeadLayout) -> KernelArg {
     KernelArg::F32((1.0 / (layout.head_size as f64).sqrt()) as f32)
 }
 
-/// Kernels without documents do not look at theirs.
+/// The documents, or a null pointer for kernels without documents, which do not read it.
 fn or_null(documents: Option<KernelArg>) -> KernelArg {
     documents.unwrap_or(KernelArg::Pointer { address: 0, dtype: DType::I32 })
 }
 
-/// How kernels' names call a head size: the columns of the tiles it fits in, and whether some are masked. Beside the
-/// smallest, tiles without masks are there only where `exact` says so. A size that no tile takes gets a name that no
-/// kernel has.
+/// The part of kernels' names that stands for a head size: the columns of the tiles it fits in, and whether some are
+/// masked. Except for the smallest, tiles without masks are there only where `exact` says so. A size that no tile takes
+/// gets a name that no kernel has.
 fn columns(head_size: usize, exact: bool) -> String {
     let fitting = COLUMNS.into_iter().find(|&columns| head_size <= columns);
     match fitting {
@@ -165,7 +165,7 @@ fn columns(head_size: usize, exact: bool) -> String {
 mod tests {
     use super::*;
 
-    /// 32 heads, so many of them with keys.
+    /// A layout of 32 query heads and this many key/value heads.
     fn layout(kv_heads: usize) -> HeadLayout {
         HeadLayout { heads: 32, kv_heads, head_size: 64 }
     }

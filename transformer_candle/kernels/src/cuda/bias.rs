@@ -4,7 +4,8 @@ use super::KernelArg;
 use super::launch::{Axis, Launch, variant};
 use super::partial_sums;
 
-/// Rows of partial sums at most, each of which some programs write: with the columns enough to fill every GPU.
+/// Maximum number of rows of partial sums, each of which some programs write: with the columns enough to fill every
+/// GPU.
 const PARTS: usize = 128;
 
 /// See [`crate::bias::forward`].
@@ -23,7 +24,7 @@ pub(crate) fn backward(dy: KernelArg, dbias: KernelArg, workspace: KernelArg, [n
     ]
 }
 
-/// A row of sums for each part.
+/// Elements of workspace: a row of sums for each part.
 pub(crate) fn workspace_elements(n: usize, o: usize) -> usize {
     parts(n) * o
 }

@@ -11,8 +11,8 @@ pub(crate) fn forward(table: KernelArg, ids: KernelArg, out: KernelArg, [n, v, d
     [Launch::kernel("embedding_forward", variant(out.dtype()), grid(n, d), values)]
 }
 
-/// See [`crate::embedding::backward`]. The workspace takes, for each token, whether it is the first one of its id, and
-/// the next one.
+/// See [`crate::embedding::backward`]. The workspace holds, for each token, whether it is the first one of its id, and
+/// the index of the next one.
 pub(crate) fn backward(
     ids: KernelArg,
     dout: KernelArg,
@@ -34,7 +34,7 @@ pub(crate) fn chains(workspace: &crate::Buffer, n: usize) -> [KernelArg; 2] {
     [0, n].map(|offset| KernelArg::reinterpreted(workspace, offset, DType::I32))
 }
 
-/// Two 32-bit integers per token.
+/// Elements of workspace: two 32-bit integers per token.
 pub(crate) fn workspace_elements(n: usize) -> usize {
     2 * n
 }

@@ -19,14 +19,14 @@ impl From<&mut Buffer> for KernelArg {
 }
 
 impl KernelArg {
-    /// Part of a buffer of another type, such as integers in an F32 workspace: from its element `offset` on.
+    /// A pointer to element `offset` of a buffer, read as another type, such as integers in an F32 workspace.
     pub(crate) fn reinterpreted(buffer: &Buffer, offset: usize, dtype: DType) -> Self {
         let address = buffer.address() + offset * buffer.dtype().size_in_bytes();
         Self::Pointer { address, dtype }
     }
 }
 
-/// All of a buffer: its last axis is a row.
+/// A whole buffer as a matrix: its last axis is a row.
 impl From<&Buffer> for Operand {
     fn from(buffer: &Buffer) -> Self {
         let stride = buffer.shape().last().copied().unwrap_or(1);
@@ -42,8 +42,8 @@ impl From<&mut Buffer> for Operand {
 }
 
 impl Workspace {
-    /// All of an F32 buffer from its first multiple of 256 bytes on; of [`WORKSPACE_ELEMENTS`], 32 MiB are left
-    /// wherever it lies.
+    /// The workspace in an F32 buffer, from its first multiple of 256 bytes on; of [`WORKSPACE_ELEMENTS`], 32 MiB are
+    /// left wherever it lies.
     pub(crate) fn from_buffer(buffer: &Buffer) -> Self {
         let end = buffer.address() + buffer.elements() * buffer.dtype().size_in_bytes();
         let address = buffer.address().next_multiple_of(WORKSPACE_ALIGNMENT);

@@ -3,16 +3,16 @@
 /// A GPU that the driver lists.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Gpu {
-    /// Its ordinal, as in `cuda:0`.
+    /// The GPU's ordinal, as in `cuda:0`.
     pub ordinal: usize,
     /// The name that the driver reports, such as `NVIDIA GeForce RTX 5090`.
     pub name: String,
     /// The driver's identifier, by which NVML knows it as well: `GPU-` (`MIG-` for a slice of one) and 32 hexadecimal
     /// digits.
     pub uuid: String,
-    /// Its memory, in bytes.
+    /// Total memory in bytes.
     pub total_bytes: u64,
-    /// Major and minor, such as (12, 0).
+    /// The compute capability, major and minor, such as (12, 0).
     pub compute_capability: (u32, u32),
     /// Major and minor version of the cuBLAS that computes its matmuls.
     pub cublas: (u32, u32),
@@ -40,7 +40,7 @@ pub struct PoolMemory {
 }
 
 impl Gpu {
-    /// Why the kernels do not run on it; none if they do.
+    /// Why the kernels do not run on this GPU; None if they do.
     pub fn refusal(&self) -> Option<String> {
         let ((major, minor), name) = (self.compute_capability, &self.name);
         if major < 8 {
@@ -65,8 +65,9 @@ impl Gpu {
     }
 }
 
-/// By what the driver calls the GPU. The first entry counts that the name contains as whole words, so that longer names
-/// come first; a laptop's GPU and a MIG slice share their names with a faster one, and have no peak.
+/// Nominal BF16 operations per second of dense GEMMs, by the name that the driver reports; None for a GPU not listed.
+/// The first entry that the name contains as whole words counts, so that longer names come first; a laptop's GPU and a
+/// MIG slice share their names with a faster one, and have no peak.
 ///
 /// Sources, all NVIDIA's: the data sheets of the data centre and workstation GPUs (the dense number, half of the sparse
 /// one), and the tables of the white papers on GA102, AD102 and the RTX Blackwell architecture ("Peak BF16 Tensor
@@ -113,7 +114,7 @@ pub fn nominal_bf16_flops(name: &str) -> Option<f64> {
     found.filter(|_| !is_less).map(|(_, teraflops)| teraflops * 1e12)
 }
 
-/// `A100` is in `NVIDIA A100-SXM4-80GB`, and not in `NVIDIA RTX A1000`.
+/// Whether a name contains these as whole words: `A100` is in `NVIDIA A100-SXM4-80GB`, and not in `NVIDIA RTX A1000`.
 fn contains_words(name: &str, words: &str) -> bool {
     let ends = |rest: &str| !rest.starts_with(char::is_alphanumeric);
     let begins = |before: &str| !before.ends_with(char::is_alphanumeric);

@@ -29,7 +29,7 @@ pub(crate) fn clip(norm: KernelArg, max_grad_norm: Option<f32>, scalars: KernelA
     [Launch::kernel("grad_norm_clip", "f32", ONE_BLOCK, [norm, limit, scalars])]
 }
 
-/// An F64 sum for each piece.
+/// Elements of workspace: an F64 sum for each piece.
 pub(crate) fn workspace_elements(elements: usize) -> usize {
     elements.div_ceil(PIECE) * PARTIAL
 }

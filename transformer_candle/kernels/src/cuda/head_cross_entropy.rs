@@ -11,7 +11,7 @@ use crate::{Buffer, WriteMode};
 /// F32 elements that the sum of the losses takes, so that the losses begin at a multiple of 16 bytes.
 const TOTAL: usize = 4;
 
-/// What both directions read, and their scratch memory.
+/// The inputs and the scratch memory of [`forward`] and [`forward_backward`].
 #[derive(Clone, Copy)]
 pub(crate) struct Inputs {
     hidden: Operand,
@@ -23,7 +23,7 @@ pub(crate) struct Inputs {
     sizes: HeadSizes,
 }
 
-/// What training reads and writes beside.
+/// The further arguments of [`forward_backward`], and how gradients are written.
 #[derive(Clone, Copy)]
 pub(crate) struct Gradients {
     pub(crate) scale: KernelArg,
@@ -34,7 +34,7 @@ pub(crate) struct Gradients {
     pub(crate) z_loss: f32,
 }
 
-/// Some rows, from `start` on.
+/// A chunk of rows, from `start` on.
 #[derive(Clone, Copy)]
 struct Chunk {
     start: usize,
@@ -81,7 +81,7 @@ pub(crate) fn forward(inputs: &Inputs, losses: KernelArg) -> Vec<Launch> {
     inputs.chunks().flat_map(each).collect()
 }
 
-/// What GEMMs need, the sum of the losses and a chunk's losses.
+/// Elements of F32 workspace: a GEMM's, the sum of the losses and a chunk's losses.
 pub(crate) fn workspace_elements(c: usize) -> usize {
     WORKSPACE_ELEMENTS + TOTAL + c
 }
@@ -110,14 +110,14 @@ impl Inputs {
         (0..n).step_by(c).map(move |start| Chunk { start, rows: c.min(n - start) })
     }
 
-    /// The logits of a chunk.
+    /// The GEMM that computes the logits of a chunk.
     fn logits(&self, Chunk { start, rows }: Chunk) -> Launch {
         let (HeadSizes { d, v, .. }, weight) = (self.sizes, self.weight.transposed());
         Launch::Gemm(Matmul::set(self.logits, [rows, v, d], self.hidden.skip_rows(start), weight, self.gemm_workspace))
     }
 
-    /// A kernel over the rows of a chunk's logits: losses, or gradients beside; what it takes between targets and
-    /// sizes.
+    /// The launch of a kernel over the rows of a chunk's logits, which computes losses, or losses and gradients;
+    /// `between` are its arguments between targets and sizes.
     fn losses(&self, function: &str, variant: &str, Chunk { start, rows }: Chunk, between: &[KernelArg]) -> Launch {
         let HeadSizes { v, vocab_size, .. } = self.sizes;
         let mut values = vec![self.logits.into(), self.targets.skip_elements(start)];
@@ -127,7 +127,7 @@ impl Inputs {
     }
 }
 
-/// The first element of a matrix.
+/// A pointer to the first element of a matrix.
 impl From<Operand> for KernelArg {
     fn from(operand: Operand) -> Self {
         Self::Pointer { address: operand.address, dtype: operand.dtype }

@@ -67,7 +67,7 @@ impl KernelLaunch {
         text
     }
 
-    /// The grid, for a kernel with these constants.
+    /// The blocks along x, y and z, for a kernel with these constants.
     pub(crate) fn blocks(&self, constant: impl Fn(&str) -> usize) -> [usize; 3] {
         self.grid.map(|blocks| blocks.count(&constant))
     }
@@ -84,7 +84,7 @@ pub(crate) fn variant(dtype: DType) -> &'static str {
 
 /// Head sizes with variants of their own of the kernels that work head by head.
 const EXACT_HEAD_SIZES: [usize; 3] = [32, 64, 128];
-/// The masked variant for other sizes up to this, in groups of eight elements.
+/// Largest head size of the masked variant, which takes all other sizes in groups of eight elements.
 const MASKED_HEAD_SIZE: usize = 128;
 
 /// The name of an element type and a head size in the names of kernels that work head by head.

@@ -168,7 +168,7 @@ fn partial_sums_are_bounded() {
     assert_eq!([elements(0), elements(5), elements(1 << 20)], [0, 5 * 256, 512 * 256]);
 }
 
-/// What attention's three functions ask for, the last one for many tokens and for one.
+/// Names of the kernels that attention's three functions launch, the last one for many tokens and for one.
 fn attention_names(dtype: DType, head_size: usize, has_documents: bool) -> [Vec<String>; 4] {
     let layout = HeadLayout { heads: 6, kv_heads: 2, head_size };
     let (n, query_width) = (2 * 300, layout.query_width());
@@ -266,7 +266,7 @@ fn swiglu_launches_compiled_kernels() {
     }
 }
 
-/// N, D, V, real vocabulary and C of a head, and what its two directions ask for.
+/// Names of what `forward_backward` and `forward` launch for a head with sizes [N, D, V, real vocabulary, C].
 fn head([n, d, v, vocab_size, c]: [usize; 5], dtype: DType) -> [Vec<String>; 2] {
     let [hidden, weight, dhidden] = [n, v, n].map(|rows| zeros(&[rows, d], dtype));
     let (targets, losses) = (zeros(&[n], DType::I32), value(&[n], DType::F32));

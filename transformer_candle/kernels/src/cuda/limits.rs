@@ -21,16 +21,17 @@ pub struct ModelSizes {
 
 /// Rows of D, I and E elements begin at multiples of this: kernels load 16 bytes at a time, of any element type.
 const ROW_MULTIPLE: usize = 16;
-/// A norm keeps a whole row in registers.
+/// Largest hidden size: a norm keeps a whole row in registers.
 const MAX_HIDDEN_SIZE: usize = 8192;
 /// Head sizes that attention has tiles for.
 const HEAD_SIZES: RangeInclusive<usize> = 32..=128;
 /// Head sizes in between use the next larger tile, masked in steps of this.
 const HEAD_SIZE_MULTIPLE: usize = 8;
-/// A grid has at most 65,535 tiles along an axis, and the smallest attention tile has 16 positions.
+/// Maximum number of positions: a grid has at most 65,535 tiles along an axis, and the smallest attention tile has 16
+/// positions.
 const MAX_POSITIONS: usize = 65_535 * 16;
 
-/// Why a GPU cannot run a model of these sizes, as a clause that follows "a GPU"; none if it can.
+/// Why a GPU cannot run a model of these sizes, as a clause that follows "a GPU"; None if it can.
 pub fn refusal(sizes: &ModelSizes) -> Option<String> {
     let &ModelSizes { hidden_size, intermediate_size, heads, has_qkv_bias, positions } = sizes;
     let head_size = heads.head_size;

@@ -1,4 +1,5 @@
-//! What `triton/build.py` says of the kernels it compiled: which GPU takes which, and what each was promised.
+//! The manifest that `triton/build.py` writes of the kernels it compiled: which GPU takes which, and what each assumes
+//! of its arguments.
 
 use std::collections::HashMap;
 
@@ -9,14 +10,13 @@ use super::KernelArg;
 
 /// Threads of a warp, on every GPU.
 const WARP: u32 = 32;
-/// Axis along x, y and z that a launch can have (CUDA C++ programming guide, technical specifications per compute
-/// capability).
+/// Maximum number of blocks of a launch along x, y and z (CUDA C++ programming guide, technical specifications per
+/// compute capability).
 const LARGEST_GRID: [usize; 3] = [i32::MAX as usize, 65_535, 65_535];
-/// Pointers that Triton appends to a kernel's arguments, for scratch memory that none of ours has: `build.py` sees to
-/// that.
+/// Pointers that Triton appends to a kernel's arguments, for scratch memory: `build.py` refuses kernels that need any.
 const SCRATCH_POINTERS: usize = 2;
 
-/// `ptx/manifest.json`.
+/// The contents of `ptx/manifest.json`.
 #[derive(Debug, Deserialize)]
 pub(super) struct Manifest {
     kernels: Vec<Entry>,
@@ -28,13 +28,13 @@ pub(super) struct Entry {
     /// `<operation>_<direction>.<dtype>[.<variant>]`.
     pub(super) name: String,
     family: String,
-    /// The name of an alternative to the kernel of this name and family, to be chosen by measuring; none is the
-    /// declared one.
+    /// The name of an alternative to the kernel of this name and family, to be chosen by timing; None for the declared
+    /// one.
     #[serde(default)]
     candidate: Option<String>,
-    /// Where its PTX is, relative to the manifest.
+    /// Path of its PTX file, relative to the manifest.
     pub(super) file: String,
-    /// Its name in the PTX.
+    /// Name of its entry function in the PTX.
     #[serde(rename = "entry")]
     pub(super) symbol: String,
     arguments: Vec<Argument>,
@@ -49,7 +49,7 @@ struct Argument {
     name: String,
     #[serde(rename = "type")]
     kind: Kind,
-    /// Whether the kernel relies on it: bytes of an address, units of a number.
+    /// Whether the kernel assumes a multiple of 16: bytes of an address, units of an integer.
     divisible_by_16: bool,
 }
 
@@ -72,7 +72,7 @@ enum Kind {
     F32,
 }
 
-/// A launch that keeps every promise.
+/// A launch whose grid and arguments have been checked against the manifest.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct CheckedLaunch {
     pub(super) grid: [u32; 3],
@@ -85,7 +85,7 @@ pub(super) struct CheckedLaunch {
 /// The driver reads as many bytes of an argument as its type has, from the word's first on.
 const _: () = assert!(cfg!(target_endian = "little"));
 
-/// Families that run on a GPU, the best first.
+/// The families that run on a GPU, the best first.
 ///
 /// `sm_90a` is for Hopper only; `sm_80_small` has tiles for the 99 KB of shared memory that the GPUs for desktops and
 /// workstations let a block have; the driver translates `sm_80` for every later GPU.
@@ -98,7 +98,7 @@ fn families(compute_capability: (u32, u32)) -> &'static [&'static str] {
 }
 
 impl Manifest {
-    /// The kernels for a GPU, by name: the variants of its best family, the one to take unmeasured first.
+    /// The kernels for a GPU, by name: the variants of its best family, the declared one first.
     pub(super) fn for_gpu(text: &str, compute_capability: (u32, u32)) -> Result<HashMap<String, Vec<Entry>>, String> {
         let manifest: Self = serde_json::from_str(text).map_err(|error| format!("the kernels' manifest: {error}"))?;
         let families = families(compute_capability);
@@ -125,7 +125,7 @@ impl Manifest {
 }
 
 impl Entry {
-    /// What its variant is called among those of its name.
+    /// The variant's name among the kernels of its name: that of the candidate, or `declared`.
     pub(super) fn variant(&self) -> &str {
         self.candidate.as_deref().unwrap_or("declared")
     }
@@ -135,10 +135,11 @@ impl Entry {
         usize::try_from(self.constants.get(name)?.as_u64()?).ok()
     }
 
-    /// Compares a launch with what the kernel was compiled for. None if the grid is empty, which means nothing to do.
+    /// Compares a launch with what the kernel was compiled for. Returns None if the grid is empty, which means nothing
+    /// to do.
     ///
     /// # Errors
-    /// A sentence on the first promise that would be broken.
+    /// A sentence on the first argument or size that does not match.
     pub(super) fn check(&self, grid: [usize; 3], values: &[KernelArg]) -> Result<Option<CheckedLaunch>, String> {
         if values.len() != self.arguments.len() {
             return Err(format!("it takes {} arguments, {} were given", self.arguments.len(), values.len()));

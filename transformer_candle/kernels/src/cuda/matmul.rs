@@ -4,7 +4,7 @@ use candle_core::DType;
 
 use crate::{Error, Result, WriteMode};
 
-/// Elements of the F32 workspace that every GEMM brings along: 32 MiB, as much as the library asks for on Hopper and
+/// Elements of the F32 workspace that every GEMM is given: 32 MiB, as much as the library asks for on Hopper and
 /// Blackwell, and what it takes to begin at a multiple of 256 bytes.
 pub(crate) const WORKSPACE_ELEMENTS: usize = Workspace::elements_for(WORKSPACE_BYTES / size_of::<f32>());
 pub(crate) const WORKSPACE_BYTES: usize = 32 << 20;
@@ -18,17 +18,17 @@ pub(crate) struct Matmul {
     pub(crate) m: usize,
     /// Columns of the result.
     pub(crate) n: usize,
-    /// What is summed over.
+    /// Columns of `a` and rows of `b`, over which products are summed.
     pub(crate) k: usize,
-    /// GEMMs of these sizes: 1, or those of a batch.
+    /// Number of GEMMs of these sizes; 1 without a batch.
     pub(crate) batch: usize,
-    /// F32 or BF16 elements.
+    /// The left operand, F32 or BF16.
     pub(crate) a: Operand,
-    /// Of the same element type as `a`.
+    /// The right operand, of the same element type as `a`.
     pub(crate) b: Operand,
     /// The result, never transposed; F32, or the operands' type.
     pub(crate) c: Operand,
-    /// What the product of `a` and `b` is multiplied with; 1 unless said.
+    /// Factor of the product of `a` and `b`; 1 by default.
     pub(crate) scale: f32,
     /// Whether `c` is overwritten or added to.
     pub(crate) write_mode: WriteMode,
@@ -39,7 +39,7 @@ pub(crate) struct Matmul {
 /// A matrix in the GPU's memory.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Operand {
-    /// Of the first element.
+    /// Address of the first element.
     pub(crate) address: usize,
     /// F32 or BF16.
     pub(crate) dtype: DType,
@@ -54,20 +54,20 @@ pub(crate) struct Operand {
 /// Scratch memory on the GPU, beginning where the library wants it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Workspace {
-    /// Of its first byte.
+    /// Address of its first byte.
     pub(crate) address: usize,
-    /// Its size.
+    /// Size in bytes.
     pub(crate) bytes: usize,
 }
 
 impl Matmul {
-    /// `c = a b`; sizes are [m, n, k].
+    /// The GEMM `c = a b`; sizes are [m, n, k].
     pub(crate) fn set(c: Operand, [m, n, k]: [usize; 3], a: Operand, b: Operand, workspace: Workspace) -> Self {
         Self { m, n, k, batch: 1, a, b, c, scale: 1.0, write_mode: WriteMode::Overwrite, workspace }
     }
 
-    /// That the three matrices lie within their buffers, that their element types go together and the workspace is
-    /// large enough: from here on there are only addresses.
+    /// Checks that the three matrices lie within their buffers, that their element types go together and that the
+    /// workspace is large enough: from here on there are only addresses.
     pub(crate) fn check(&self) -> Result<()> {
         let Self { m, n, k, batch, a, b, c, .. } = *self;
         let fits = a.holds(batch, m, k) && b.holds(batch, k, n) && c.holds(batch, m, n) && !c.transposed;
@@ -102,7 +102,7 @@ impl Operand {
         Self { address, elements: self.elements.saturating_sub(columns), ..self }
     }
 
-    /// The matrix whose columns are the stored rows.
+    /// The transpose of the matrix, in the same memory.
     pub(crate) fn transposed(self) -> Self {
         Self { transposed: !self.transposed, ..self }
     }
@@ -122,7 +122,7 @@ impl Operand {
 }
 
 impl Workspace {
-    /// The F32 elements of a buffer in which this many are left from the first multiple of 256 bytes on.
+    /// The F32 elements that a buffer needs to have this many left from its first multiple of 256 bytes on.
     pub(crate) const fn elements_for(elements: usize) -> usize {
         elements + WORKSPACE_ALIGNMENT / size_of::<f32>()
     }

@@ -3,13 +3,14 @@
 /// Two timings closer than this are the same: the library's own order then decides, so that another run chooses alike.
 const INDISTINGUISHABLE: f32 = 1.02;
 
-/// The candidate to keep, of timings in the library's order of preference; candidates that failed have none.
+/// The index of the candidate to keep, of timings in the library's order of preference; None stands for one that
+/// failed.
 pub(crate) fn best(milliseconds: &[Option<f32>]) -> Option<usize> {
     let fastest = milliseconds.iter().flatten().copied().min_by(f32::total_cmp)?;
     milliseconds.iter().position(|time| time.is_some_and(|time| time <= fastest * INDISTINGUISHABLE))
 }
 
-/// The middle one; of an even number the earlier.
+/// The median, of an even number the lower one of the two; None of no values.
 pub(crate) fn median(values: &mut [f32]) -> Option<f32> {
     values.sort_by(f32::total_cmp);
     values.get(values.len().saturating_sub(1) / 2).copied()
@@ -18,13 +19,13 @@ pub(crate) fn median(values: &mut [f32]) -> Option<f32> {
 /// The library's description of an algorithm, to be kept for the same GPU and the same version of the library.
 pub(crate) type Algorithm = [u64; 8];
 
-/// An algorithm as hexadecimal digits, and where it was chosen.
+/// Writes an algorithm as hexadecimal digits, followed by the GPU and library that it was chosen on.
 pub(crate) fn write(algorithm: &Algorithm, origin: &str) -> String {
     let words = algorithm.map(|word| format!("{word:016x}"));
     format!("{} {origin}", words.concat())
 }
 
-/// The algorithm of a text, if it was chosen there.
+/// Reads what `write` wrote; None if it was chosen on another GPU or library, or is no algorithm.
 pub(crate) fn read(text: &str, origin: &str) -> Option<Algorithm> {
     let (digits, from) = text.split_once(' ')?;
     let mut algorithm = Algorithm::default();

@@ -30,11 +30,11 @@ pub(crate) struct Layout {
     pub(crate) dtype: DType,
     pub(crate) stride: usize,
     pub(crate) transposed: bool,
-    /// What the address of the first element is a multiple of, in bytes.
+    /// Alignment of the first element's address in bytes.
     pub(crate) alignment: u32,
 }
 
-/// A matrix in the library's terms: element (row, column) lies at `row + column * leading`.
+/// A matrix in the library's terms: element (row, column) is at `row + column * leading`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct ColumnMajor {
     pub(crate) dtype: DType,
@@ -43,7 +43,7 @@ pub(crate) struct ColumnMajor {
     pub(crate) leading: usize,
     /// Matrices of a batch, `leading * columns` elements apart.
     pub(crate) batch: usize,
-    /// Whether the factor is this matrix transposed.
+    /// Whether the operand is this matrix transposed.
     pub(crate) transposed: bool,
     pub(crate) alignment: u32,
 }
@@ -70,8 +70,8 @@ impl Shape {
         is_linear && self.sizes[0] <= FEW_ROWS
     }
 
-    /// A row-major matrix is the transpose of the column-major one in the same memory, and c^T = b^T a^T: the operands
-    /// change places and nothing moves.
+    /// The same GEMM with column-major matrices. A row-major matrix is the transpose of the column-major one in the
+    /// same memory, and c^T = b^T a^T: the operands change places and nothing moves.
     pub(crate) fn column_major(&self) -> ColumnMajorMatmul {
         let ([m, n, k], batch) = (self.sizes, self.batch);
         ColumnMajorMatmul {
@@ -90,7 +90,7 @@ impl From<&Operand> for Layout {
 }
 
 impl Layout {
-    /// As the factor [rows, columns] of a column-major GEMM.
+    /// Describes the matrix as the operand [rows, columns] of a column-major GEMM.
     fn column_major(&self, rows: usize, columns: usize, batch: usize) -> ColumnMajor {
         let Self { dtype, stride, transposed, alignment } = *self;
         let (rows, columns) = if transposed { (columns, rows) } else { (rows, columns) };
@@ -98,9 +98,9 @@ impl Layout {
     }
 }
 
-/// What the library is promised of an address: 256 bytes, as allocations have; else 16, the widest access to memory
-/// there is; else what is true. Three steps and not every power of two, so that the layers of a model share their
-/// choices.
+/// The alignment of an address that the library may assume: 256 bytes, as allocations have; else 16, the widest access
+/// to memory there is; else the exact one. Three steps and not every power of two, so that the layers of a model share
+/// their choices.
 fn alignment(address: usize) -> u32 {
     match 1 << address.trailing_zeros().min(8) {
         256 => 256,
@@ -130,7 +130,7 @@ impl fmt::Display for Layout {
     }
 }
 
-/// A text that [`Shape`] did not write.
+/// The error for a text that [`Shape`] did not write.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct NoShape;
 

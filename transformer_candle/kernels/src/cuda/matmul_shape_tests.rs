@@ -8,8 +8,8 @@ use crate::linear::reference;
 use crate::testing::*;
 use crate::{Buffer, DeviceKind};
 
-/// What the library computes in the memory of three column-major matrices, for each GEMM of a batch: `result = left right` or `result +=
-/// left right`.
+/// Computes what the library does in the memory of three column-major matrices, for each GEMM of a batch:
+/// `result = left right` or `result += left right`.
 fn library(matmul: ColumnMajorMatmul, left: &[f64], right: &[f64], result: &mut [f64], write_mode: WriteMode) {
     let ColumnMajorMatmul { left: l, right: r, result: out } = matmul;
     assert!(l.batch == out.batch && r.batch == out.batch);
@@ -28,7 +28,7 @@ fn library(matmul: ColumnMajorMatmul, left: &[f64], right: &[f64], result: &mut 
     }
 }
 
-/// A stored matrix [rows, columns] whose rows are `more` elements apart.
+/// A stored matrix [rows, columns] whose rows have `more` elements between them.
 fn stored(seed: u64, [rows, columns]: [usize; 2], more: usize, transposed: bool) -> (Buffer, [usize; 2]) {
     let [rows, columns] = if transposed { [columns, rows] } else { [rows, columns] };
     (buffer(&numbers(seed, rows * (columns + more)), &[rows, columns + more], DType::F32), [rows, columns])

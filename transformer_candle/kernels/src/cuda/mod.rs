@@ -1,7 +1,7 @@
 //! NVIDIA GPUs: kernels compiled ahead of time from `kernels/triton/`, GEMMs by cuBLASLt, one stream.
 //!
 //! The files named after operations define which launches an operation consists of; they are compiled in every build.
-//! What calls the driver is compiled with the feature `cuda` only; without it a [`Cuda`] cannot be constructed.
+//! Code that calls the driver is compiled with the feature `cuda` only; without it a [`Cuda`] cannot be constructed.
 
 // Unused without the feature `cuda`.
 #![cfg_attr(not(feature = "cuda"), allow(dead_code))]

@@ -25,16 +25,16 @@ pub(crate) fn accumulate_momentum(values: [KernelArg; 4], settings: &Muon, eleme
     ranges(elements).map(part).collect()
 }
 
-/// What [`orthogonalize`] works on.
+/// The buffers of [`orthogonalize`].
 #[derive(Clone, Copy)]
 pub(crate) struct Matrices {
-    /// [B, M, N].
+    /// The updates, orthogonalised in place, [B, M, N].
     pub(crate) update: Operand,
-    /// [B, M, N].
+    /// Scratch for every second iterate, [B, M, N].
     pub(crate) other: Operand,
-    /// [B, S, S].
+    /// Gram matrices A, [B, S, S].
     pub(crate) gram: Operand,
-    /// [B, S, S].
+    /// A^2, then the polynomial of A, [B, S, S].
     pub(crate) polynomial: Operand,
     pub(crate) workspace: Workspace,
 }
@@ -86,12 +86,12 @@ fn pointer(operand: Operand) -> KernelArg {
     KernelArg::Pointer { address: operand.address, dtype: operand.dtype }
 }
 
-/// F32 elements: what a GEMM needs, or before the first one the partial sums.
+/// Elements of F32 workspace: a GEMM's, or before the first GEMM the partial sums of the norms.
 pub(crate) fn workspace_elements([batch, m, n]: [usize; 3]) -> usize {
     WORKSPACE_ELEMENTS.max(Workspace::elements_for(batch * (m * n).div_ceil(PIECE) * PARTIAL))
 }
 
-/// What [`step`] reads and writes.
+/// The buffers that [`step`] reads and writes.
 #[derive(Clone, Copy)]
 pub(crate) struct State {
     pub(crate) weight: KernelArg,

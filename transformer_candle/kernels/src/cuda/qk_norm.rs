@@ -42,7 +42,7 @@ pub(crate) fn backward(
     [backward].into_iter().chain(add).collect()
 }
 
-/// A row of both norms' gradients for each program.
+/// Elements of workspace: a row of both norms' gradients for each program.
 pub(crate) fn workspace_elements(rows: usize, head_size: usize) -> usize {
     programs(rows) * 2 * head_size
 }

@@ -38,7 +38,8 @@ use crate::{Error, Result};
 #[derive(Clone)]
 pub struct Cuda(Arc<GpuContext>);
 
-/// Fields are dropped in this order: what belongs to the context before the last owner of the context.
+/// The state of an open GPU. Fields are dropped in this order: what belongs to the context before the last owner of the
+/// context.
 struct GpuContext {
     library: library::Library,
     kernels: kernels::Kernels,
@@ -116,7 +117,7 @@ impl Cuda {
         &self.0.gpu.name
     }
 
-    /// Major and minor.
+    /// The compute capability, major and minor.
     pub fn compute_capability(&self) -> (u32, u32) {
         self.0.gpu.compute_capability
     }
@@ -126,7 +127,7 @@ impl Cuda {
         self.0.gpu.nominal_bf16_flops()
     }
 
-    /// What bitwise equal results depend on beside this program: GPU, driver and cuBLAS, with their versions.
+    /// GPU, driver and cuBLAS, with their versions: what bitwise equal results depend on beside this program.
     pub fn fingerprint(&self) -> String {
         let module = std::fs::read_to_string("/proc/driver/nvidia/version").ok();
         let module = module.as_deref().and_then(module_version).map_or(String::new(), |version| format!("{version}, "));
@@ -174,8 +175,8 @@ impl Cuda {
         self.0.context.bind_to_thread().during(self.ordinal(), "cuCtxSetCurrent")
     }
 
-    /// [`Self::enter`] before memory is freed: cudarc frees in the current context. A failure is stored in the context, for the next call
-    /// that can report it.
+    /// [`Self::enter`] before memory is freed: cudarc frees in the current context. A failure is stored in the context,
+    /// for the next call that can report it.
     pub(crate) fn enter_to_free(&self) {
         self.0.context.record_err(self.0.context.bind_to_thread());
     }

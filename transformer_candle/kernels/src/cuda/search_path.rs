@@ -1,19 +1,19 @@
-//! Where CUDA's libraries may lie beside where the system's loader looks.
+//! Folders that may hold CUDA's libraries, beside those that the system's loader searches.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
-/// What a library's file may be called, in the order in which cudarc, below Candle, asks the loader: the one without a
-/// version, which belongs to a toolkit, comes first.
+/// The file names of a library, in the order in which cudarc, below Candle, asks the loader: the one without a version,
+/// which belongs to a toolkit, comes first.
 pub(super) fn file_names(library: &str) -> Vec<String> {
     let versions = VERSIONS.iter().map(|version| format!("lib{library}.so.{version}"));
     std::iter::once(format!("lib{library}.so")).chain(versions).collect()
 }
 
-/// The newest first: CUDA 13 and 12 (cuBLAS), 10 (cuRAND of either), 1 (the driver).
+/// The versions in file names, the newest first: CUDA 13 and 12 (cuBLAS), 10 (cuRAND of either), 1 (the driver).
 pub(super) const VERSIONS: [&str; 6] = ["13", "12", "11", "10", "9", "1"];
 
-/// Folders that exist, the most particular first: toolkits that the environment names, the wheels of virtual
+/// The existing folders to search, the most specific first: toolkits that the environment names, the wheels of virtual
 /// environments and of the user, toolkits in the usual places, the driver's own folders.
 ///
 /// `variable` reads the environment; `executable` is this program, which in a virtual environment has libraries of its
@@ -68,7 +68,7 @@ fn libraries_of(wheels: impl IntoIterator<Item = PathBuf>) -> Vec<PathBuf> {
     folders
 }
 
-/// What a folder holds, by name; nothing where there is no such folder.
+/// The entries of a folder, sorted by name; none where there is no such folder.
 fn entries(folder: &Path) -> Vec<PathBuf> {
     let read = std::fs::read_dir(folder).into_iter().flatten();
     let mut paths: Vec<PathBuf> = read.filter_map(|entry| Some(entry.ok()?.path())).collect();

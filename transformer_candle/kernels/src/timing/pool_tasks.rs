@@ -1,4 +1,4 @@
-//! What the threads of the pool do of each operation.
+//! The tasks of each operation that the threads of the pool run.
 
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -12,9 +12,9 @@ const MERGED_GAP: Duration = Duration::from_micros(10);
 pub struct Task {
     /// The operation's name.
     pub name: &'static str,
-    /// Of the operation: its place in [`super::Recording::spans`].
+    /// Index of the operation in [`super::Recording::spans`].
     pub span: usize,
-    /// When, since the recording's origin.
+    /// Start and end, since the recording's origin.
     pub time: Range<Duration>,
 }
 
@@ -25,7 +25,7 @@ pub(super) struct PoolTasks {
 }
 
 impl PoolTasks {
-    /// Of the current pool.
+    /// An empty list of tasks for each thread of the current pool.
     pub(super) fn new(origin: Instant) -> Self {
         let threads = (0..rayon::current_num_threads()).map(|_| Mutex::default()).collect();
         Self { origin, threads }
@@ -40,7 +40,7 @@ impl PoolTasks {
         }
     }
 
-    /// What was collected so far.
+    /// Takes the tasks that were collected so far, by thread.
     pub(super) fn take(&self) -> Vec<Vec<Task>> {
         let take =
             |thread: &Mutex<Vec<Task>>| std::mem::take(&mut *thread.lock().unwrap_or_else(PoisonError::into_inner));
@@ -48,7 +48,7 @@ impl PoolTasks {
     }
 }
 
-/// The tasks of one operation. Outside of a recording it does nothing.
+/// Times the tasks of one operation. Outside of a recording it does nothing.
 pub(crate) struct Tasks(Option<Operation>);
 
 struct Operation {

@@ -9,7 +9,7 @@ use super::pool_tasks::{PoolTasks, Task, Tasks};
 use crate::cuda::{Cuda, Event};
 use crate::{Device, Result};
 
-/// What a span stands for.
+/// The kind of a span.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SpanKind {
     /// A part of the program, such as the forward pass.
@@ -21,22 +21,22 @@ pub enum SpanKind {
 /// A scope or an operation. Times are since the recording's origin.
 #[derive(Clone, Debug)]
 pub struct Span {
-    /// Such as `linear::forward`.
+    /// The name, such as `linear::forward`.
     pub name: &'static str,
-    /// Which one, of several of that name.
+    /// The number among several of that name, such as a layer; None without one.
     pub number: Option<usize>,
-    /// What it is.
+    /// Whether it is a scope or an operation.
     pub kind: SpanKind,
-    /// The span that it is inside of, by its place in [`Recording::spans`].
+    /// Index in [`Recording::spans`] of the span that it is inside of; None outside of all.
     pub parent: Option<usize>,
-    /// On the thread that called it; on a GPU that is the time of its launches.
+    /// Start and end on the thread that called it; on a GPU that is the time of its launches.
     pub host: Range<Duration>,
-    /// Of an operation on a GPU: in its stream.
+    /// Start and end in the GPU's stream, of an operation on a GPU; else None.
     pub device: Option<Range<Duration>>,
 }
 
 impl Span {
-    /// How long it took where it was computed.
+    /// Returns how long it took where it was computed: in the GPU's stream, or else on the thread that called it.
     pub fn duration(&self) -> Duration {
         let Range { start, end } = self.device.as_ref().unwrap_or(&self.host);
         end.saturating_sub(*start)
@@ -48,7 +48,7 @@ impl Span {
 pub struct Recording {
     /// Every scope and operation.
     pub spans: Vec<Span>,
-    /// What each thread of the pool did, by the threads' numbers; empty on a GPU.
+    /// The tasks that each thread of the pool ran, by the threads' numbers; empty on a GPU.
     pub tasks: Vec<Vec<Task>>,
 }
 
@@ -62,10 +62,10 @@ impl Recording {
 /// A recording that is under way.
 pub(super) struct Recorder {
     origin: Instant,
-    /// On a GPU: an event, and when it was recorded.
+    /// On a GPU: an event at the start of the recording, and its time since the origin.
     base: Option<(Event, Duration)>,
     spans: Vec<Span>,
-    /// Of each operation on a GPU: the span, and the events around it.
+    /// Index of the span of each operation on a GPU, and the events around it.
     events: Vec<(usize, (Event, Event))>,
     /// The innermost open span.
     open: Option<usize>,
@@ -79,12 +79,12 @@ impl Recorder {
         Self { origin, base: None, spans: Vec::new(), events: Vec::new(), open: None, inside: false, tasks: None }
     }
 
-    /// With what the threads of the current pool do.
+    /// Also records the tasks of the threads of the current pool.
     pub(super) fn with_tasks(self) -> Self {
         Self { tasks: Some(Arc::new(PoolTasks::new(self.origin))), ..self }
     }
 
-    /// Marks in a GPU's stream, which is idle, when the recording begins.
+    /// Records an event in a GPU's stream, which is idle, to mark when the recording begins.
     pub(super) fn starting_on(self, device: &Device) -> Result<Self> {
         let now = self.origin.elapsed();
         let base = device.as_cuda().map(Cuda::mark).transpose()?.map(|event| (event, now));
@@ -124,7 +124,7 @@ impl Recorder {
         }
     }
 
-    /// The tasks of the operation that runs.
+    /// The tasks of the operation that is running.
     pub(super) fn tasks(&self) -> Tasks {
         match (&self.tasks, self.open.filter(|_| self.inside)) {
             (Some(tasks), Some(open)) => Tasks::new(tasks, self.spans[open].name, open),

@@ -1,6 +1,7 @@
 //! The GPU runtime: buffers, memory, graphs, transfers, timing. Needs a GPU, or the emulated driver of
-//! `tests/cuda_emulator`: `cargo test -p kernels --features cuda --test runtime_on_a_gpu -- --ignored --test-threads=1`.
-//! One after the other, as they look at the memory in use.
+//! `tests/cuda_emulator`:
+//! `cargo test -p kernels --features cuda --test runtime_on_a_gpu -- --ignored --test-threads=1`. The tests run one
+//! after the other, as they look at the memory in use.
 
 #![cfg(feature = "cuda")]
 #![allow(clippy::unwrap_used, clippy::float_cmp)]

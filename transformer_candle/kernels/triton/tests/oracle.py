@@ -1,4 +1,4 @@
-"""Shared by the kernels' tests: random inputs, kernels by name, error bounds."""
+"""Functions shared by the kernels' tests: random inputs, kernels by name, error bounds."""
 
 from __future__ import annotations
 
@@ -13,32 +13,32 @@ BOUNDS = {torch.bfloat16: 4e-3, torch.float32: 1e-5}
 
 
 def by_name(kernels: Sequence[Kernel], name: str) -> Kernel:
-    """The declared kernel of this name."""
+    """Return the declared kernel of this name."""
     return next(kernel for kernel in kernels if kernel.name == name)
 
 
 def blocks(elements: int, block: int) -> int:
-    """The number of programs with `block` elements each."""
+    """Return the number of programs with `block` elements each."""
     return -(-elements // block)
 
 
 def numbers(seed: int, *shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    """Normally distributed numbers, a function of the seed."""
+    """Return normally distributed numbers, a function of the seed."""
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 
 def workspace(*shape: int) -> torch.Tensor:
-    """All NaN: no kernel may depend on what its workspace held."""
+    """Return a tensor of NaN: no kernel may depend on what its workspace held."""
     return torch.full(shape, float("nan"))
 
 
 def exact(tensor: torch.Tensor) -> torch.Tensor:
-    """A leaf of autograd with the same values in f64."""
+    """Return a leaf of autograd with the same values in f64."""
     return tensor.detach().double().requires_grad_()
 
 
 def assert_near(ours: torch.Tensor, theirs: torch.Tensor | None, bound: float | None = None) -> None:
-    """Asserts that the relative error in norm is at most the bound, by default that of the dtype."""
+    """Assert that the relative error in norm is at most the bound, by default that of the dtype."""
     assert theirs is not None and ours.shape == theirs.shape
     theirs = theirs.detach().double()
     error = ((ours.double() - theirs).norm() / theirs.norm().clamp_min(1e-300)).item()

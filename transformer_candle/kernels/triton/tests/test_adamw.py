@@ -29,7 +29,7 @@ def join_master(weight, low_bits):
 
 
 def step(weights, grad, first, second, values):
-    """`weights` is [weight], or [weight, low_bits]."""
+    """Run the kernel; `weights` is [weight], or [weight, low_bits]."""
     kernel = by_name(KERNELS, "adamw_step.f32" if len(weights) == 1 else "adamw_step.bf16")
     settings = [float(np.float32(x)) for x in (*BETAS, *(1 - b for b in BETAS), EPSILON)]
     grid = [blocks(len(grad), kernel.constants["PIECE"])]
@@ -37,7 +37,7 @@ def step(weights, grad, first, second, values):
 
 
 def cpu_step(weight, grad, first, second, values):
-    """`cpu::adamw::Update` in numpy with the same roundings: PyTorch's square roots are not rounded to nearest."""
+    """Compute `cpu::adamw::Update` in numpy with its roundings: PyTorch's square roots are not rounded to nearest."""
     f32 = np.float32
     rate, correction1, correction2, clip_scale, _ = values.double().tolist()
     decay, corrected = f32(1 - rate * float(f32(DECAY))), f32(rate / correction1)

@@ -35,7 +35,7 @@ class Heads:
 
 
 def kernel(operation, dtype, heads, family="sm_80", documents=False):
-    """The kernel that a GPU of this family runs without timing."""
+    """Return the kernel that a GPU of this family runs without timing."""
     columns = max(32, 1 << (heads.size - 1).bit_length())
     exact = columns == 32 or (columns == heads.size and dtype == BF16 and not operation.startswith("attention_decode"))
     name = (
@@ -50,7 +50,7 @@ def tiles(length, rows):
 
 
 def run(qkv, dout, heads, batch, documents=None, family="sm_80", candidates=()):
-    """out, lse, dqkv; what no kernel writes stays NaN. `candidates` replace the kernels of their name."""
+    """Return out, lse, dqkv; what no kernel writes stays NaN. `candidates` replace the kernels of their name."""
     tokens, dtype = len(qkv), qkv.dtype
     length = tokens // batch
     out = torch.full((tokens, heads.query_width), torch.nan, dtype=dtype)
@@ -76,7 +76,7 @@ def run(qkv, dout, heads, batch, documents=None, family="sm_80", candidates=()):
 
 
 def pytorch(qkv, dout, heads, batch, dtype, documents=None):
-    """out, lse, dqkv by scaled_dot_product_attention and autograd."""
+    """Return out, lse, dqkv by scaled_dot_product_attention and autograd."""
     leaf = qkv.to(dtype, copy=True).requires_grad_()
     length = len(qkv) // batch
     parts = leaf.view(batch, length, -1, heads.size).transpose(1, 2)
@@ -100,12 +100,12 @@ def inputs(heads, tokens, dtype, spread=1.0):
 
 
 def error(value, exact):
-    """Relative error in norm; absolute where the exact norm is below 1."""
+    """Return the relative error in norm; the absolute one where the exact norm is below 1."""
     return ((value.double() - exact).norm() / exact.norm().clamp(min=1.0)).item()
 
 
 def split(dqkv, heads):
-    """dq, dk, dv apart: an error in the smaller ones must not hide behind the larger."""
+    """Return dq, dk, dv apart: an error in the smaller ones must not hide behind the larger."""
     return dqkv.split([heads.query_width, *2 * [heads.kv_heads * heads.size]], 1)
 
 
@@ -167,7 +167,7 @@ def test_scores_far_apart_match_pytorch():
 
 
 def documents_of(*sequences):
-    """For every token, where its document begins, from the documents' lengths."""
+    """Return for every token where its document begins, from the documents' lengths."""
     rows = [
         torch.repeat_interleave(torch.tensor(lengths).cumsum(0) - torch.tensor(lengths), torch.tensor(lengths))
         for lengths in sequences
@@ -202,7 +202,7 @@ def test_one_document_equals_none_bitwise():
 
 
 def attend(rows, keys, values, past, heads, splits):
-    """The output of new rows whose keys and values are in the caches; `splits` = 0 is the kernel without splits."""
+    """Return the output of rows whose keys and values are in the caches; `splits` = 0 is the kernel without splits."""
     new, sizes = len(rows), (past, *heads.arguments, heads.size**-0.5)
     out = torch.full((new, heads.query_width), torch.nan, dtype=rows.dtype)
     one = kernel(f"attention_decode{'_split' if splits else ''}", rows.dtype, heads)
@@ -220,7 +220,7 @@ def attend(rows, keys, values, past, heads, splits):
 
 
 def decode(qkv, heads, pieces, splits=0):
-    """The output of a sequence decoded in pieces, with caches that held NaN before."""
+    """Return the output of a sequence decoded in pieces, with caches that held NaN before."""
     capacity, width = sum(pieces) + 3, heads.kv_heads * heads.size
     keys, values = torch.full((2, capacity, width), torch.nan, dtype=qkv.dtype)
     outputs, past = [], 0

@@ -8,7 +8,7 @@ from oracle import blocks, by_name
 
 
 def patterns():
-    """Every high half with the low halves around which rounding changes; not a multiple of a block."""
+    """Return every high half with the low halves around which rounding changes; not a multiple of a block."""
     low = np.array([0, 1, 0x7FFF, 0x8000, 0x8001, 0xFFFF], dtype=np.uint32)
     bits = (np.arange(1 << 16, dtype=np.uint32)[:, None] << 16 | low).reshape(-1)[3:]
     return torch.from_numpy(bits.view(np.int32).copy()).view(torch.float32)

@@ -10,7 +10,7 @@ from interpreter import launch
 from oracle import DTYPES, assert_near, by_name, exact, numbers, workspace
 
 CASES = [(1, 10, 16), (6, 64, 64), (5, 4096, 4096), (7, 9001, 9024)]
-"""Rows, vocabulary, padded vocabulary."""
+"""Numbers of rows, vocabulary sizes, padded vocabulary sizes."""
 
 
 def chunk(rows, vocab_size, width):
@@ -28,7 +28,7 @@ def losses_of(logits, targets):
 
 
 def gradients(logits, targets, scale, vocab_size, dtype, z_loss=0.0):
-    """The kernel's losses, and its gradients written over the logits."""
+    """Return the kernel's losses, and its gradients written over the logits."""
     kernel = by_name(KERNELS, f"head_cross_entropy_gradients.{dtype}")
     rows, width = logits.shape
     losses, dlogits = workspace(rows), logits.view(DTYPES[dtype])

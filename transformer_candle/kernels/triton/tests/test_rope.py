@@ -24,7 +24,7 @@ def rotate(qkv, heads, kv_heads, size, length, first, direction, variant, dtype)
 
 
 def rotated(qkv, heads, kv_heads, size, length, first, direction):
-    """`x cos + rotate_half(x) sin` of the query and key heads."""
+    """Return `x cos + rotate_half(x) sin` of the query and key heads."""
     cos, sin = (table.double().repeat(1, 2) for table in tables(first + length, size))
     position = first + torch.arange(len(qkv)) % length
     split = qkv.double().view(len(qkv), -1, size)

@@ -26,11 +26,11 @@ pub struct BackbonePlan {
     final_norm: NormActivations<BufferId>,
     layer_output: BufferId,
     workspace: BufferId,
-    /// Cosines and sines.
+    /// Cosines and sines of the rotary embedding.
     rope: (BufferId, BufferId),
-    /// What adapters share, where there are any.
+    /// The scratch buffers that adapters share; None without adapters.
     adapters: Option<AdapterPlan>,
-    /// Gradients of the residual stream and of queries, keys and values.
+    /// Gradients of the residual stream and of queries, keys and values; None without training.
     gradients: Option<(BufferId, BufferId)>,
 }
 
@@ -79,7 +79,8 @@ impl BackbonePlan {
         self.bind_rows(arena, weights, &self.bind_rope(arena)?, tokens, &[])
     }
 
-    /// A backbone over the first rows of the buffers, for passes of fewer tokens; with a cache for each block, or none.
+    /// A backbone over the first `rows` rows of the buffers, for passes of fewer tokens; with a cache for each block,
+    /// or none.
     pub(crate) fn bind_rows(
         &self,
         arena: &Arena,
@@ -137,7 +138,7 @@ impl BackbonePlan {
         })
     }
 
-    /// The rotary embedding's buffers, filled in.
+    /// Fills the rotary embedding's buffers and returns them.
     pub(crate) fn bind_rope(&self, arena: &Arena) -> Result<RopeTables> {
         let (mut cos_TE2, mut sin_TE2) = (arena.buffer(self.rope.0), arena.buffer(self.rope.1));
         let (positions, device) = (cos_TE2.shape()[0], cos_TE2.device());
@@ -148,14 +149,14 @@ impl BackbonePlan {
     }
 }
 
-/// At most the first `rows` rows of a buffer.
+/// A view of at most the first `rows` rows of a buffer.
 fn first_rows(buffer: &Buffer, rows: usize) -> Result<Buffer> {
     let mut shape = buffer.shape().to_vec();
     shape[0] = shape[0].min(rows);
     Ok(buffer.view(0, &shape)?)
 }
 
-/// The largest workspace of any operation, the caller's included.
+/// Elements of the largest workspace of any operation, the caller's included.
 fn workspace_elements(shape: &ModelShape, settings: &ActivationSettings) -> usize {
     let &ActivationSettings { batch, sequence_length, training, device, .. } = settings;
     let (n, d) = (batch * sequence_length, shape.hidden_size);

@@ -9,12 +9,12 @@ use crate::backbone::BackbonePlan;
 use crate::layout::ParameterLayout;
 use crate::{ActivationRecompute, ModelShape, Precision, Result};
 
-/// How large the chunks are that the head works in: rows of tokens whose logits exist at one time.
+/// The size limits of the chunks that the head works in: rows of tokens whose logits exist at one time.
 #[derive(Clone, Copy, Debug)]
 struct Chunks {
-    /// Rows at most.
+    /// Maximum number of rows.
     rows: usize,
-    /// Elements of logits at most.
+    /// Maximum number of elements of logits.
     elements: usize,
 }
 
@@ -23,9 +23,9 @@ const CPU_CHUNKS: Chunks = Chunks { rows: 1024, elements: 1 << 25 };
 
 /// Each chunk of C rows reads and writes the head's f32 gradient once, 8 V D bytes, beside its three GEMMs of 2 C V D
 /// FLOPs each. On a GPU of F FLOP/s and B bytes/s that is 8 F / (6 C B) of the GEMMs' time, whatever V and D are: with
-/// the 117 operations per byte of an RTX 5090, 7.6 % at C = 2048 and 24 % at 640. The head is 7.3 % of the 1.3 B model's
-/// FLOPs, so C = 2048 costs the step half a percent if the GEMMs hide nothing of it, and 410 MB of f32 logits; twice as
-/// many rows would gain a quarter of a percent. A vocabulary of more than 64 Ki takes fewer rows.
+/// the 117 operations per byte of an RTX 5090, 7.6 % at C = 2048 and 24 % at 640. The head is 7.3 % of the 1.3 B
+/// model's FLOPs, so C = 2048 costs the step half a percent if the GEMMs hide nothing of it, and 410 MB of f32 logits;
+/// twice as many rows would gain a quarter of a percent. A vocabulary of more than 64 Ki takes fewer rows.
 const CUDA_CHUNKS: Chunks = Chunks { rows: 2048, elements: 1 << 27 };
 
 /// The settings of a decoder beside its shape.
@@ -37,9 +37,9 @@ pub struct DecoderSettings {
     pub sequence_length: usize,
     /// Element type of weights and activations.
     pub precision: Precision,
-    /// What the backward pass recomputes instead of keeping.
+    /// Which activations the backward pass recomputes instead of keeping them.
     pub recompute: ActivationRecompute,
-    /// Which kind of device it runs on.
+    /// The kind of device that the model runs on.
     pub device: DeviceKind,
     /// Whether gradients can be computed, or losses only.
     pub training: bool,
@@ -68,7 +68,7 @@ pub struct DecoderPlan {
     losses: BufferId,
     loss: BufferId,
     scale: BufferId,
-    /// Where a GPU's scale is copied to before it is used.
+    /// Staging buffer of the scale's upload; None on a CPU.
     scale_staging: Option<BufferId>,
 }
 
@@ -115,7 +115,7 @@ impl Decoder {
 }
 
 impl DecoderPlan {
-    /// Where each parameter will lie in the flat buffers.
+    /// The layout of the flat buffers: the place that each parameter will have.
     pub fn layout(&self) -> &ParameterLayout {
         &self.layout
     }
@@ -148,7 +148,7 @@ impl DecoderPlan {
     }
 }
 
-/// Rows of the chunks that the head works in: whole tiles.
+/// Returns the rows of the chunks that the head works in: whole tiles.
 pub fn head_chunk_rows(tokens: usize, padded_vocab_size: usize, device: DeviceKind) -> usize {
     let chunks = match device {
         DeviceKind::Cpu => CPU_CHUNKS,

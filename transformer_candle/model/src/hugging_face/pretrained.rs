@@ -33,7 +33,7 @@ const PIECE: usize = 1 << 20;
 struct StoredTensor {
     tensor: HfTensor,
     dtype: Dtype,
-    /// Its first byte in the file.
+    /// Offset of its first byte in the file.
     start: u64,
 }
 
@@ -56,17 +56,18 @@ enum Part {
     Adapters,
 }
 
-/// Some numbers of a tensor, as a file holds them.
+/// A piece of a tensor's numbers, as a file holds them.
 struct Piece<'a> {
     path: &'a Path,
     tensor: &'a HfTensor,
-    /// The first of them in the tensor.
+    /// Index of the piece's first number in the tensor.
     first: usize,
     dtype: Dtype,
     bytes: &'a [u8],
 }
 
-/// Is given every byte of every file, each from its start to its end, while the weights are read: as for a hash.
+/// Callback that is given every byte of every file, each from its start to its end, while the weights are read: as for
+/// a hash.
 pub type ByteObserver<'a> = dyn FnMut(&Path, &[u8]) + Send + 'a;
 
 impl PretrainedWeights {
@@ -75,8 +76,8 @@ impl PretrainedWeights {
     ///
     /// # Errors
     /// [`Error::Malformed`] for files that are cut or not safetensors, [`Error::Tensor`] for the first tensor that is
-    /// missing, unknown, or of another shape or type, [`Error::NoWeights`] for missing files, [`Error::Io`] where a file
-    /// cannot be read.
+    /// missing, unknown, or of another shape or type, [`Error::NoWeights`] for missing files, [`Error::Io`] where a
+    /// file cannot be read.
     pub fn open(directory: &Path, shape: &ModelShape) -> Result<Self> {
         let paths = weight_files(directory)?;
         let headers = paths.iter().map(|path| stored_header(path)).collect::<Result<Vec<_>>>()?;
@@ -87,7 +88,7 @@ impl PretrainedWeights {
     /// Like [`PretrainedWeights::open`], for the adapters in a directory in peft's format.
     ///
     /// # Errors
-    /// Those of [`PretrainedWeights::open`].
+    /// The errors of [`PretrainedWeights::open`].
     pub fn open_adapters(directory: &Path, shape: &ModelShape) -> Result<Self> {
         let path = directory.join(ADAPTER_WEIGHTS);
         if !path.exists() {
@@ -169,11 +170,11 @@ impl PretrainedWeights {
     }
 
     /// Fills flat weights of f32 or bf16, and beside bf16 weights the low bits of their f32 masters, unless
-    /// `cancelled`. The vocabulary's padding becomes zero, and with a model's weights its adapters. `observer` sees what
-    /// is read.
+    /// `cancelled`. The vocabulary's padding becomes zero, and with a model's weights its adapters. `observer` sees
+    /// what is read.
     ///
     /// # Errors
-    /// Those of [`PretrainedWeights::check_numbers`].
+    /// The errors of [`PretrainedWeights::check_numbers`].
     pub fn read(
         &self,
         weights: &mut Buffer,
@@ -238,7 +239,8 @@ impl PretrainedWeights {
         Ok(())
     }
 
-    /// Refuses a tied model with another head than its embedding, with which `transformers` computes; unless `cancelled`.
+    /// Refuses a tied model whose stored head differs from its embedding, since `transformers` computes with both;
+    /// unless `cancelled`.
     fn check_tied_head(&self, cancelled: &(dyn Fn() -> bool + Sync)) -> Result<()> {
         let stored = self.files.iter().flat_map(|(path, tensors)| tensors.iter().map(move |stored| (path, stored)));
         let embedding = stored.into_iter().find(|(_, stored)| stored.tensor.name == EMBEDDING);
@@ -271,7 +273,7 @@ impl StoredTensor {
         if self.dtype == Dtype::F32 { 4 } else { 2 }
     }
 
-    /// Opens its file where it begins.
+    /// Opens the file at the tensor's first byte.
     fn open(&self, path: &Path) -> Result<File> {
         let mut file = File::open(path).map_err(failed("open", path))?;
         self.seek(&mut file, path)?;
@@ -297,7 +299,7 @@ impl StoredTensor {
     }
 }
 
-/// Shows the next bytes of a file, at most `count`: a header, or a tensor that is not read.
+/// Passes the next bytes of a file, at most `count`, to the observer: a header, or a tensor that is not read.
 fn observe(file: &mut File, path: &Path, count: u64, observer: &mut ByteObserver<'_>) -> Result<()> {
     let mut reader = BufReader::with_capacity(2 * PIECE, file.take(count));
     loop {
@@ -326,7 +328,7 @@ fn check_finite(piece: &Piece<'_>) -> Result<()> {
 }
 
 impl Piece<'_> {
-    /// Widened exactly.
+    /// Returns the numbers, widened exactly.
     fn values(&self) -> Vec<f32> {
         let halves = self.bytes.as_chunks().0.par_iter();
         match self.dtype {
@@ -336,7 +338,7 @@ impl Piece<'_> {
         }
     }
 
-    /// As they are, of a tensor of bf16.
+    /// Returns the numbers of a bf16 tensor as they are.
     fn bf16_values(&self) -> Vec<bf16> {
         self.bytes.as_chunks().0.par_iter().map(|number| bf16::from_le_bytes(*number)).collect()
     }

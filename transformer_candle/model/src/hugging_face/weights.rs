@@ -52,7 +52,7 @@ fn ranges(tensors: Vec<HfTensor>, weights: &Buffer) -> Vec<NamedRange<'_>> {
         .collect()
 }
 
-/// Zeroes what no tensor of the file holds.
+/// Zeroes the elements that no tensor of the file holds.
 pub(super) fn zero_between_tensors(shape: &ModelShape, weights: &mut Buffer) -> Result<()> {
     let mut stored: Vec<_> = hf_tensors(shape).iter().map(|tensor| (tensor.offset, tensor.elements)).collect();
     stored.push((weights.elements(), 0));

@@ -5,7 +5,7 @@ use model::{DecoderSettings, Precision};
 use crate::models::{self, Batch, Noise, plain, relative_error, tiny};
 
 const T: usize = 23;
-/// Of the documents in each sequence; the last is cut off by its end.
+/// Lengths of the documents in each sequence; the last is cut off by its end.
 const LENGTHS: [usize; 4] = [7, 1, 10, 9];
 
 /// Two sequences of documents.

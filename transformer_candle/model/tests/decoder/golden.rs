@@ -15,9 +15,9 @@ use crate::models::{self, Batch, plain, relative_error};
 const WEIGHT_DECAY: f32 = 0.1;
 const MAX_GRAD_NORM: f32 = 1.0;
 
-/// Those that train.
+/// Fixtures with training steps.
 const TRAINING: [&str; 2] = ["model_tied", "model_untied"];
-/// All, also that whose sequences hold documents.
+/// All fixtures, also the one whose sequences hold documents.
 const ALL: [&str; 3] = ["model_tied", "model_untied", "model_documents"];
 
 struct Fixture {
@@ -170,7 +170,7 @@ impl Optimizer {
         }
     }
 
-    /// One update; returns the norm of the gradients before clipping.
+    /// Performs one update; returns the norm of the gradients before clipping.
     fn step(&mut self, decoder: &mut Decoder, step: i32, learning_rate: f64) -> f64 {
         let settings = AdamW { beta1: 0.9, beta2: 0.95, epsilon: 1e-8 };
         let mut scalars = [0f32; adamw::SCALARS];

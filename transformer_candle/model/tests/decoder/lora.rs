@@ -133,7 +133,7 @@ fn frozen_weights_have_neither_gradient_nor_state() {
     assert!(((per_token - attention) * 6.0 / 4.0 + attention - tiny(true).flops_per_token(4)).abs() < 1e-6);
 }
 
-/// The same adapters with dropout.
+/// The same model with dropout in its adapters.
 fn dropping(shape: ModelShape) -> ModelShape {
     let lora = shape.lora.clone().map(|lora| LoraShape { dropout: 0.3, ..lora });
     shape.with_lora(lora)

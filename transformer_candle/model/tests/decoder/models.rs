@@ -30,7 +30,7 @@ pub fn variants() -> [ModelShape; 4] {
     [tiny(true), tiny(false), of(Architecture::Qwen2, false), of(Architecture::Qwen3, true)]
 }
 
-/// Adapters beside these modules.
+/// The same model with adapters beside these modules.
 pub fn with_adapters(shape: ModelShape, modules: &[TargetModule]) -> ModelShape {
     let modules = TargetModules::new(modules.iter().copied());
     shape.with_lora(Some(LoraShape { rank: 3, alpha: 4.5, rslora: false, dropout: 0.0, modules }))
@@ -121,7 +121,7 @@ pub fn flat_weights(shape: &ModelShape, dtype: DType) -> Buffer {
 pub struct Batch {
     pub inputs: Vec<u32>,
     pub targets: Vec<i32>,
-    /// Where each token's document begins in its sequence; none where nothing keeps documents apart.
+    /// The start of each token's document in its sequence; None where nothing keeps documents apart.
     pub documents: Option<Vec<i32>>,
 }
 

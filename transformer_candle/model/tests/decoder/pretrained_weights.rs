@@ -44,7 +44,7 @@ fn single(tensors: &Tensors) -> TempDir {
     folder
 }
 
-/// The same tensors in three files with an index.
+/// A folder with the same tensors in three files with an index.
 fn sharded(tensors: &Tensors) -> TempDir {
     let folder = tempfile::tempdir().unwrap();
     let mut map = BTreeMap::new();

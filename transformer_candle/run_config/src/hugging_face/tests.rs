@@ -4,7 +4,7 @@ use serde_json::json;
 
 use super::*;
 
-/// Llama 3.2 1B, as published.
+/// The `config.json` of Llama 3.2 1B, as published.
 fn llama3() -> Value {
     json!({
         "architectures": ["LlamaForCausalLM"], "model_type": "llama", "attention_bias": false, "mlp_bias": false,

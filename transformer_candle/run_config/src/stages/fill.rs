@@ -1,4 +1,4 @@
-//! What a stage takes from the rest of the config, and its length in steps.
+//! Fills in what stages take from the rest of the config, and their lengths in steps.
 
 use super::StageConfig;
 use crate::check::Findings;
@@ -13,7 +13,7 @@ pub(crate) fn fill(config: &mut RunConfig, tokens_per_step: Option<usize>, findi
     for (index, stage) in stages.iter_mut().flatten().enumerate() {
         let path = format!("stages[{index}]");
         let is_refused = |key: &str| findings.rejected.contains(key);
-        // What it would take from there is wrong itself.
+        // A key that the stage would take from there was refused itself.
         let is_open = ["data.sequence_length", "data.sequences_per_step", "data.batch_size"].map(is_refused);
         if is_refused(&path) || is_open.contains(&true) {
             findings.rejected.insert(path);
@@ -50,7 +50,7 @@ impl Filler<'_> {
         Ok(())
     }
 
-    /// Sequences of an optimizer step.
+    /// Returns the sequences of an optimizer step.
     fn sequences(&self, stage: &StageConfig, length: usize) -> Result<usize, Problem> {
         let inherited = self.tokens_per_step.filter(|_| stage.sequences_per_step.is_none());
         let Some(tokens) = stage.tokens_per_step.or(inherited) else {

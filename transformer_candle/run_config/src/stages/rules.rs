@@ -26,7 +26,7 @@ pub(crate) fn check(config: &RunConfig, findings: &mut Findings) {
     findings.problems.extend(problems);
 }
 
-/// What a run with stages cannot have.
+/// Returns problems of keys that a run with stages cannot have.
 fn of_the_run(config: &RunConfig, findings: &Findings) -> Vec<Problem> {
     let scheduler = &config.scheduler;
     let epochs = scheduler.total_epochs.map(|epochs| {
@@ -78,7 +78,7 @@ fn start_exists(config: &RunConfig, stage: &StageConfig, index: usize, path: &st
     }
 }
 
-/// The sources that a stage weighs are in the mixture, each once.
+/// Checks that the sources to which a stage gives weights are in the mixture, each once.
 fn sources_exist(config: &RunConfig, stage: &StageConfig, path: &str) -> Vec<Problem> {
     let components = &config.data.mixture;
     let known: Vec<&str> = components.iter().filter_map(|component| component.stage_name()).collect();

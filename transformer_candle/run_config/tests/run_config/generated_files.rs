@@ -1,4 +1,4 @@
-//! What is generated from the types lies in the repository as it would be generated today.
+//! The files in the repository that are generated from the types are up to date.
 
 use std::path::{Path, PathBuf};
 

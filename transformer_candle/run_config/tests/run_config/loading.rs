@@ -231,7 +231,7 @@ const MISTAKES: [&[&str]; 14] = [
     &["runtime.seed"],
 ];
 
-/// What can be wrong with the files beside a config: a file's name and its text, or none where the file is gone.
+/// Wrong files beside a config: a file's name and its text, or `None` if the file is missing.
 const WRONG_FILES: [(&str, Option<&str>); 4] = [
     ("bpe.json", None),
     ("bpe.json", Some("{\"model\": {}}")),
@@ -250,7 +250,7 @@ fn a_rule_is_checked_though_the_tokenizer_is_missing() {
     assert!(found[1].starts_with("tokenizer.tokenizer_json: ") && found[1].contains("does not exist"), "{found:#?}");
 }
 
-/// What each problem is about: its key, or what is said of the file as a whole.
+/// Returns what each problem is about: its key, or what is said of the file as a whole.
 fn subjects(config: &Path, overrides: &[&str]) -> Vec<String> {
     let folder = config.parent().unwrap().to_str().unwrap();
     let about = |problem: Problem| if problem.path.is_empty() { problem.message } else { problem.path };

@@ -3,7 +3,7 @@
 use insta::assert_snapshot;
 use run_config::{Format, RunConfig, presets};
 
-/// What is wrong with a config.
+/// Returns the error message of a wrong config.
 fn complaint(text: &str, format: Format, overrides: &[&str]) -> String {
     let overrides: Vec<_> = overrides.iter().map(|&text| text.to_owned()).collect();
     RunConfig::parse(text, format, &overrides).unwrap_err().to_string()

@@ -24,7 +24,7 @@ fn every_file_in_configs_loads() {
     assert_eq!(names, embedded, "every config is a preset");
 }
 
-/// Parameters: embedding and head, blocks of attention, feed-forward and two norms, and the last norm.
+/// Counts the parameters: embedding and head, blocks of attention, feed-forward and two norms, and the last norm.
 fn parameters(config: &RunConfig) -> usize {
     let model = &config.model;
     let (width, groups) = (model.hidden_size, model.num_key_value_heads * model.head_size());

@@ -1,4 +1,4 @@
-//! What holds several ranks back: one that is slower than the others, and their exchange.
+//! Advice for a run of several ranks: one that is slower than the others, and too much time in their exchange.
 
 use super::{ShareRule, percent};
 use crate::report::RankTimes;
@@ -10,19 +10,19 @@ const MAX_EXCHANGE: f64 = 0.2;
 /// Seconds before either is found.
 const MIN_SECONDS: f64 = 30.0;
 
-/// Watches the ranks of a run.
+/// Looks for what holds back the ranks of a run.
 #[derive(Debug)]
 pub(super) struct RankRules {
     hosts: Vec<String>,
     exchange: ShareRule,
-    /// Of each rank, the time that it computes longer than the median of the others.
+    /// Per rank: the time that it computes longer than the median of the others.
     excess: Vec<ShareRule>,
-    /// Seconds that each rank has computed, of which older ones weigh less.
+    /// Exponentially decayed sum of the seconds that each rank has computed.
     computed: RankTimes,
 }
 
 impl RankRules {
-    /// `hosts` are those of the ranks, in their order.
+    /// Returns the rules for ranks on `hosts`, one host per rank.
     pub(super) fn new(hosts: Vec<String>) -> Self {
         let rule = |limit| ShareRule::new(limit, MIN_SECONDS);
         Self {
@@ -33,8 +33,9 @@ impl RankRules {
         }
     }
 
-    /// What a step shows, one sentence each. Where the micro-batches cannot be shared evenly, as while the batch grows, a
-    /// rank has more to do and is not slow.
+    /// Returns the findings that a step adds, one sentence each. Steps whose micro-batches cannot be shared evenly, as
+    /// while
+    /// the batch grows, are skipped: there a rank has more to do and is not slow.
     pub(super) fn step(&mut self, times: &RankTimes, step_seconds: f64) -> Vec<String> {
         if !times.is_even || times.compute_seconds.len() != self.hosts.len() {
             return Vec::new();
@@ -78,7 +79,7 @@ impl RankRules {
 mod tests {
     use super::*;
 
-    /// The number of the step, and the advice, of each finding in steps of a second.
+    /// Returns each finding in steps of one second: the number of its step, and the advice.
     fn advice_of(ranks: usize, steps: impl IntoIterator<Item = (Vec<f64>, f64, bool)>) -> Vec<(usize, String)> {
         let mut rules = RankRules::new((0..ranks).map(|rank| format!("node-{}", rank / 2)).collect());
         let found = steps.into_iter().enumerate().flat_map(|(index, (compute_seconds, exchange_seconds, is_even))| {

@@ -35,7 +35,8 @@ fn refuse(reason: &str) -> ExitCode {
     ExitCode::from(2)
 }
 
-/// Where the Python command may be: the active environment, this folder's, the repository's, then PATH.
+/// Returns the paths to try for the Python command: in the active environment, this folder's, the repository's, then
+/// PATH.
 fn candidates() -> impl Iterator<Item = PathBuf> {
     let active = env::var_os("VIRTUAL_ENV").map(|environment| PathBuf::from(environment).join("bin"));
     // `transformer_candle/training` is two folders below the repository's root.
@@ -45,13 +46,13 @@ fn candidates() -> impl Iterator<Item = PathBuf> {
     folders.map(|folder| folder.join("orchestrate")).collect::<Vec<_>>().into_iter()
 }
 
-/// Python's installers write commands as scripts; this program, under whatever name, is none.
+/// Whether a file is a script, as which Python's installers write commands; this program, under whatever name, is none.
 fn is_python_command(candidate: &Path) -> bool {
     let mut start = [0; 2];
     File::open(candidate).is_ok_and(|mut file| file.read_exact(&mut start).is_ok()) && &start == b"#!"
 }
 
-/// Options of the pipeline stand before a subcommand's name.
+/// Adds `--launch none` unless `--launch` is given. Options of the pipeline stand before a subcommand's name.
 fn with_launch(mut arguments: Vec<OsString>) -> Vec<OsString> {
     let is_launch =
         |argument: &OsString| argument == OsStr::new("--launch") || argument.to_string_lossy().starts_with("--launch=");

@@ -12,25 +12,25 @@ use super::files::{self, pretty};
 use super::manifest::{FileRecord, Manifest, VerifiedFile};
 use crate::error::checkpoint::{CheckpointError, Result, from_model_error};
 
-/// A frozen model, as it was when adapters began to train beside it.
+/// A record of a frozen model's files, as they were when adapters began to train beside it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct BaseModel {
     /// Its directory.
     pub directory: PathBuf,
-    /// Its `config.json` and its weights, by name.
+    /// Size and SHA-256 of its `config.json` and its weight files, by name.
     files: BTreeMap<String, FileRecord>,
 }
 
 impl BaseModel {
-    /// A model directory whose weights have just been read.
+    /// Records a model whose weight files have just been read and hashed.
     pub(super) fn of_weights(directory: &Path, mut files: BTreeMap<String, FileRecord>) -> Result<Self> {
         let config = VerifiedFile::open(directory, files::CONFIG, None, &CancelToken::new())?.record()?;
         files.insert(files::CONFIG.to_owned(), config);
         Ok(Self { directory: directory.to_owned(), files })
     }
 
-    /// Reads a model directory's files once, unless cancelled. A checkpoint's are known from its manifest.
+    /// Records a model and reads its files once, unless cancelled. Those of a checkpoint are known from its manifest.
     fn measure(directory: &Path, cancel: &CancelToken) -> Result<Self> {
         let has_manifest = directory.join(files::MANIFEST).exists();
         let manifest = has_manifest.then(|| Manifest::load(directory)).transpose()?;
@@ -45,13 +45,13 @@ impl BaseModel {
         Ok(Self { directory: directory.to_owned(), files })
     }
 
-    /// The same model in another place.
+    /// The same record, with the model in another directory.
     #[must_use]
     pub fn moved_to(self, directory: &Path) -> Self {
         Self { directory: directory.to_owned(), ..self }
     }
 
-    /// Compares the model's files with what they were, unless cancelled; `adapters` is the directory that belongs to it.
+    /// Compares the model's files with the record, unless cancelled; `adapters` is the adapters' directory, for errors.
     ///
     /// # Errors
     /// [`CheckpointError::BaseMoved`], [`CheckpointError::BaseChanged`]
@@ -76,7 +76,7 @@ impl BaseModel {
         }
     }
 
-    /// Compares the model with the one that was found in its place.
+    /// Compares the record with that of the model found in its directory.
     pub(super) fn compare(&self, adapters: &Path, found: &Self) -> Result<()> {
         match self.files.iter().find(|(name, record)| found.files.get(*name) != Some(record)) {
             Some((name, _)) => {

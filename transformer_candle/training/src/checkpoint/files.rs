@@ -17,7 +17,7 @@ pub const MANIFEST: &str = "MANIFEST.json";
 pub(super) const ADAPTERS: &str = model::hugging_face::ADAPTER_WEIGHTS;
 /// The settings of adapters, in the format of peft.
 pub(super) const ADAPTER_CONFIG: &str = run_config::ADAPTER_CONFIG;
-/// Which model the adapters belong to.
+/// The record of the model that the adapters belong to.
 pub(super) const BASE_MODEL: &str = "base_model.json";
 
 /// Indented JSON with a final newline.

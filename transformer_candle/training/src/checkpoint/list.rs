@@ -44,7 +44,7 @@ impl CheckpointEntry {
     }
 }
 
-/// Where a resume starts.
+/// The newest intact checkpoint: where a resume starts.
 #[derive(Debug)]
 pub struct NewestCheckpoint {
     /// The checkpoint, of which every byte has been verified.
@@ -111,7 +111,7 @@ pub fn mark_best(directory: &Path, checkpoint: &Path) -> Result<()> {
 }
 
 /// The checkpoints with the lowest held-out loss measured at their own step, best first. Losses of stages with other
-/// sequences or data do not compare: those of a later stage come first.
+/// sequences or data are not comparable: checkpoints of later stages come first.
 pub(super) fn by_loss(checkpoints: &[CheckpointEntry]) -> Vec<&CheckpointEntry> {
     let judge = |listed: &CheckpointEntry| {
         let state = Checkpoint::open(&listed.path).ok()?.state().ok()?;
@@ -126,9 +126,9 @@ pub(super) fn by_loss(checkpoints: &[CheckpointEntry]) -> Vec<&CheckpointEntry> 
 /// The result of pruning.
 #[derive(Debug, Default)]
 pub struct PruneResult {
-    /// The names of those removed.
+    /// The names of the checkpoints removed.
     pub removed: Vec<String>,
-    /// Errors of those, or of leftover staging directories, that could not be removed.
+    /// Errors of checkpoints and leftover staging directories that could not be removed.
     pub unremovable: Vec<CheckpointError>,
 }
 

@@ -28,7 +28,7 @@ pub struct FileRecord {
     pub sha256: String,
 }
 
-/// The files of one checkpoint.
+/// The step of one checkpoint, with size and SHA-256 of each of its files.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Manifest {
@@ -86,8 +86,8 @@ impl Manifest {
         Ok(bytes)
     }
 
-    /// Opens a file for one pass from its start to its end, which [`VerifiedFile::finish`] then proves. `cancel` ends
-    /// reading it.
+    /// Opens a file to be read once from its start to its end, which [`VerifiedFile::finish`] then verifies. `cancel`
+    /// ends reading it.
     pub fn open(&self, directory: &Path, name: &str, cancel: &CancelToken) -> Result<VerifiedFile> {
         let Some(record) = self.files.get(name) else {
             return Err(CheckpointError::corrupted(directory, format!("{MANIFEST} does not list {name}")));
@@ -108,11 +108,11 @@ impl Manifest {
     }
 }
 
-/// Why a file of a checkpoint cannot be read: it is corrupted, or an I/O error.
+/// Returns the error of a file that cannot be opened: the checkpoint is corrupted, or an I/O error.
 fn unreadable(directory: &Path, name: &str, error: io::Error) -> CheckpointError {
     match error.kind() {
         ErrorKind::NotFound => CheckpointError::corrupted(directory, format!("{name} is missing")),
-        // How `regular_file` says that it is none.
+        // `regular_file` fails with these for what is no regular file.
         ErrorKind::InvalidInput | ErrorKind::IsADirectory => {
             CheckpointError::corrupted(directory, format!("{name} cannot be read: {error}"))
         }
@@ -170,7 +170,7 @@ impl VerifiedFile {
         }
     }
 
-    /// Reads the rest of the file: its size and hash.
+    /// Reads the rest of the file and returns its size and hash.
     pub(super) fn record(mut self) -> Result<FileRecord> {
         let path = self.directory.join(&self.name);
         let mut piece = vec![0; PIECE_BYTES];
@@ -205,7 +205,7 @@ impl FileHashes {
         hasher.update(piece);
     }
 
-    /// Of every file that was shown, by name.
+    /// Returns size and hash of every file that was shown, by name.
     pub(super) fn records(self) -> BTreeMap<String, FileRecord> {
         let record = |(bytes, hasher): (u64, Sha256)| FileRecord { bytes, sha256: hexadecimal(&hasher.finalize()) };
         self.0.into_iter().map(|(name, hashed)| (name, record(hashed))).collect()

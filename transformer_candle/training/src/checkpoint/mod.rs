@@ -4,8 +4,8 @@
 //! checkpoints/
 //!   step-00001000/  config.json generation_config.json model.safetensors tokenizer.json tokenizer_config.json
 //!                   optimizer.safetensors trainer_state.json MANIFEST.json (size and SHA-256 of every file);
-//!                   with N ranks optimizer-0000R-of-0000N.safetensors, one of each;
-//!                   of adapters adapter_config.json adapter_model.safetensors base_model.json in place of the model
+//!                   with N ranks optimizer-0000R-of-0000N.safetensors, one per rank;
+//!                   for adapters adapter_config.json adapter_model.safetensors base_model.json in place of the model
 //!   latest          "step-00001000": where a resume starts
 //!   best            "step-00000800": the lowest held-out loss
 //! ```

@@ -12,7 +12,7 @@ use super::files::OPTIMIZER;
 use crate::engine::{StateLayout, StateTensor};
 use crate::ranks::RankInfo;
 
-/// Every tensor of the file, such as `model.norm.weight.first_moment`.
+/// Returns every tensor of a rank's file, such as `model.norm.weight.first_moment`.
 fn ranges<'a>(shape: &ModelShape, state: &'a [StateTensor]) -> Vec<NamedRange<'a>> {
     let parameters = hugging_face::trainable_tensors(shape);
     let of_state = |StateTensor { layout, buffer }: &'a StateTensor| {
@@ -34,7 +34,7 @@ pub(super) fn name(rank_info: RankInfo) -> String {
     }
 }
 
-/// The files of the state among those of a checkpoint.
+/// Returns the optimizer's files among those of a checkpoint.
 pub(super) fn names<'a>(files: impl Iterator<Item = &'a String>) -> Vec<&'a str> {
     let is_part = |name: &&str| name.starts_with("optimizer-") && name.ends_with(".safetensors");
     files.map(String::as_str).filter(|name| *name == OPTIMIZER || is_part(name)).collect()
@@ -64,7 +64,7 @@ pub(super) fn payload_bytes<'a>(shape: &ModelShape, state: impl Iterator<Item = 
     state.map(|layout| (elements(layout) * layout.dtype.size_in_bytes()) as u64).sum()
 }
 
-/// Writes the file.
+/// Writes a rank's file.
 pub(super) fn write(
     writer: &mut dyn Write,
     path: &Path,

@@ -29,7 +29,7 @@ pub struct StoredModel {
     pub shape: ModelShape,
     /// The type its weights are stored in.
     pub precision: Precision,
-    /// The tokens that end a text, the first of them a document, as far as the model names any.
+    /// The ids of the tokens that end a text, the first of which ends a document; empty if the model names none.
     pub stop_tokens: Vec<u32>,
 }
 
@@ -40,16 +40,16 @@ pub struct Checkpoint {
     directory: PathBuf,
     /// `None` in a model directory that is not a checkpoint.
     manifest: Option<Manifest>,
-    /// Where the model of adapters is, if not where it was.
+    /// The directory of the model that its adapters belong to, if it is not the recorded one.
     base_model: Option<PathBuf>,
 }
 
 impl Checkpoint {
-    /// Reads the manifest, if there is one.
+    /// Opens a directory and reads its manifest, if there is one.
     ///
     /// # Errors
-    /// [`CheckpointError::Absent`] where there is neither checkpoint nor model; [`CheckpointError::Corrupted`] if the manifest is not the
-    /// one that was written.
+    /// [`CheckpointError::Absent`] where there is neither checkpoint nor model; [`CheckpointError::Corrupted`] if the
+    /// manifest is not the one that was written.
     pub fn open(directory: &Path) -> Result<Self> {
         exists(directory)?;
         let has_manifest = directory.join(files::MANIFEST).exists();
@@ -57,7 +57,7 @@ impl Checkpoint {
         Ok(Self { directory: directory.to_owned(), manifest, base_model: None })
     }
 
-    /// The same checkpoint, whose adapters' model is in this directory.
+    /// The same checkpoint, with the directory of the model that its adapters belong to; None for the recorded one.
     #[must_use]
     pub fn beside(self, base_model: Option<&Path>) -> Self {
         Self { base_model: base_model.map(Path::to_owned), ..self }
@@ -97,7 +97,7 @@ impl Checkpoint {
         TrainerState::from_bytes(&self.directory, &self.manifest()?.read(&self.directory, files::STATE)?)
     }
 
-    /// The verified file of its tokenizer.
+    /// Verifies its `tokenizer.json` and returns the path.
     pub fn tokenizer(&self) -> Result<PathBuf> {
         self.manifest()?.read(&self.directory, files::TOKENIZER)?;
         Ok(self.directory.join(files::TOKENIZER))
@@ -110,7 +110,7 @@ impl Checkpoint {
         base.map_or_else(|| self.directory.clone(), |base| base.directory)
     }
 
-    /// Sizes and types of the model, and where its texts end. Those of adapters are their model's with them.
+    /// Reads the model's sizes, element type and stop tokens. Adapters are described together with their model.
     pub fn model(&self) -> Result<StoredModel> {
         if !self.has_adapters() {
             return self.whole_model();
@@ -197,7 +197,7 @@ impl Checkpoint {
         }
     }
 
-    /// `observer` sees the weights of a directory without a manifest.
+    /// Reads the weights of a model without adapters; `observer` sees those of a directory without a manifest.
     fn whole_weights(
         &self,
         shape: &ModelShape,
@@ -236,7 +236,7 @@ impl Checkpoint {
         Ok((weights, BaseModel::of_weights(&self.directory, files)?))
     }
 
-    /// The checked weights and, if they `are_hashed`, their files, which a manifest is compared with.
+    /// Opens and checks the weights; if they `are_hashed`, with records of their files, to compare with a manifest.
     fn pretrained(
         &self,
         name: &str,
@@ -265,8 +265,8 @@ impl Checkpoint {
         Ok((opened.map_err(|error| self.refused(error))?, found))
     }
 
-    /// The model's `config.json` with every key, as training would save it. Of a model that is not a checkpoint, and so
-    /// has no hashes, the weights are checked as training from them would do: with `read_weights` every number.
+    /// Returns the model's `config.json` with every key, as training would save it. Without a manifest there are no
+    /// hashes: the weights are then checked as training from them would do, with `read_weights` every number.
     ///
     /// # Errors
     /// As [`Self::pretrained_weights`]; [`CheckpointError::UnusableModel`] if the decoder does not run the model.
@@ -292,7 +292,7 @@ impl Checkpoint {
         self.told(from_model_error(&self.directory, error))
     }
 
-    /// The error, told of a checkpoint or of a model.
+    /// Words the error for a checkpoint or for a model of another program.
     fn told(&self, error: CheckpointError) -> CheckpointError {
         if self.is_checkpoint() { error } else { error.of_model() }
     }
@@ -302,7 +302,7 @@ impl Checkpoint {
         let manifest = self.manifest()?;
         let mut state = optimizer_file::Reader::new(shape, state);
         let names = optimizer_file::names(manifest.files.keys());
-        // Says that it is missing if there is no file.
+        // Where there is no file, opening it reports that it is missing.
         for name in if names.is_empty() { vec![files::OPTIMIZER] } else { names } {
             let mut file = manifest.open(&self.directory, name, cancel)?;
             let bytes = file.bytes();

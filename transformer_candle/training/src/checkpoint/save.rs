@@ -29,11 +29,11 @@ pub struct CheckpointContents<'a> {
     pub optimizer: &'a [StateTensor],
     /// The tokenizer the model was trained with.
     pub tokenizer: &'a TokenizerFiles,
-    /// Everything else.
+    /// The trainer's state: everything that is not a tensor.
     pub state: &'a TrainerState,
-    /// The model that the adapters of `shape` belong to; none where it has none.
+    /// The model that the adapters of `shape` belong to; none without adapters.
     pub base: Option<&'a BaseModel>,
-    /// Who saves it together, each rank its optimizer state and the first one everything else.
+    /// The ranks that save it together: each writes its optimizer state, the first one also everything else.
     pub ranks: &'a Ranks,
 }
 
@@ -61,7 +61,7 @@ pub(super) fn save_through(directory: &Path, contents: &CheckpointContents, crea
     shared::lead(contents.ranks, |ranks| save_first(directory, contents, create, ranks))
 }
 
-/// What the first rank does.
+/// Saves the part of the first rank: checks the free space, writes and commits the checkpoint, makes it the latest.
 fn save_first(
     directory: &Path,
     contents: &CheckpointContents,
@@ -129,7 +129,7 @@ fn write(directory: &Path, contents: &CheckpointContents, create: Create, ranks:
     staging.commit(state.step)
 }
 
-/// Writes the optimizer's state that this rank keeps; the name of its file.
+/// Writes the optimizer's state that this rank keeps; returns the name of its file.
 fn write_optimizer(directory: &Path, contents: &CheckpointContents, staging: &mut StagingDirectory) -> Result<String> {
     let name = optimizer_file::name(contents.ranks.rank_info());
     let path = directory.join(step_name(contents.state.step)).join(&name);

@@ -13,22 +13,22 @@ use super::staging::{Create, StagingDirectory};
 use crate::error::checkpoint::{CheckpointError, Result};
 use crate::ranks::Ranks;
 
-/// What a rank says in each exchange.
+/// What a rank sends in each exchange.
 #[derive(Debug, Serialize, Deserialize)]
 enum Message {
-    /// Of the staging directory.
+    /// The path of the staging directory.
     Staged(PathBuf),
-    /// A durable file.
+    /// The name and record of a durable file.
     Written(String, FileRecord),
-    /// Nothing to tell.
+    /// No content: nothing has failed so far.
     Ready,
     Failed(String),
 }
 
-/// The exchanges of one save.
+/// The number of exchanges of one save.
 const EXCHANGES: usize = 3;
 
-/// The first rank, which leads.
+/// The first rank, which creates and commits the staging directory.
 pub(super) struct Leader<'a> {
     ranks: &'a Ranks,
     /// Exchanges that the other ranks have taken part in.
@@ -41,10 +41,10 @@ pub(super) fn lead(ranks: &Ranks, save: impl FnOnce(&mut Leader) -> Result<PathB
     let saved = save(&mut leader);
     match &saved {
         Ok(_) => leader.tell(&Message::Ready).map(drop)?,
-        // The others know.
+        // The other ranks know this error.
         Err(CheckpointError::OnRank { .. } | CheckpointError::RankLost(_)) => {}
         Err(error) if leader.done < EXCHANGES => {
-            // What another rank says to it is of no use any more.
+            // What another rank sends is of no use any more.
             let _ = leader.tell(&Message::Failed(error.to_string()));
         }
         Err(_) => {}
@@ -53,12 +53,12 @@ pub(super) fn lead(ranks: &Ranks, save: impl FnOnce(&mut Leader) -> Result<PathB
 }
 
 impl Leader<'_> {
-    /// Lets the others write into the staging directory.
+    /// Tells the other ranks the staging directory, for them to write into.
     pub(super) fn begin(&mut self, folder: &Path) -> Result<()> {
         self.tell(&Message::Staged(folder.to_owned())).map(drop)
     }
 
-    /// Waits for the files of the others and lists them.
+    /// Waits for the other ranks' files and lists them for the manifest.
     pub(super) fn collect(&mut self, staging: &mut StagingDirectory) -> Result<()> {
         for message in self.tell(&Message::Ready)? {
             if let Message::Written(name, record) = message {
@@ -74,7 +74,7 @@ impl Leader<'_> {
     }
 }
 
-/// The part of every other rank: `write` adds its file to the staging directory, and returns the file's name.
+/// Saves the part of every other rank: `write` adds its file to the staging directory, and returns the file's name.
 pub(super) fn add_part(
     ranks: &Ranks,
     create: Create,
@@ -94,7 +94,7 @@ pub(super) fn add_part(
     exchange(ranks, &Message::Ready).map(drop)
 }
 
-/// Says something to all ranks, and returns what each has said.
+/// Sends a message to all ranks and returns those of all, in rank order; fails if one of them says that it has failed.
 fn exchange(ranks: &Ranks, own: &Message) -> Result<Vec<Message>> {
     let Some(exchange) = ranks.exchange() else { return Ok(Vec::new()) };
     let own = serde_json::to_string(own).map_err(|error| CheckpointError::RankLost(error.to_string()))?;

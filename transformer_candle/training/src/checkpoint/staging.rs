@@ -69,12 +69,12 @@ impl<'a> StagingDirectory<'a> {
         &self.folder
     }
 
-    /// What was written of a file.
+    /// Returns size and hash of a file that was written.
     pub(super) fn record(&self, name: &str) -> Option<&FileRecord> {
         self.files.get(name)
     }
 
-    /// Lists a file that another rank has written.
+    /// Lists a file that another rank has written, for the manifest.
     pub(super) fn list(&mut self, name: String, record: FileRecord) {
         self.files.insert(name, record);
     }
@@ -167,7 +167,7 @@ pub(super) fn remove_folder(parent: &Path, name: &str) -> Result<()> {
     fs::rename(&path, &staging).map_err(failed("remove", &path))?;
     fs::remove_dir_all(&staging).map_err(|error| {
         if !has_lost_files(&staging) {
-            // Else it is removed, or told of, with what killed writers left.
+            // Otherwise the next clean-up of staging directories removes it or reports it.
             let _ = fs::rename(&staging, &path);
         }
         failed("remove", &path)(error)

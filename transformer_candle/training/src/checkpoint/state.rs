@@ -24,7 +24,7 @@ pub struct TrainerState {
     pub format_version: u32,
     /// Optimizer steps done.
     pub step: u64,
-    /// The stage of that step, from 0, which is not written.
+    /// The stage of that step, from 0; 0 is not written.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub stage: u64,
     /// Target tokens trained on so far.
@@ -67,7 +67,7 @@ pub struct Execution {
     /// Virtual shards whose gradients are summed as a tree (`runtime.deterministic_reduction`).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub deterministic_reduction: Option<usize>,
-    /// Those of each stage; empty without stages.
+    /// The micro-batches of each stage; empty without stages.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub stages: Vec<StageExecution>,
 }
@@ -110,7 +110,7 @@ pub struct BestEvaluation {
     pub loss: f64,
 }
 
-/// The held-out loss that others must fall below by `runtime.evaluation.min_delta`, and how many have not.
+/// The last improvement of the held-out loss: later losses must fall below it by `runtime.evaluation.min_delta`.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Improvement {

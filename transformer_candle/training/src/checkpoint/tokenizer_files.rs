@@ -14,7 +14,7 @@ use crate::error::checkpoint::{Result, failed};
 
 const TOKENIZER_CONFIG: &str = "tokenizer_config.json";
 const CHAT_TEMPLATE: &str = "chat_template.jinja";
-/// Copied as they are, where there are any.
+/// Files that are copied unchanged, where they exist.
 const KEPT: [&str; 2] = ["special_tokens_map.json", CHAT_TEMPLATE];
 
 /// The path of a checkpoint's tokenizer.
@@ -34,14 +34,14 @@ pub fn newest_tokenizer(directory: &Path) -> Option<PathBuf> {
 pub struct TokenizerFiles {
     files: Vec<(&'static str, Vec<u8>)>,
     marks: DocumentTokens,
-    /// Ends a turn of the assistant, where conversations are trained on.
+    /// The id of the token that ends the assistant's turn; none where no conversations are trained on.
     end_of_turn: Option<u32>,
 }
 
 impl TokenizerFiles {
-    /// Reads `tokenizer.json`, and what stands beside it: `tokenizer_config.json`, special tokens, chat template.
-    /// Without a `tokenizer_config.json` a plain one is made. It says whether documents start with a BOS token, if the
-    /// run does otherwise than the files say.
+    /// Reads `tokenizer.json` and the files beside it: `tokenizer_config.json`, special tokens, chat template. Without
+    /// a `tokenizer_config.json` a plain one is made. Its `add_bos_token` is set to what the run does where the files
+    /// say otherwise.
     pub fn read(tokenizer_json: &Path, marks: &DocumentTokens, longest_text: usize) -> Result<Self> {
         let tokenizer = regular_file::read(tokenizer_json).map_err(failed("read", tokenizer_json))?;
         let mut files = vec![(files::TOKENIZER, tokenizer)];
@@ -57,7 +57,7 @@ impl TokenizerFiles {
         Ok(Self { files, marks: marks.clone(), end_of_turn: None })
     }
 
-    /// The files with the chat template that is trained with, so that the model is asked as it was taught.
+    /// The files with the chat template of the training, so that inference uses the same one.
     #[must_use]
     pub fn with_chat(mut self, encoder: &ConversationEncoder) -> Self {
         if let Some(template) = encoder.template() {
@@ -79,12 +79,12 @@ impl TokenizerFiles {
         self.marks.end_of_text.id
     }
 
-    /// The id of the BOS token, else of the one that ends a document, which then precedes the next.
+    /// The id of the BOS token; without one, of the token that ends a document, which then precedes the next.
     pub fn bos(&self) -> u32 {
         self.marks.bos.as_ref().unwrap_or(&self.marks.end_of_text).id
     }
 
-    /// The size of all files.
+    /// Bytes of all files together.
     pub fn bytes(&self) -> u64 {
         self.files.iter().map(|(_, content)| content.len() as u64).sum()
     }
@@ -114,7 +114,7 @@ fn plain_config(marks: &DocumentTokens, longest_text: usize) -> Vec<u8> {
     files::pretty(&config)
 }
 
-/// A `tokenizer_config.json` that says whether texts start with the BOS token.
+/// Sets `add_bos_token` in a `tokenizer_config.json`: whether texts start with the BOS token.
 fn with_bos(config: &[u8], starts_with_bos: bool) -> serde_json::Result<Vec<u8>> {
     let mut config: Map<String, Value> = serde_json::from_slice(config)?;
     config.insert("add_bos_token".to_owned(), starts_with_bos.into());

@@ -1,4 +1,4 @@
-//! The words of the command line: parsed, and checked for what no option takes.
+//! Parsing of the command line, which refuses empty values.
 
 use std::ffi::OsString;
 use std::io::Write;
@@ -10,13 +10,13 @@ use clap::{Command, CommandFactory, FromArgMatches};
 use super::output::delivered;
 use crate::{Result, TrainerError};
 
-/// An empty prompt starts a new text.
+/// Options that may be empty: an empty prompt starts a new text.
 const MAY_BE_EMPTY: [&str; 1] = ["prompt"];
 
 /// Parses the command line of this process. Help and version are printed here, and end the program.
 ///
 /// # Errors
-/// As [`parse_from`].
+/// Those of [`parse_from`].
 pub(super) fn parse<C: CommandFactory + FromArgMatches>() -> Result<C> {
     let mut command = C::command();
     let matches = command.try_get_matches_from_mut(std::env::args_os());

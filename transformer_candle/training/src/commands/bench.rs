@@ -22,9 +22,9 @@ use crate::{Result, TrainerError};
 /// Duration in seconds of the pass that times operations one by one, and its minimum and maximum number of steps.
 const MEASURED_SECONDS: f64 = 0.5;
 const MEASURED_STEPS: [f64; 2] = [2.0, 50.0];
-/// A command that may not take this long does not predict the step's time before measuring it.
+/// Seconds that a prediction of the step's time may take: with a time budget below this there is none.
 const PREDICTION_SECONDS: f64 = 10.0;
-/// How long steps are timed at least before it is the prediction's turn, and the other way round.
+/// Minimum time that steps are timed before it is the prediction's turn, and the other way round.
 const TURN: Duration = Duration::from_millis(250);
 /// M, N and K of the largest GEMM that measures a GPU's speed.
 const MAX_GEMM_SIZE: usize = 8192;
@@ -49,10 +49,10 @@ pub struct BenchOptions {
     pub device: Option<run_config::Device>,
 }
 
-/// What was measured: means over the steps.
+/// The result of `bench`: means over the steps.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct BenchReport {
-    /// Where: `cpu`, or the GPU with its driver and library.
+    /// The device: `cpu`, or the GPU with its driver and library.
     pub device: String,
     /// Optimizer steps measured, as many as were asked for or as the budget allowed.
     pub steps: u32,
@@ -63,17 +63,17 @@ pub struct BenchReport {
     pub model_flops_per_token: f64,
     /// Model FLOPs per second.
     pub model_flops_per_second: f64,
-    /// That over `nominal_flops_per_second`.
+    /// `model_flops_per_second` over `nominal_flops_per_second`.
     pub mfu: Option<f64>,
     /// The GPU's nominal BF16 peak, dense; none where it is not known, as on a CPU or a MIG slice.
     pub nominal_flops_per_second: Option<f64>,
-    /// Model FLOPs over those of a large BF16 GEMM measured in the same run; none on a CPU.
+    /// `model_flops_per_second` over `product_flops_per_second`; none on a CPU.
     pub mfu_measured: Option<f64>,
-    /// FLOPs per second of that GEMM.
+    /// FLOPs per second of a large BF16 GEMM measured in the same run; none on a CPU.
     pub product_flops_per_second: Option<f64>,
     /// Bytes of the planned buffers.
     pub memory_bytes: u64,
-    /// What was taken of the GPU's memory between its opening and the last step's end; none on a CPU.
+    /// Bytes of the GPU's memory that were taken between its opening and the last step's end; none on a CPU.
     pub memory_used_bytes: Option<u64>,
     /// Sequences of a micro-batch.
     pub micro_batch: u64,
@@ -83,9 +83,9 @@ pub struct BenchReport {
     /// trained; the parts in a pass of their own, one operation after the other, and left out where the budget has no
     /// step left for it. `other` is the rest of the step: negative where operations overlap in it.
     pub milliseconds: BTreeMap<&'static str, f64>,
-    /// The median step, which `plan` shows from then on.
+    /// Milliseconds of the median step, which `plan` shows from then on.
     pub median_step_milliseconds: f64,
-    /// What `plan` would have said without this measurement; none where it has nothing to say, or no time for it.
+    /// What `plan` would have predicted without this measurement; none where it cannot predict, or has no time for it.
     pub prediction: Option<StepPrediction>,
 }
 
@@ -94,11 +94,11 @@ pub struct BenchReport {
 pub struct StepPrediction {
     /// Milliseconds, pessimistic and optimistic; one number on a CPU, whose operations are timed.
     pub step_milliseconds: [f64; 2],
-    /// That over the median step.
+    /// `step_milliseconds` over the median step's.
     pub over_measured: [f64; 2],
     /// The fraction of a step that each part takes.
     pub parts: Option<BTreeMap<&'static str, f64>>,
-    /// Where it comes from.
+    /// What the prediction is based on.
     pub origin: String,
 }
 
@@ -121,7 +121,7 @@ impl StepPrediction {
     }
 }
 
-/// Until when steps may be measured.
+/// The deadline for measuring; None without a limit.
 #[derive(Debug, Clone, Copy)]
 struct TimeBudget(Option<Instant>);
 
@@ -135,14 +135,14 @@ impl TimeBudget {
         self.steps(PREDICTION_SECONDS) >= 1
     }
 
-    /// How many steps that each take so long end in time.
+    /// Returns how many steps of `seconds` each end before the deadline.
     fn steps(self, seconds: f64) -> u32 {
         let left = |deadline: Instant| deadline.saturating_duration_since(Instant::now()).as_secs_f64();
         self.0.map_or(u32::MAX, |deadline| (left(deadline) / seconds) as u32)
     }
 }
 
-/// Trains on synthetic tokens and measures.
+/// Trains on synthetic tokens, and returns what was measured.
 pub fn run(options: &BenchOptions) -> Result<BenchReport> {
     let budget = TimeBudget::new(options.seconds);
     let mut run = RunConfig::load_for_planning(&options.config, &options.overrides)?;
@@ -195,7 +195,7 @@ pub fn run(options: &BenchOptions) -> Result<BenchReport> {
     })
 }
 
-/// Prints the measurement as JSON; the exit code.
+/// Prints the measurement as JSON; returns the exit code.
 pub(super) fn main(options: &BenchOptions, output: &mut dyn Output) -> Result<u8> {
     output.print_json(&run(options)?)?;
     Ok(0)
@@ -205,7 +205,7 @@ fn free_bytes(cuda: &Cuda) -> Result<u64> {
     Ok(cuda.memory()?.free)
 }
 
-/// FLOPs per second of a BF16 GEMM at least as large as the config's.
+/// Measures the FLOPs per second of a large square BF16 GEMM, its size chosen by the config's hidden size.
 fn gemm_flops(cuda: &Cuda, config: &RunConfig) -> Result<f64> {
     let size = (4 * config.model.hidden_size).next_power_of_two().min(MAX_GEMM_SIZE);
     Ok(cuda.measure_gemm_flops(size)?)
@@ -241,7 +241,8 @@ impl Bench {
         Ok(())
     }
 
-    /// Steps as they are trained, after one to warm up. They leave time for those that run operation by operation.
+    /// Times steps as they are trained, after one to warm up, and leaves time for those that run operation by
+    /// operation.
     ///
     /// A prediction is timed in turns with them, so that whatever else the machine does slows both alike: not step by
     /// step, because a small model would find another one's numbers in the caches each time.
@@ -275,7 +276,7 @@ impl Bench {
         }
     }
 
-    /// The mean of each part in a step that runs operation by operation; none of no steps.
+    /// Returns the mean seconds of each part over `steps` steps that run operation by operation; None for no steps.
     fn part_seconds(&mut self, steps: u32) -> Result<Option<BTreeMap<StepPart, f64>>> {
         if steps == 0 {
             return Ok(None);
@@ -289,13 +290,15 @@ impl Bench {
     }
 }
 
-/// Seconds of steps in the pass that times operations one by one: a few short steps are not representative.
+/// Returns the number of steps of `seconds` each in the pass that times operations one by one: a few short steps are
+/// not
+/// representative.
 fn steps_to_measure(seconds: f64) -> u32 {
     let [least, most] = MEASURED_STEPS;
     (MEASURED_SECONDS / seconds).clamp(least, most) as u32
 }
 
-/// Seconds per step of each part.
+/// Sums the times of operations to seconds per step of each part.
 fn by_part(times: &BTreeMap<&'static str, Duration>, steps: u32) -> BTreeMap<StepPart, f64> {
     let mut parts: BTreeMap<StepPart, f64> = StepPart::ALL.into_iter().map(|part| (part, 0.0)).collect();
     for (operation, time) in times {

@@ -33,7 +33,7 @@ pub struct CheckpointLocation {
     pub experiment: Option<String>,
 }
 
-/// Lists or verifies; the exit code.
+/// Lists or verifies checkpoints; returns the exit code.
 pub(super) fn main(command: &CheckpointCommand, output: &mut dyn Output, stop: &StopSignal) -> Result<u8> {
     match command {
         CheckpointCommand::List(location) => {
@@ -46,7 +46,7 @@ pub(super) fn main(command: &CheckpointCommand, output: &mut dyn Output, stop: &
 }
 
 impl CheckpointLocation {
-    /// The folder of checkpoints and those that are meant, at least one.
+    /// Returns the folder of checkpoints and the checkpoints at this location, at least one.
     fn checkpoints(&self) -> Result<(PathBuf, Vec<CheckpointEntry>)> {
         let folder = match (&self.directory, &self.experiment) {
             (None, Some(name)) => experiment_folder(name)?,
@@ -86,7 +86,7 @@ fn table(directory: &Path, checkpoints: &[CheckpointEntry]) -> String {
     text
 }
 
-/// One line a checkpoint; 5 if one of them is corrupted.
+/// Verifies checkpoints and prints one line for each; returns the exit code, 5 if one of them is corrupted.
 fn verify(checkpoints: &[CheckpointEntry], output: &mut dyn Output, stop: &StopSignal) -> Result<u8> {
     let mut code = 0;
     for CheckpointEntry { path, .. } in checkpoints {
@@ -102,7 +102,7 @@ fn verify(checkpoints: &[CheckpointEntry], output: &mut dyn Output, stop: &StopS
     Ok(code)
 }
 
-/// The number of a checkpoint's files, every byte of which is as it was written.
+/// Verifies every byte of a checkpoint; returns the number of its files.
 fn verified_files(path: &Path, stop: &StopSignal) -> checkpoint::Result<usize> {
     let checkpoint = Checkpoint::open(path)?.verified(&stop.cancel_token())?;
     // The manifest does not list itself.

@@ -6,7 +6,7 @@ use serde::Serialize;
 
 use super::CommandLine;
 
-/// A command and what it takes.
+/// A command with its options and arguments.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct DeclaredCommand {
     /// Its name.
@@ -17,7 +17,7 @@ pub struct DeclaredCommand {
     pub options: Vec<DeclaredOption>,
 }
 
-/// An option, or an argument that is known by its place.
+/// An option, or a positional argument.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct DeclaredOption {
     /// Its name in programs, such as `max_tokens` for `--max-tokens`.
@@ -30,11 +30,11 @@ pub struct DeclaredOption {
     pub help: String,
     /// Whether it may be given again.
     pub repeatable: bool,
-    /// Whether there is no command without it.
+    /// Whether the command must have it.
     pub required: bool,
 }
 
-/// The commands that take options, in the order of the help text.
+/// Returns the commands that take options, in the order of the help text.
 pub fn declared() -> Vec<DeclaredCommand> {
     let mut program = CommandLine::command();
     program.build();
@@ -66,7 +66,7 @@ fn option(argument: &Arg) -> DeclaredOption {
     }
 }
 
-/// A text with the full stop that clap takes away.
+/// Returns a help text with the full stop that clap takes away.
 fn sentence(text: Option<&StyledStr>) -> String {
     let text = text.map_or_else(String::new, ToString::to_string);
     if text.ends_with(['.', ']']) { text } else { text + "." }

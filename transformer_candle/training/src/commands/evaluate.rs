@@ -23,7 +23,7 @@ use crate::stop::StopSignal;
 use crate::trained_model::load_tokenizer;
 use crate::{Result, TrainerError};
 
-/// Sequences at a time for a model whose run is not known.
+/// Maximum number of sequences per micro-batch; for a model whose run is not known, also its sequences per step.
 const USUAL_BATCH: usize = 8;
 /// The longest sequence for a model whose run is not known.
 const LONGEST_SEQUENCE: usize = 2048;
@@ -123,8 +123,9 @@ pub(super) fn main(options: &EvaluateOptions, output: &mut dyn Output, stop: &St
     Ok(0)
 }
 
-/// The run that a checkpoint belongs to, on the commits that it was trained with: the first folder above it that holds
-/// a resolved config.
+/// Loads the run that a checkpoint belongs to, with the revisions of data sets that it was trained on: that of the
+/// first
+/// folder above it that holds a resolved config. None where no folder does.
 fn run_of(directory: &Path, state: Option<&TrainerState>) -> Option<Result<ResolvedRun>> {
     // `.` has no folder above it by its name.
     let directory = directory.canonicalize().ok()?;

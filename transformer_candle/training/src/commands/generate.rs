@@ -102,7 +102,7 @@ impl Generator {
         Ok(Self { model: TrainedModel::of_checkpoint(&checkpoint, options.device, &cancel)?, prompt })
     }
 
-    /// Continues the text; `on_text` gets it as it grows, and ends it by failing.
+    /// Continues the text; `on_text` receives it as it grows, and ends it by returning an error.
     fn complete(
         &self,
         options: &GenerateOptions,

@@ -1,5 +1,5 @@
-//! The commands: what each one takes and does is in its file. They are plain functions over plain options, so that
-//! Python calls the same ones; a program puts them on a command line and runs them with [`program::run`].
+//! The commands: the options of each and what it does are in its file. They are plain functions over plain options, so
+//! that Python calls the same ones; a program puts them on a command line and runs them with [`program::run`].
 
 pub mod arguments;
 pub mod bench;
@@ -80,7 +80,7 @@ impl Command {
     /// Runs the command and returns its exit code; `lock` as for [`run`].
     ///
     /// # Errors
-    /// Whatever the command ends with.
+    /// Any error that the command ends with.
     pub fn run(self, lock: Option<Arc<RunLock>>, output: &mut dyn Output, stop: &StopSignal) -> Result<u8> {
         match self {
             Self::Train(options) => train::main(&options, lock, stop),

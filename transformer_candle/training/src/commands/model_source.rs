@@ -1,4 +1,4 @@
-//! Which model a command is about: a checkpoint by its folder, or an experiment by its name.
+//! The model that a command works on: a checkpoint by its folder, or an experiment by its name.
 
 use std::env;
 use std::fs;
@@ -35,7 +35,7 @@ pub struct ModelName {
 }
 
 impl ModelSource {
-    /// The model in a directory or in a folder of checkpoints.
+    /// Names the model in a directory or in a folder of checkpoints.
     pub fn of_directory(directory: PathBuf) -> Self {
         Self { name: ModelName { checkpoint: Some(directory), experiment: None }, base_model: None }
     }
@@ -45,7 +45,7 @@ impl ModelSource {
         Ok(Checkpoint::open(&self.directory(cancel)?)?.beside(self.base_model.as_deref()))
     }
 
-    /// The model's directory, unless `cancel` says to stop. Warns of corrupted checkpoints that it skips.
+    /// Returns the model's directory, unless `cancel` says to stop. Warns of corrupted checkpoints that it skips.
     pub fn directory(&self, cancel: &CancelToken) -> Result<PathBuf> {
         let folder = self.folder()?;
         let marks = ["config.json", checkpoint::MANIFEST_FILE_NAME, ADAPTER_CONFIG];
@@ -68,7 +68,7 @@ impl ModelSource {
     }
 }
 
-/// An experiment's run directory: `ORCHESTRATE_RUNS_ROOT`, or `runs` in the current folder, and its name.
+/// Returns an experiment's run directory: `ORCHESTRATE_RUNS_ROOT`, or `runs` in the current folder, and its name.
 pub fn experiment_folder(name: &str) -> Result<PathBuf> {
     check_experiment_name(name).map_err(|problem| TrainerError::Request(problem.to_string()))?;
     let root = env::var_os("ORCHESTRATE_RUNS_ROOT").filter(|root| !root.is_empty());
@@ -85,7 +85,7 @@ pub fn experiment_folder(name: &str) -> Result<PathBuf> {
     Err(TrainerError::Request(missing))
 }
 
-/// The folder of checkpoints of a run directory; a folder of checkpoints is its own.
+/// Returns the folder of checkpoints of a run directory, or `folder` itself if it is one already.
 pub fn checkpoints_in(folder: &Path) -> PathBuf {
     let usual = folder.join("checkpoints");
     match checkpoint_directory(folder) {

@@ -1,4 +1,4 @@
-//! Where the answer of a command goes: stdout, or the stream of the Python command that shares the implementation.
+//! Output of commands: to stdout, or to the stream of the Python command that shares the implementation.
 
 use std::fmt::Display;
 use std::io::{self, IsTerminal, Write};
@@ -8,7 +8,7 @@ use serde::Serialize;
 use crate::terminal::{escaped, escaped_json};
 use crate::{Result, TrainerError};
 
-/// `error: ...` on stderr. Nobody reading it is no reason to fail differently.
+/// Prints `error: ...` to stderr. That nobody can read it is no reason to fail differently.
 pub fn print_error(error: &dyn Display) {
     let _ = writeln!(io::stderr(), "error: {}", escaped(&error.to_string()));
 }
@@ -61,7 +61,8 @@ impl dyn Output + '_ {
     }
 }
 
-/// A reader that wants no more has had enough, and the exit code is the command's; a stdout that is full is an error.
+/// Converts the result of a write to stdout. A closed pipe is no error, as its reader wants no more; a full disk is
+/// one.
 pub(super) fn delivered(written: io::Result<()>) -> Result<()> {
     match written {
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),

@@ -12,7 +12,7 @@ use crate::memory_plan::{Change, Interconnect, MemoryPlan, PlanGpu, PlanRequest}
 use crate::stability::{self, StabilityChange};
 use crate::{Result, TrainerError, atomic_file, speed_advice::speed_advice};
 
-/// Less memory than this is planned for by mistake.
+/// Minimum of `--memory` in bytes: less is a mistake.
 const LEAST_MEMORY: u64 = 1_000_000;
 
 /// What `plan` takes.
@@ -66,7 +66,7 @@ pub struct PlanOptions {
     pub json: bool,
 }
 
-/// `20B`, `1.5T`, `300M`, `2000000`
+/// Parses a number of tokens: `20B`, `1.5T`, `300M`, `2000000`.
 fn token_count(text: &str) -> std::result::Result<u64, String> {
     let text = text.trim();
     let (number, factor) = match text.to_ascii_uppercase().chars().last() {
@@ -83,7 +83,7 @@ fn token_count(text: &str) -> std::result::Result<u64, String> {
     }
 }
 
-/// `24GB`; a number alone would be bytes, which nobody means.
+/// Parses a size of memory, `24GB`. A number alone would be bytes, which nobody means.
 fn memory_size(text: &str) -> std::result::Result<ByteSize, String> {
     let size: ByteSize = text.parse()?;
     if size.0 >= LEAST_MEMORY {
@@ -109,7 +109,7 @@ impl PlanOptions {
         PlanRequest { gpu, memory, watts, price_per_kwh, price_per_hour, times_operations, ranks, nodes, interconnect }
     }
 
-    /// The overrides, with the steps that `--tokens` comes to.
+    /// Returns the overrides, with the number of steps that `--tokens` amounts to.
     fn all_overrides(&self) -> Result<Vec<String>> {
         let mut overrides = self.overrides.clone();
         if let Some(tokens) = self.tokens {
@@ -126,7 +126,7 @@ impl PlanOptions {
     }
 }
 
-/// A plan, which settings leave speed on the table, and what `--unstable` and `--apply` add.
+/// The output of `plan`: the plan, advice on faster settings, and what `--unstable` and `--apply` add.
 #[derive(Serialize)]
 struct Planned {
     #[serde(flatten)]
@@ -163,14 +163,14 @@ fn plan(options: &PlanOptions) -> Result<Planned> {
     Ok(Planned { plan, advice, against_divergence, changes })
 }
 
-/// The changes with which a run fits, and those against divergence of keys that they leave.
+/// Returns the changes with which a run fits, and those against divergence of all other keys.
 fn stabler(fitting: &[Change], against_divergence: Option<&[StabilityChange]>) -> Vec<Change> {
     let stabler = against_divergence.unwrap_or_default().iter().map(|stabler| stabler.change.clone());
     let others = stabler.filter(|change| fitting.iter().all(|fitting| fitting.key != change.key));
     fitting.iter().cloned().chain(others).collect()
 }
 
-/// The plan of a config. Needs neither tokenizer nor data.
+/// Returns the plan of a config. Needs neither tokenizer nor data.
 pub fn run(options: &PlanOptions) -> Result<MemoryPlan> {
     Ok(plan(options)?.plan)
 }
@@ -185,7 +185,7 @@ pub(super) fn main(options: &PlanOptions, output: &mut dyn Output) -> Result<u8>
     check_written(options, &planned).map(|()| 0)
 }
 
-/// Refuses `--apply` where nothing is enough.
+/// Fails with the plan's error if `--apply` was given and no changes make the run fit.
 fn check_written(options: &PlanOptions, Planned { plan, changes, .. }: &Planned) -> Result<()> {
     if options.apply.is_some() && changes.is_none() { plan.check() } else { Ok(()) }
 }
@@ -209,7 +209,7 @@ fn print(options: &PlanOptions, planned: &Planned, output: &mut dyn Output) -> R
     }
 }
 
-/// What could be changed in an unstable run.
+/// Formats the changes that `--unstable` suggests.
 fn shown(changes: &[StabilityChange]) -> String {
     if changes.is_empty() {
         return "Nothing is left to change against divergence: look at the data".to_owned();
@@ -219,7 +219,7 @@ fn shown(changes: &[StabilityChange]) -> String {
     format!("Against divergence, together:\n{}", lines.join("\n"))
 }
 
-/// Refuses a file that is there, and a name that would not load.
+/// Refuses an existing file, and a name that would not load as a config.
 fn check_output(out: &Path) -> Result<()> {
     let is_yaml = out.extension().is_some_and(|extension| extension == "yaml" || extension == "yml");
     let folder = out.parent().filter(|folder| !folder.as_os_str().is_empty());
@@ -235,7 +235,7 @@ fn check_output(out: &Path) -> Result<()> {
     Err(TrainerError::Request(format!("--apply {}: {problem}", out.display())))
 }
 
-/// Writes the config with these changes.
+/// Writes the config with these changes to `out`.
 fn write(out: &Path, changes: &[Change], run: &ResolvedRun, overrides: &[String]) -> Result<()> {
     let text = fs::read_to_string(&run.config_path).map_err(TrainerError::io("read", &run.config_path))?;
     let format = Format::from_path(&run.config_path).unwrap_or(Format::Yaml);

@@ -12,7 +12,7 @@ use crate::stop::StopSignal;
 use crate::terminal::LogWriter;
 use crate::{Result, stop};
 
-/// Parses what was typed and runs the command, until it ends or a signal stops it.
+/// Parses the command line and runs the command, until it ends or a signal stops it.
 pub fn run<C: CommandFactory + FromArgMatches>(
     command: impl FnOnce(C, &StopSignal) -> Result<u8> + UnwindSafe,
 ) -> ExitCode {
@@ -25,7 +25,7 @@ pub fn run<C: CommandFactory + FromArgMatches>(
 /// Runs a command: logs and errors go to stderr, an error is one paragraph, a panic one sentence.
 fn guarded(command: impl FnOnce() -> Result<u8> + UnwindSafe) -> ExitCode {
     log_to_stderr();
-    // Without it a limit on the size of files ends the program where it is met, which it may not be.
+    // Otherwise a write beyond the limit on the size of files would end the process instead of failing.
     let _ = stop::ignore_file_size_signal();
     panic::set_hook(Box::new(|panic| {
         let place = panic.location().map_or_else(String::new, |location| format!(" at {location}"));
@@ -42,7 +42,7 @@ fn guarded(command: impl FnOnce() -> Result<u8> + UnwindSafe) -> ExitCode {
     }
 }
 
-/// Warnings, or what `RUST_LOG` asks for.
+/// Logs warnings, or what `RUST_LOG` asks for, to stderr.
 pub(super) fn log_to_stderr() {
     let filter = EnvFilter::builder().with_default_directive(tracing::Level::WARN.into()).from_env_lossy();
     // Keeps a subscriber that the caller has installed.

@@ -1,4 +1,4 @@
-//! `train`: a run from its config to its last checkpoint.
+//! `train`: trains a run, from its config to its last checkpoint.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -65,8 +65,8 @@ pub fn run(
     run_training(resolved, &RunOptions { resume, rebatch, lock, max_steps, device, profile, progress, ranks }, stop)
 }
 
-/// Runs the command `train` that `words` say, the first of which is the program's name, as one of several ranks, and
-/// returns its exit code.
+/// Runs the command line `words` of `train`, the first of which is the program's name, as one of several ranks; returns
+/// its exit code.
 ///
 /// # Errors
 /// [`TrainerError::Request`](crate::TrainerError::Request) for words that make no command; else whatever training ends
@@ -107,7 +107,7 @@ struct TrainCommandLine {
     options: TrainOptions,
 }
 
-/// The program `train`: the command of that name on its own.
+/// Runs the program `train`, which has the command of that name alone.
 pub fn program() -> ExitCode {
     super::program::run(|TrainCommandLine { options }, stop| main(&options, None, stop))
 }

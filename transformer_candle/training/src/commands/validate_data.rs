@@ -42,21 +42,21 @@ pub struct DataReport {
     pub steps: u64,
     /// Targets that they were trained on.
     pub targets: u64,
-    /// What they took of each component; one where the data are no mixture.
+    /// What these steps read of each component; one component where the data are no mixture.
     pub components: Vec<ComponentReport>,
     /// Steps whose batch was rebuilt and is identical.
     pub replayed: Vec<u64>,
-    /// What does not fit; empty where every document was used exactly once.
+    /// What is inconsistent; empty where every document was used exactly once.
     pub problems: Vec<String>,
 }
 
-/// What a run took of a component.
+/// What a run read of a component.
 #[derive(Debug, Clone, Serialize)]
 pub struct ComponentReport {
     /// Its name, sequences and epochs.
     #[serde(flatten)]
     pub audited: AuditedComponent,
-    /// The share of the sequences that its weights give it, of 1.
+    /// The fraction of the sequences that its weights give it.
     pub share: f64,
 }
 
@@ -107,7 +107,7 @@ pub(super) fn main(options: &ValidateDataOptions, output: &mut dyn Output, stop:
     } else {
         output.print(&report.to_string())?;
     }
-    // As for data that cannot be read: what the run was trained on is not what it should have been.
+    // The exit code of data that cannot be read: what the run was trained on is not what it should have been.
     Ok(if report.problems.is_empty() { 0 } else { 3 })
 }
 
@@ -148,7 +148,7 @@ impl fmt::Display for DataReport {
     }
 }
 
-/// The fraction of the sequences that a component has by its weights in the stages that they were taken in.
+/// Returns a component's mixture weight; over several stages the mean, weighted by the sequences of each.
 fn share(stages: &[StreamStage], sequences: &[u64], component: usize) -> f64 {
     let [stage] = stages else {
         let all: u64 = sequences.iter().sum();

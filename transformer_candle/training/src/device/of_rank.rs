@@ -6,11 +6,11 @@ use crate::{
     ranks::RankInfo,
 };
 
-/// Chooses the GPUs that a program sees, and numbers them.
+/// The environment variable that selects and numbers the GPUs that a process sees.
 const VISIBLE: &str = "CUDA_VISIBLE_DEVICES";
 
 impl AvailableGpus {
-    /// The device of one of several ranks on this machine, where all of them would train on the one decided.
+    /// Returns the device of one of several ranks on this machine: `cuda:R` where `cuda:0` was decided for all of them.
     ///
     /// # Errors
     /// [`TrainerError::Request`] if each cannot have a GPU of its own.

@@ -18,17 +18,17 @@ use crate::ranks::RankInfo;
 pub struct RunBuffers {
     /// Every buffer.
     pub plan: Plan,
-    /// The decoder's.
+    /// The decoder's buffers.
     pub decoder: DecoderPlan,
-    /// The optimizer's.
+    /// The optimizer's buffers.
     pub optimizer: OptimizerPlan,
-    /// The micro-batch's.
+    /// The micro-batch's buffers.
     pub micro_batch: MicroBatchPlan,
-    /// What the ranks exchange gradients through.
+    /// The ranks' shards, and the staging buffer of their gradient exchange.
     pub sharding: ShardingPlan,
-    /// What sums a step alike on any number of ranks, where the config asks for that.
+    /// The buffers of the tree reduction; none without `runtime.deterministic_reduction`.
     pub reduction: Option<TreeReductionPlan>,
-    /// Those of the texts that are written after evaluations; none without prompts.
+    /// The buffers that generate the texts written after evaluations; none without prompts.
     pub generator: Option<GeneratorPlan>,
 }
 
@@ -47,18 +47,18 @@ impl RunBuffers {
     }
 }
 
-/// The buffers of a run in stages: one memory for all of them, in which each buffer is as large as the stage needs that
-/// needs most of it.
+/// The buffers of a run in stages, which share their memory: each buffer is as large as the largest that any stage
+/// needs.
 #[derive(Debug)]
 pub struct StagedBuffers {
-    /// Every buffer, as it is allocated.
+    /// Every buffer, in the size that is allocated.
     pub plan: Plan,
-    /// Those of each stage, in order, with the settings that they are for; at least one.
+    /// The settings and the buffers of each stage, in order; at least one.
     pub stages: Vec<(EngineSettings, RunBuffers)>,
 }
 
 impl StagedBuffers {
-    /// Plans the buffers of the stages of a run; of one without stages those of its only one.
+    /// Plans the buffers of the stages of a run; a run without stages has one.
     pub(crate) fn new(stages: &[StepOf<'_>]) -> Self {
         let buffers = |stage: &StepOf<'_>| (stage.settings, RunBuffers::new(stage.config, stage.shape, stage.settings));
         let stages: Vec<_> = stages.iter().map(buffers).collect();
@@ -66,10 +66,10 @@ impl StagedBuffers {
     }
 }
 
-/// Tokens of a prompt beside those of its text, which are at most its bytes.
+/// Tokens reserved for a prompt beside those of its text, which has at most one token per byte.
 const PROMPT_MARGIN: usize = 16;
 
-/// The buffers in which `runtime.evaluation.prompts` are continued.
+/// Plans the buffers that continue `runtime.evaluation.prompts`; none without prompts.
 fn generation_buffers(
     config: &RunConfig,
     shape: &ModelShape,
@@ -87,9 +87,9 @@ fn generation_buffers(
 pub struct EvaluationBuffers {
     /// Every buffer.
     pub plan: Plan,
-    /// The decoder's.
+    /// The decoder's buffers.
     pub decoder: DecoderPlan,
-    /// The micro-batch's.
+    /// The micro-batch's buffers.
     pub micro_batch: MicroBatchPlan,
 }
 
@@ -104,7 +104,7 @@ impl EvaluationBuffers {
     }
 }
 
-/// The buffers of the decoder and of its micro-batches.
+/// Plans the buffers of the decoder and of its micro-batches.
 fn forward_buffers(
     config: &RunConfig,
     shape: &ModelShape,

@@ -1,4 +1,4 @@
-//! In which order the ranks exchange the gradients of a step: each as soon as the backward pass has computed it.
+//! The schedule by which the ranks exchange the gradients of a step: each as soon as the backward pass has computed it.
 
 use std::{collections::VecDeque, ops::Range};
 
@@ -7,20 +7,20 @@ use model::ParameterLayout;
 
 use super::shard::{Shard, TrainedTensor, shards, trained_tensors};
 
-/// Ranges of a row of the staging buffer begin at multiples of this, as a GPU's kernels ask for: 64 bytes.
+/// Ranges in a row of the staging buffer begin at multiples of this many f32 elements (64 bytes), for GPU kernels.
 pub(super) const ALIGNMENT: usize = 16;
-/// Elements that are worth an exchange before all gradients are complete: 4 MiB, large beside what a message costs by
-/// itself.
+/// Fewest elements that a rank sums in an exchange before all gradients are complete: 4 MiB, so that the fixed cost of
+/// a message is small beside them.
 const LEAST_ELEMENTS: usize = 1 << 20;
 
-/// How the gradients of a step are summed over the ranks, the same on every rank.
+/// The schedule by which the gradients of a step are summed over the ranks, the same on every rank.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct ExchangeSchedule {
-    /// In the order of their exchange. The exchange of one begins after every part of the last micro-batch, as far as there
-    /// are enough complete gradients, and goes on beside the next part; after the last part the remaining ones follow each
-    /// other.
+    /// The chunks, in the order of their exchange. After each part of the last micro-batch the next chunk's exchange
+    /// begins, if enough gradients are complete, and overlaps with the computation of the next part; after the last
+    /// part the remaining ones follow one another.
     pub(super) chunks: Vec<Chunk>,
-    /// What is not summed by the rank that updates it, and goes there afterwards.
+    /// Ranges that a rank sums for another one, which updates them and receives the sums afterwards.
     pub(super) forwarded: Vec<Forwarded>,
     /// Elements of a row of the staging buffer, into which a rank receives what it sums from one other rank.
     pub(super) width: usize,
@@ -31,7 +31,7 @@ pub(crate) struct ExchangeSchedule {
 pub(super) struct Chunk {
     /// The part of the last micro-batch after which they are complete.
     pub(super) after: usize,
-    /// What each rank sums.
+    /// The ranges of the flat gradients that each rank sums, by rank.
     pub(super) of_ranks: Vec<Vec<Range<usize>>>,
 }
 
@@ -44,16 +44,17 @@ pub(super) struct Forwarded {
 }
 
 impl ExchangeSchedule {
-    /// Each rank sums its shard, except for a large tensor that only the last part completes, the embedding: the links
-    /// to its rank would be busy with it when no backward pass is left, and all others idle. On more than two GPUs every
-    /// rank sums a slice of it. Of two, one would send as much as before, and on a CPU there is one link.
+    /// Plans the exchange. Each rank sums its shard, except for a large tensor that only the last part completes, the
+    /// embedding: the links to its rank would be busy with it when no backward pass is left, and all others idle. On
+    /// more than two GPUs every rank sums a slice of it. Of two, one would send as much as before, and on a CPU there
+    /// is one link.
     pub(super) fn new(layout: &ParameterLayout, shards: &[Shard], device: DeviceKind) -> Self {
         let largest = shards.iter().map(Shard::len).max().unwrap_or(0);
         let width = largest.div_ceil(layout.backward_parts()).max(LEAST_ELEMENTS).min(largest);
         Self::with_width(layout, shards, device, (width.next_multiple_of(ALIGNMENT), LEAST_ELEMENTS))
     }
 
-    /// With rows of a width, and chunks of a rank with at least so many elements, but for the last part.
+    /// Plans rows of `width` elements; before the last part a chunk has at least `least` elements of one rank.
     fn with_width(
         layout: &ParameterLayout,
         shards: &[Shard],
@@ -90,14 +91,14 @@ impl ExchangeSchedule {
     }
 }
 
-/// Equal parts of a range, but for the alignment.
+/// Splits a range into slices of equal size, rounded up to the alignment; the last ones may be shorter or empty.
 fn slices(range: &Range<usize>, count: usize) -> impl Iterator<Item = Range<usize>> {
     let elements = range.len().div_ceil(count).next_multiple_of(ALIGNMENT);
     let Range { start, end } = *range;
     (0..count).map(move |index| end.min(start + index * elements)..end.min(start + (index + 1) * elements))
 }
 
-/// What is left for a rank to sum, with the parts that complete it, in their order.
+/// The ranges that a rank has yet to sum, each with the part that completes it, in the order of these parts.
 #[derive(Clone, Default)]
 struct Queue(VecDeque<(usize, Range<usize>)>);
 
@@ -112,7 +113,7 @@ impl Queue {
         self.0.make_contiguous().sort_by_key(|(completed_by, range)| (*completed_by, range.start));
     }
 
-    /// Elements that are complete after a part.
+    /// Returns how many elements are complete after a part.
     fn complete(&self, after: usize) -> usize {
         self.0.iter().take_while(|(completed_by, _)| *completed_by <= after).map(|(_, range)| range.len()).sum()
     }
@@ -136,8 +137,8 @@ impl Queue {
     }
 }
 
-/// The fraction of a step's exchange of gradients that is left when the backward pass has ended, however long that takes:
-/// of this many GPUs, by what the busiest rank receives.
+/// Returns the fraction of a step's gradient exchange that remains when the backward pass has ended, even if that takes
+/// long: on `world_size` GPUs, by the elements that the busiest rank receives.
 pub(crate) fn share_after_backward(layout: &ParameterLayout, world_size: usize) -> f64 {
     let schedule = ExchangeSchedule::new(layout, &shards(layout, world_size), DeviceKind::Cuda);
     let last = layout.backward_parts() - 1;

@@ -30,7 +30,7 @@ pub struct MicroBatchPlan {
     vocab_size: usize,
 }
 
-/// The contents of a micro-batch.
+/// The buffers of a micro-batch, each `[N]`.
 #[derive(Clone, Copy, Debug)]
 struct Columns {
     inputs: BufferId,
@@ -112,8 +112,8 @@ impl MicroBatch {
         self.sequences
     }
 
-    /// The sequences of each micro-batch of these shards of a step, divided into `count`; the batch's last
-    /// micro-batch may have fewer.
+    /// Returns the range of sequences of each micro-batch of these shards, where the step is divided into `count`
+    /// shards; the batch's last micro-batch may be shorter.
     pub fn cut(
         &self,
         batch: &Batch,
@@ -126,8 +126,8 @@ impl MicroBatch {
         (start_of(shards.start)..start_of(shards.end)).map(move |index| index * step..all.min((index + 1) * step))
     }
 
-    /// Starts to copy some sequences to the device; at most one micro-batch may be ahead of the one that is worked on.
-    /// What the sequences leave free of it has no targets.
+    /// Starts copying these sequences to the device; at most one micro-batch may be ahead of the current one. If they
+    /// do not fill the micro-batch, the rest has no targets.
     ///
     /// Token ids are checked here, since a GPU kernel cannot report them.
     pub(super) fn send(&mut self, batch: &Batch, sequences: Range<usize>) -> Result<()> {
@@ -178,7 +178,7 @@ impl MicroBatch {
         })
     }
 
-    /// The same in parts, after each of which `after_part` is called: [`Decoder::forward_backward_in_parts`].
+    /// Does [`MicroBatch::train`] in parts and calls `after_part` after each: [`Decoder::forward_backward_in_parts`].
     pub fn train_in_parts(
         &self,
         decoder: &mut Decoder,

@@ -1,4 +1,4 @@
-//! What an engine's buffers follow from besides the config.
+//! The settings that, with the config, determine an engine's buffers.
 
 use kernels::DeviceKind;
 use model::{LoraShape, ModelShape};
@@ -9,20 +9,20 @@ use crate::{
     ranks::RankInfo,
 };
 
-/// What the buffers of a run of one config still depend on.
+/// The settings that, beside the config, determine the buffers of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EngineSettings {
     /// Sequences of a micro-batch.
     pub micro_batch: usize,
-    /// What is computed again in the backward pass.
+    /// Which activations the backward pass recomputes.
     pub activation_recompute: ActivationRecompute,
-    /// Where it computes.
+    /// The kind of device that the engine runs on.
     pub device: DeviceKind,
-    /// Which rank of the run it belongs to.
+    /// The rank that the engine belongs to.
     pub rank_info: RankInfo,
 }
 
-/// A step of a run or of one of its stages: what its buffers and its time follow from.
+/// Config, model and settings of an optimizer step, of a run or of a stage: they decide its buffers and its time.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct StepOf<'a> {
     /// The run's config, or the stage's.
@@ -31,10 +31,10 @@ pub(crate) struct StepOf<'a> {
     pub(crate) settings: EngineSettings,
 }
 
-/// The model of a config whose vocabulary is known, with the adapters that are to train.
+/// Returns the model shape of a config whose vocabulary size is known, with the adapters that are to train.
 ///
 /// # Errors
-/// [`TrainerError::Request`] if it is not.
+/// [`TrainerError::Request`] if the vocabulary size is not known.
 pub fn model_shape(config: &RunConfig) -> Result<ModelShape> {
     let vocab_size = config.model.vocab_size.ok_or_else(|| {
         TrainerError::Request(

@@ -1,10 +1,10 @@
-//! Which parameters each rank updates, and keeps the optimizer's state of.
+//! Divides the parameters between the ranks: each updates its shard, and keeps the optimizer's state of it.
 
 use std::{cmp::Reverse, ops::Range};
 
 use model::{Parameter, ParameterLayout};
 
-/// What one rank updates of the flat buffers: ranges of whole tensors, ascending, with other ranks' between them.
+/// The ranges of the flat buffers that one rank updates: whole tensors, ascending, with other ranks' between them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Shard(Vec<Range<usize>>);
 
@@ -31,7 +31,7 @@ impl Shard {
         self.0.is_empty()
     }
 
-    /// What it has of a range.
+    /// Returns the part of the shard that lies in a range.
     #[must_use]
     pub fn overlap(&self, range: &Range<usize>) -> Self {
         let mut overlap = Self::default();
@@ -42,7 +42,7 @@ impl Shard {
         overlap
     }
 
-    /// Where `elements` begin in a buffer of the shard's ranges one behind the other; none where it lacks one of them.
+    /// Returns the offset of `elements` in a buffer of the shard's ranges side by side; none unless one range has all.
     pub fn position_of(&self, elements: &Range<usize>) -> Option<usize> {
         let mut position = 0;
         for own in &self.0 {
@@ -54,7 +54,7 @@ impl Shard {
         None
     }
 
-    /// Adds a range behind the others.
+    /// Appends a range; one that begins where the last one ends is merged with it.
     fn push(&mut self, range: Range<usize>) {
         match self.0.last_mut() {
             _ if range.is_empty() => {}
@@ -67,13 +67,13 @@ impl Shard {
 /// A tensor that trains.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct TrainedTensor {
-    /// Its elements of the flat buffers, with those up to the next tensor.
+    /// Its elements of the flat buffers, with the padding up to the next tensor.
     pub(super) range: Range<usize>,
     /// See [`ParameterLayout::completed_by`].
     pub(super) completed_by: usize,
 }
 
-/// The tensors that train, in the order of the flat buffers; between them they have all elements of these.
+/// Returns the tensors that train, in the order of the flat buffers; together they cover all trainable elements.
 pub(super) fn trained_tensors(layout: &ParameterLayout) -> Vec<TrainedTensor> {
     let elements = layout.trainable_elements();
     let starts = |parameter: &Parameter| {

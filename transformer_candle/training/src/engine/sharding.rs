@@ -30,7 +30,7 @@ pub struct ShardingPlan {
 }
 
 impl ShardingPlan {
-    /// Adds what the ranks exchange gradients through; one rank needs nothing.
+    /// Adds the staging buffer of the gradient exchange; one rank needs none.
     pub fn add_to(plan: &mut Plan, layout: &ParameterLayout, settings: EngineSettings) -> Self {
         let EngineSettings { device, rank_info: RankInfo { rank, world_size, .. }, .. } = settings;
         let shards = shards(layout, world_size);
@@ -48,13 +48,13 @@ impl ShardingPlan {
     }
 }
 
-/// The shards of a run's ranks, and what connects these.
+/// The shards of a run's ranks, and the exchange between the ranks.
 #[derive(Debug)]
 pub struct Sharding {
     meter: RankMeter,
     shards: Vec<Shard>,
     schedule: ExchangeSchedule,
-    /// A row of each other rank's gradients, in the order of the ranks.
+    /// The staging buffer for received gradients: a row per other rank, in rank order; none with one rank.
     staging: Option<Buffer>,
 }
 
@@ -70,28 +70,28 @@ impl Sharding {
         self.meter = RankMeter::new(ranks);
     }
 
-    /// What connects the ranks.
+    /// The ranks, and the exchange between them.
     pub fn ranks(&self) -> &Ranks {
         self.meter.ranks()
     }
 
-    /// What measures the steps of the ranks.
+    /// The meter of this rank's steps.
     pub fn meter(&self) -> &RankMeter {
         &self.meter
     }
 
-    /// The same, to begin and end steps.
+    /// The meter, to begin and end steps with.
     pub fn meter_mut(&mut self) -> &mut RankMeter {
         &mut self.meter
     }
 
-    /// Begins to sum the gradients of a step over all ranks, each shard's on its rank; the rest of a rank's gradients is
-    /// of no use afterwards.
+    /// Begins the reduce-scatter of a step's gradients: each rank gets the sums of its shard, and its other gradients
+    /// are of no use afterwards.
     pub(super) fn begin_reduction(&self) -> Reduction<'_> {
         Reduction { sharding: self, begun: 0, in_flight: None }
     }
 
-    /// Gives every rank the weights that each has updated.
+    /// Sends this rank's updated weights to all others and receives theirs (all-gather).
     pub(super) fn gather_weights(&self, decoder: &Decoder) -> Result<()> {
         let Some(exchange) = self.ranks().exchange() else { return Ok(()) };
         let own = exchange.rank_info().rank;
@@ -107,7 +107,7 @@ impl Sharding {
     }
 }
 
-/// The sum of a step's gradients over all ranks, under way. The ranks begin the same chunks in the same order.
+/// The reduce-scatter of a step's gradients, in progress. The ranks begin the same chunks in the same order.
 #[derive(Debug)]
 pub(super) struct Reduction<'a> {
     sharding: &'a Sharding,
@@ -117,14 +117,14 @@ pub(super) struct Reduction<'a> {
 }
 
 impl Reduction<'_> {
-    /// To be called after each part of the last micro-batch: ends the exchange that has taken place beside it, and begins
-    /// the next one, of gradients that are complete by then.
+    /// Ends the exchange that has overlapped with a part of the last micro-batch, and begins the next one, of gradients
+    /// that are complete by then. To be called after each part.
     pub(super) fn after_part(&mut self, decoder: &Decoder, part: usize) -> Result<()> {
         self.end_chunk(decoder)?;
         self.begin_chunk(decoder, part)
     }
 
-    /// Sums what is left, when all gradients are complete.
+    /// Exchanges and sums the remaining chunks, once all gradients are complete.
     pub(super) fn finish(mut self, decoder: &Decoder) -> Result<()> {
         while self.in_flight.is_some() || self.begun < self.sharding.schedule.chunks.len() {
             self.after_part(decoder, usize::MAX)?;
@@ -132,7 +132,7 @@ impl Reduction<'_> {
         self.forward(decoder)
     }
 
-    /// Gives each rank the sums of its gradients that others have made.
+    /// Exchanges the ranges that one rank has summed for another ([`Forwarded`]).
     fn forward(&self, decoder: &Decoder) -> Result<()> {
         let Sharding { schedule: ExchangeSchedule { forwarded, .. }, .. } = self.sharding;
         let Some(exchange) = self.sharding.ranks().exchange().filter(|_| !forwarded.is_empty()) else { return Ok(()) };
@@ -166,7 +166,7 @@ impl Reduction<'_> {
         Ok(())
     }
 
-    /// Adds up what all ranks have of this rank's gradients, as a binary tree of neighbouring ranks.
+    /// Ends the exchange in flight and sums this rank's gradients over all ranks, as a binary tree of neighbours.
     fn end_chunk(&mut self, decoder: &Decoder) -> Result<()> {
         let (Some(exchange), Some(staging)) = (self.sharding.ranks().exchange(), &self.sharding.staging) else {
             return Ok(());
@@ -198,7 +198,7 @@ fn positions(ranges: &[Range<usize>]) -> impl Iterator<Item = (&Range<usize>, us
     })
 }
 
-/// A part of the row of another rank in the staging buffer of `own`.
+/// Returns a view of the staging buffer of rank `own`: `elements` from `position` on in the row of another rank.
 fn row_part(staging: &Buffer, (rank, own): (usize, usize), position: usize, elements: usize) -> Result<Buffer> {
     let row = if rank < own { rank } else { rank - 1 };
     Ok(staging.view(row * staging.shape()[1] + position, &[elements])?)

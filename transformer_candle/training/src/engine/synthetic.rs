@@ -1,12 +1,12 @@
-//! Batches without data, for measuring and for choosing algorithms.
+//! Synthetic batches, for measuring and for choosing algorithms.
 
 use dataset::Batch;
 use run_config::{Packing, RunConfig};
 
-/// Tokens of a document where documents are kept apart: about as many as FineWeb's 3 KB of text come to.
+/// Tokens of a document with `packing: documents`: about as many as a FineWeb document of 3 KB has.
 const DOCUMENT_TOKENS: usize = 700;
 
-/// Tokens that follow no pattern a cache could like: a multiplicative generator (Lehmer's, MINSTD).
+/// Returns a batch of pseudo-random tokens without patterns that caches favour (Lehmer's generator, MINSTD).
 pub fn synthetic(sequences: usize, sequence_length: usize, vocab_size: usize) -> Batch {
     let mut state = 1_u64;
     let mut token = || {
@@ -24,7 +24,7 @@ pub fn synthetic(sequences: usize, sequence_length: usize, vocab_size: usize) ->
     }
 }
 
-/// The same as a config's stream would pack them: with documents of equal length where it keeps documents apart.
+/// Returns a synthetic batch for a config, with `packing: documents` of documents of equal length.
 pub(crate) fn synthetic_batch(config: &RunConfig, vocab_size: usize, sequences: usize) -> Batch {
     let mut batch = synthetic(sequences, config.data.sequence_length, vocab_size);
     if config.data.packing == Packing::Documents {

@@ -1,9 +1,9 @@
-//! Sums a step in an order that no number of ranks changes (`runtime.deterministic_reduction`).
+//! Sums a step in an order that does not depend on the number of ranks (`runtime.deterministic_reduction`).
 //!
-//! The micro-batches of a step are V virtual shards, V a power of two. Each is summed in the order of its micro-batches,
-//! and the V sums are the leaves of a binary tree: (s0 + s1) + (s2 + s3) for V = 4. A rank computes V / R neighbouring
-//! ones, which are a subtree of their own, and the exchange sums the ranks' subtrees as the rest of the tree. The
-//! gradient norm is summed over tensors, which no shard of the optimizer's state cuts.
+//! The micro-batches of a step are V virtual shards, V a power of two. Each is summed in the order of its
+//! micro-batches, and the V sums are the leaves of a binary tree: (s0 + s1) + (s2 + s3) for V = 4. One of R ranks
+//! computes V / R neighbouring ones, which are a subtree of their own, and the exchange sums the ranks' subtrees as the
+//! rest of the tree. The gradient norm is summed over tensors, which no shard of the optimizer's state cuts.
 
 use std::ops::Range;
 
@@ -24,7 +24,7 @@ use crate::{
 #[derive(Clone, Debug)]
 pub struct TreeReductionPlan {
     virtual_shards: usize,
-    /// A sum of 2^i virtual shards each, of the gradients' size.
+    /// Buffer i holds the summed gradients of 2^i virtual shards.
     partial_sums: Vec<BufferId>,
 }
 
@@ -44,7 +44,7 @@ impl TreeReductionPlan {
 pub struct TreeReduction {
     virtual_shards: usize,
     partial_sums: Vec<Buffer>,
-    /// The number of each tensor that this rank updates, and its gradient.
+    /// The index of each tensor that this rank updates, among all that train, and its gradient.
     tensors: Vec<(usize, Buffer)>,
     /// The loss of each virtual shard, then the squared gradient norm of each tensor; zero for those of other ranks.
     terms: Vec<f64>,
@@ -76,8 +76,8 @@ impl TreeReduction {
         self.virtual_shards
     }
 
-    /// Adds the loss and the gradients that the decoder has accumulated over virtual shard `shard` of a rank's `own`,
-    /// which come one after the other. After the last one the decoder's gradients are the sum of all.
+    /// Adds the loss and the gradients that the decoder has accumulated over virtual shard `shard`, one of this rank's
+    /// `own`, which are added in ascending order. After the last one the decoder's gradients are the sum of all.
     pub(super) fn add(&mut self, decoder: &mut Decoder, shard: usize, own: &Range<usize>) -> Result<()> {
         self.terms[shard] = f64::from(decoder.loss().read::<f32>()?[0]);
         let position = shard - own.start;
@@ -114,7 +114,7 @@ impl TreeReduction {
     }
 }
 
-/// The sum of 2^n numbers as a binary tree of neighbours.
+/// Sums 2^n numbers as a binary tree of neighbours.
 fn tree_sum(numbers: &[f64]) -> f64 {
     match numbers {
         [] => 0.0,
@@ -134,7 +134,7 @@ mod tests {
 
     use super::*;
 
-    /// A decoder of one rank with the sums of its virtual shards.
+    /// The decoder of one rank and its tree reduction.
     fn rank(virtual_shards: usize, world_size: usize) -> (Decoder, TreeReduction) {
         let shape = ModelShape::new(&ModelConfig { num_layers: 1, ..ModelConfig::default() }, 32);
         let settings = DecoderSettings {
@@ -161,7 +161,7 @@ mod tests {
         1.0 / (shard as f32 + 3.0)
     }
 
-    /// What a rank's gradients are after virtual shards with gradients of [`leaf`] each.
+    /// Returns the rank's summed gradients after virtual shards with gradients of [`leaf`] each, and the reduction.
     fn sum_of(own: &Range<usize>, virtual_shards: usize, world_size: usize) -> (f32, TreeReduction) {
         let (mut decoder, mut reduction) = rank(virtual_shards, world_size);
         let elements = decoder.gradients().elements();

@@ -208,7 +208,7 @@ pub(crate) fn failed(action: &'static str, path: &Path) -> impl FnOnce(io::Error
     move |source| CheckpointError::Io { action, path, source }
 }
 
-/// An error of the tensor files, as one of the checkpoint they are in.
+/// Converts an error of the tensor files to one of the checkpoint that they are in.
 pub(crate) fn from_model_error(directory: &Path, error: model::Error) -> CheckpointError {
     match error {
         model::Error::Io { action, path, source } => CheckpointError::Io { action, path, source },
@@ -221,7 +221,7 @@ pub(crate) fn from_model_error(directory: &Path, error: model::Error) -> Checkpo
 }
 
 impl CheckpointError {
-    /// The same error of a directory that is no checkpoint but a model of another program.
+    /// Converts the error of a checkpoint to that of a model of another program, which is no checkpoint.
     pub(crate) fn of_model(self) -> Self {
         match self {
             Self::Corrupted { directory, reason } => Self::CorruptedModel { directory, reason },

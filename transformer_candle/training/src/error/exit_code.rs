@@ -1,4 +1,4 @@
-//! What the programs tell the shell.
+//! The exit codes of the programs.
 
 /// The exit codes of the programs: README.md has them in a table, and `python/orchestrator/command_error.py` for
 /// Python.

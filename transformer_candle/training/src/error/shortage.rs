@@ -10,44 +10,44 @@ use crate::units::bytes;
 /// An amount of memory and where the number comes from.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Budget {
-    /// What the planned buffers may take.
+    /// Bytes that the planned buffers may take.
     pub bytes: u64,
-    /// Such as `runtime.memory_limit: 24GB`.
+    /// Where the number comes from, such as `runtime.memory_limit: 24GB`.
     pub origin: String,
-    /// What the data stream needs of the same memory, and what there would be without it.
+    /// Bytes that the data stream takes, and bytes available without it; none where they are not subtracted.
     #[serde(skip)]
     pub(crate) data_stream: Option<(u64, u64)>,
 }
 
-/// Settings that fit, and what they need.
+/// A micro-batch and a recompute mode, and the memory that they need.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct MemoryRequirement {
     /// `data.batch_size`.
     pub micro_batch: usize,
     /// `runtime.activation_recompute`.
     pub activation_recompute: ActivationRecompute,
-    /// All planned buffers.
+    /// Bytes of all planned buffers.
     pub bytes: u64,
 }
 
 /// A run that does not fit, and the largest settings that would.
 #[derive(Clone, Debug, Serialize)]
 pub struct Shortage {
-    /// The stage that the settings are of, from 0; none for a run without stages.
+    /// The stage that the settings belong to, from 0; none for a run without stages.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub stage: Option<usize>,
-    /// What was asked for.
+    /// The settings that were asked for, and what they need.
     pub asked: MemoryRequirement,
-    /// What there is.
+    /// The memory that is available.
     pub budget: Budget,
     /// The largest micro-batch for each way to recompute that saves no less than the one asked for. Empty if nothing
     /// fits.
     pub fits: Vec<MemoryRequirement>,
-    /// What one sequence at a time needs, everything recomputed.
+    /// What a micro-batch of one sequence needs with everything recomputed.
     pub smallest: MemoryRequirement,
 }
 
-/// The name that a config has for it.
+/// Returns the name of a recompute mode in a config.
 pub(crate) fn recompute(recompute: ActivationRecompute) -> &'static str {
     match recompute {
         ActivationRecompute::None => "none",
@@ -63,7 +63,7 @@ impl fmt::Display for Budget {
 }
 
 impl MemoryRequirement {
-    /// As keys of a config, the micro-batch in this section.
+    /// Formats the settings as config keys, `batch_size` in this section, and the bytes that they need.
     fn described(&self, section: &str) -> String {
         format!(
             "{section}.batch_size={} with runtime.activation_recompute={} ({})",

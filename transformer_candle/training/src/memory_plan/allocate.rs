@@ -1,4 +1,4 @@
-//! From a plan that fits to the engine that holds it.
+//! Allocates the engine of a run whose plan fits.
 
 use kernels::Device;
 use model::ModelShape;
@@ -27,8 +27,8 @@ pub(crate) fn allocate_stages(config: &RunConfig, stages: &[StepOf<'_>], device:
     Engine::allocate(config, stages, device).map_err(|error| does_not_fit(error, config, stages, device))
 }
 
-/// What to tell a run whose device refused the buffers although they fitted the plan: something else took the memory
-/// meanwhile.
+/// Turns an allocation error into one with the settings that fit: the buffers fitted the plan, so something else took
+/// the memory meanwhile.
 fn does_not_fit(error: TrainerError, config: &RunConfig, stages: &[StepOf<'_>], device: &Device) -> TrainerError {
     if !error.is_out_of_memory() {
         return error;

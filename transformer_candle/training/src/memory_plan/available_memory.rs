@@ -18,18 +18,18 @@ pub(super) struct AvailableMemory {
     pub(super) origin: &'static str,
 }
 
-/// The smallest memory limit of a process that will start `threads` threads; `None` if the system does not report one.
+/// Returns the tightest memory limit of a process that will start `threads` threads; `None` if the system reports none.
 pub(super) fn available_memory(threads: usize) -> Option<AvailableMemory> {
     let data = getrlimit(Resource::Data).current;
     available_under(Path::new("/"), &limits(address_space::limit(), data, threads))
 }
 
-/// A limit of a process.
+/// A resource limit of the process (`ulimit`).
 struct Limit {
     bytes: Option<u64>,
-    /// The line of `/proc/self/status` that tells what is used of it.
+    /// The line of `/proc/self/status` with the bytes of it that are in use.
     used: &'static str,
-    /// What will be used of it besides memory.
+    /// Bytes of it that threads will reserve.
     reserved: u64,
     origin: &'static str,
 }
@@ -60,7 +60,7 @@ fn available_under(root: &Path, limits: &[Limit]) -> Option<AvailableMemory> {
     machine.into_iter().chain(groups).chain(limits).min_by_key(|available| available.bytes)
 }
 
-/// What each control group from the program's own up to the root still allows.
+/// Returns the bytes that each control group from the program's own up to the root still allows.
 fn cgroup_allowances(root: &Path) -> Vec<u64> {
     let membership = fs::read_to_string(root.join("proc/self/cgroup")).unwrap_or_default();
     let mut allowances = Vec::new();

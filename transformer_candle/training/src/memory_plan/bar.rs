@@ -1,6 +1,6 @@
-//! Memory as a bar of letters, beside what there is.
+//! Draws memory as a bar of letters, beside what is available.
 
-/// Characters of the longer one of what is needed and what there is.
+/// Characters of the bar, for the larger one of what is needed and what is available.
 const WIDTH: u64 = 60;
 
 /// A category's letter and its bytes.
@@ -10,7 +10,7 @@ pub(super) struct Segment {
     pub(super) bytes: u64,
 }
 
-/// `[WWGGGGOOOOOOOOAAA......]`: a character per sixtieth of what there is, `.` for what is left. What does not fit stands
+/// Draws `[WWGGGGOOOOOOOOAAA......]`: each category by its letter, `.` for what is left. What does not fit stands
 /// behind the bracket.
 pub(super) fn bar(segments: &[Segment], available: u64) -> String {
     let needed: u64 = segments.iter().map(|segment| segment.bytes).sum();

@@ -31,7 +31,7 @@ const NCCL_BYTES: u64 = 1_600_000_000;
 /// What the program takes on a CPU besides its planned buffers: code, tokenizer, threads.
 const HOST_BASE_BYTES: u64 = 256 << 20;
 
-/// What a program takes that loads a model and asks it: threads and what they reserve. Code and tokenizer are there
+/// Host memory that inference takes besides its buffers: threads and what they reserve. Code and tokenizer are there
 /// already.
 const PROGRAM_BYTES: u64 = 64 << 20;
 
@@ -55,7 +55,7 @@ pub fn require_room(needed: u64, device: &Device, purpose: impl FnOnce() -> Stri
     }
 }
 
-/// A limit that somebody has set, and the name of the setting.
+/// A memory limit that a person has set, and the name of the setting.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Limit {
     bytes: ByteSize,
@@ -63,20 +63,20 @@ pub(super) struct Limit {
 }
 
 impl Limit {
-    /// `runtime.memory_limit`.
+    /// The limit of `runtime.memory_limit`.
     pub(super) fn of_config(config: &RunConfig) -> Option<Self> {
         config.runtime.memory_limit.map(|bytes| Self { bytes, name: "runtime.memory_limit" })
     }
 
-    /// `--memory` of `plan`.
+    /// The limit of `plan --memory`.
     pub(super) fn of_option(bytes: ByteSize) -> Self {
         Self { bytes, name: "--memory" }
     }
 }
 
-/// What a plan may take of a device: the limit where there is one, and never more than a GPU that is there has; on a CPU
-/// without a limit what this machine has free. Of several ranks each GPU has NCCL's buffers as well. None where the
-/// system does not tell.
+/// Returns the budget of a plan: the limit where there is one, and never more than a GPU that is there has; on a CPU
+/// without a limit what this machine has free. With several ranks NCCL's buffers are taken off each GPU's. None where
+/// the system does not tell.
 pub(super) fn planned(
     config: &RunConfig,
     limit: Option<Limit>,
@@ -103,7 +103,7 @@ fn of_one_process(config: &RunConfig, limit: Option<Limit>, target: &PlanTarget)
     }
 }
 
-/// What a trainer may take of a device that is at hand: the least of the limit, of what there is, and of what is free.
+/// Returns the budget of a trainer on an open device: the least of the limit, of its total and of its free memory.
 pub(super) fn here(config: &RunConfig, limit: Option<Limit>, target: &PlanTarget) -> Option<Budget> {
     let bounds: Vec<Budget> = match target {
         PlanTarget::Cpu(_) | PlanTarget::Named(_) | PlanTarget::Assumed(_) => {
@@ -124,7 +124,7 @@ impl Budget {
         Self { bytes, origin, data_stream: None }
     }
 
-    /// What each of several processes on the machine may take.
+    /// The budget of each of several processes that share this one.
     pub(super) fn shared_by(self, processes: usize) -> Self {
         if processes == 1 {
             return self;
@@ -138,7 +138,7 @@ impl Budget {
         Self { bytes, origin: format!("{}, less an estimate of NCCL's buffers", self.origin), ..self }
     }
 
-    /// What a GPU has, and what it has free.
+    /// Returns the budgets by a GPU's total memory and, where it is known, by its free memory.
     fn from_gpu(gpu: &GpuMemory) -> Vec<Self> {
         let &GpuMemory { ref name, total, free, .. } = gpu;
         let whole = Self::less_context(ByteSize(total), &format!("{name} with {}", bytes(total)));
@@ -153,7 +153,7 @@ impl Budget {
         Self::less_context(bytes, &format!("{name}: {bytes}"))
     }
 
-    /// The limit holds for everything that is taken of a GPU, by others too.
+    /// The limit less what is in use on the GPU: it holds for everything there, by others too.
     fn remaining_limit(Limit { bytes, name }: Limit, gpu: &GpuMemory) -> Self {
         let taken = gpu.free.map_or(0, |free| gpu.total.saturating_sub(free));
         let remaining = bytes.bytes().saturating_sub(taken);
@@ -176,14 +176,14 @@ impl Budget {
         Some(Self::minus_data_stream(bytes, origin, dataset::memory_bound(&config.data)))
     }
 
-    /// What a data stream that needs `needed` bytes leaves of what is free.
+    /// Returns the budget that a data stream of `needed` bytes leaves of `free` bytes.
     pub(crate) fn minus_data_stream(free: u64, origin: &str, needed: u64) -> Self {
         let without = free.saturating_sub(HOST_BASE_BYTES);
         let origin = format!("{origin}, less the data stream");
         Self { bytes: without.saturating_sub(needed), origin, data_stream: Some((needed, without)) }
     }
 
-    /// What a model that is asked something may take on this machine's CPU, where no data are streamed.
+    /// Returns the budget of inference on this machine's CPU, where no data are streamed.
     fn for_inference() -> Option<Self> {
         let AvailableMemory { bytes, origin } = available_memory(cores() + OTHER_THREADS)?;
         let origin = format!("{origin}, less the program");

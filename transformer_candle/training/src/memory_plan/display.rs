@@ -1,4 +1,4 @@
-//! The plan as people read it.
+//! Formats a plan for people.
 
 use std::{collections::BTreeMap, fmt, time::Duration};
 
@@ -13,9 +13,9 @@ use crate::{
     units::{bytes, duration, grouped},
 };
 
-/// A larger share of a step's FLOPs in the optimizer is remarked on.
+/// Above this share of a step's FLOPs in the optimizer's GEMMs, more tokens per step are suggested.
 const LARGEST_OPTIMIZER_SHARE: f64 = 0.2;
-/// Chinchilla's tokens are met by a run that is this close.
+/// A run this close to Chinchilla's tokens counts as meeting them.
 const CHINCHILLA_TOLERANCE: f64 = 0.01;
 
 fn precision(precision: Precision) -> &'static str {
@@ -314,7 +314,7 @@ fn letter(category: &str, taken: &[char]) -> char {
     letters.into_iter().find(|letter| !taken.contains(letter)).unwrap_or('#')
 }
 
-/// The optimizer's GEMMs cost the same whatever the tokens per step.
+/// Formats the share of the optimizer's GEMMs, which cost the same whatever the tokens per step.
 fn optimizer(share: f64) -> String {
     let text = format!("Muon's GEMMs are {:.1} % of a step's FLOPs", 100.0 * share);
     if share <= LARGEST_OPTIMIZER_SHARE {

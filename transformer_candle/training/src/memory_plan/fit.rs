@@ -15,11 +15,11 @@ use crate::{
 /// on the memory of larger machines.
 const TOKENS_OF_CPU_MICRO_BATCH: usize = 8192;
 
-/// From the fastest to the most frugal.
+/// The recompute modes, from the fastest to the one that takes the least memory.
 pub(super) const RECOMPUTES: [ActivationRecompute; 3] =
     [ActivationRecompute::None, ActivationRecompute::Selective, ActivationRecompute::Block];
 
-/// The micro-batch of each stage: its own, or what `auto` stands for, which fits beside those of the other stages.
+/// Returns each stage's micro-batch: the config's, or for `auto` the largest that fits beside those of other stages.
 pub(super) fn micro_batches(
     stages: &[RunConfig],
     shape: &ModelShape,
@@ -73,8 +73,8 @@ pub(super) fn largest_micro_batches(
     RECOMPUTES.into_iter().filter_map(of_mode).collect()
 }
 
-/// The largest micro-batch of a stage up to that of `most` that divides a rank's (or a virtual shard's) sequences of a step and
-/// fits beside the other stages.
+/// Returns the largest micro-batch of a stage, up to that of `most`, that divides a rank's (or a virtual shard's)
+/// sequences of a step and fits beside the other stages.
 pub(super) fn largest(
     steps: &[StepOf<'_>],
     stage: usize,
@@ -91,7 +91,7 @@ pub(super) fn largest(
         .find(|fit| fit.bytes <= available)
 }
 
-/// What the run needs if one of its stages has these settings; all stages recompute alike.
+/// Returns what the run needs if one of its stages has these settings; all stages use the same recompute mode.
 fn needed(steps: &[StepOf<'_>], stage: usize, settings: EngineSettings) -> MemoryRequirement {
     let EngineSettings { micro_batch, activation_recompute, .. } = settings;
     let mut steps = steps.to_vec();
@@ -109,7 +109,7 @@ pub(super) fn largest_stage(steps: &[StepOf<'_>]) -> usize {
     (0..sizes.len()).rev().max_by_key(|&stage| sizes[stage]).unwrap_or(0)
 }
 
-/// What a run that was asked for with these settings lacks. Of a run in stages it names the largest one.
+/// Describes why a run with these settings does not fit, and what would. Of a run in stages it names the largest one.
 pub(super) fn shortage(steps: &[StepOf<'_>], budget: &Budget) -> Shortage {
     let stage = largest_stage(steps);
     let asked = steps[stage].settings;

@@ -8,7 +8,7 @@ use serde::Serialize;
 
 use super::interconnect::{Link, NVLINK_3, NVLINK_4, PCIE_4, PCIE_5};
 
-/// A GPU by its name on the command line. The numbers' sources stand in [`GPUS`].
+/// A GPU of the table. The numbers' sources stand in [`GPUS`].
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct GpuSpec {
     /// Its name as in `--gpu rtx5090`.
@@ -21,28 +21,28 @@ pub struct GpuSpec {
     pub fp32_flops: f64,
     /// Nominal memory bandwidth.
     pub bytes_per_second: f64,
-    /// The limit of what the board draws.
+    /// The board's power limit.
     pub watts: f64,
     /// Streaming multiprocessors (SMs).
     pub multiprocessors: u32,
-    /// What connects several of them in a machine.
+    /// The link between several of them in a machine.
     pub link: Link,
     /// Fractions of the nominal rates that kernels sustain, pessimistic.
     pub low: SustainedFractions,
-    /// The same, optimistic.
+    /// Fractions of the nominal rates that kernels sustain, optimistic.
     pub high: SustainedFractions,
 }
 
 /// Fractions of a GPU's nominal rates that launches sustain.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct SustainedFractions {
-    /// Of the FLOPs, by large GEMMs.
+    /// Fraction of the FLOPs in large GEMMs.
     pub gemm: f64,
-    /// Of the FLOPs, by attention's forward pass with heads of 64, counted as 2 GEMMs over the causal half.
+    /// Fraction of the FLOPs in attention's forward pass with heads of 64, counted as 2 GEMMs over the causal half.
     pub attention_forward: f64,
-    /// By its backward pass, counted as 5 GEMMs.
+    /// Fraction of the FLOPs in its backward pass, counted as 5 GEMMs.
     pub attention_backward: f64,
-    /// Of the memory bandwidth, by launches that only move bytes.
+    /// Fraction of the memory bandwidth in launches that only move bytes.
     pub memory: f64,
 }
 
@@ -195,7 +195,7 @@ impl GpuSpec {
     }
 }
 
-/// What a run is planned for.
+/// The device that `plan --gpu` names.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum PlanGpu {
     /// Whatever this machine has: its GPU, or its CPU.

@@ -1,4 +1,4 @@
-//! What connects the ranks of a run, and the time of a step that its exchange takes.
+//! The links between the ranks of a run, and the time of a step that its exchange takes.
 
 use std::str::FromStr;
 
@@ -10,9 +10,9 @@ use crate::ranks::RankInfo;
 /// pessimistic and optimistic.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Link {
-    /// For people.
+    /// The name for people.
     pub name: &'static str,
-    /// In one direction while the other is busy as well.
+    /// Bytes per second in one direction while the other is busy as well.
     pub bytes_per_second: [f64; 2],
 }
 
@@ -35,7 +35,7 @@ pub const LOOPBACK: Link = Link { name: "loopback (gloo)", bytes_per_second: [0.
 /// The fractions of a rate given as `--interconnect` that collectives sustain.
 const NOMINAL_FRACTIONS: [f64; 2] = [0.7, 0.9];
 
-/// A nominal rate in each direction, such as `400Gb/s`.
+/// The nominal rate of a network in each direction, such as `400Gb/s`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Interconnect {
     bytes_per_second: f64,
@@ -44,7 +44,7 @@ pub struct Interconnect {
 impl FromStr for Interconnect {
     type Err = String;
 
-    /// `400Gb/s` (bits) or `50GB/s` (bytes).
+    /// Parses `400Gb/s` (bits) or `50GB/s` (bytes).
     fn from_str(text: &str) -> Result<Self, String> {
         let wrong = || "must be a rate such as `400Gb/s` (bits) or `50GB/s` (bytes)".to_owned();
         let units = [("Tb/s", 1e12 / 8.0), ("Gb/s", 1e9 / 8.0), ("Mb/s", 1e6 / 8.0), ("GB/s", 1e9), ("MB/s", 1e6)];
@@ -57,19 +57,20 @@ impl FromStr for Interconnect {
     }
 }
 
-/// What a plan assumes of the exchange between ranks.
+/// The slowest link between the ranks, by which a plan predicts their exchange.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Network {
-    /// The link with the least rate on the way around all ranks, for people.
+    /// The name of the slowest link on the ring of all ranks, for people.
     pub(super) name: String,
     bytes_per_second: [f64; 2],
 }
 
 impl Network {
-    /// Ranks on `nodes` machines, `link` inside each; `interconnect` is that of the machines, of one machine its link's.
+    /// The network of ranks on `nodes` machines: `link` connects those of a machine, `interconnect` the machines. On
+    /// one machine `interconnect` replaces `link`.
     ///
-    /// Collectives pass around a ring of all ranks, which enters and leaves each machine once: its slowest link is what
-    /// they take.
+    /// Collectives pass around a ring of all ranks, which enters and leaves each machine once: its slowest link bounds
+    /// them.
     pub(super) fn new(link: Link, nodes: usize, interconnect: Option<Interconnect>) -> Self {
         let inside = Self { name: link.name.to_owned(), bytes_per_second: link.bytes_per_second };
         let Some(Interconnect { bytes_per_second: nominal }) = interconnect else { return inside };
@@ -80,13 +81,13 @@ impl Network {
         if nodes == 1 || between.bytes_per_second[1] < inside.bytes_per_second[1] { between } else { inside }
     }
 
-    /// Seconds in which each rank sends and receives so many bytes.
+    /// Returns the seconds in which each rank sends and receives so many bytes.
     pub(super) fn seconds(&self, bytes_per_rank: f64) -> [f64; 2] {
         self.bytes_per_second.map(|rate| bytes_per_rank / rate)
     }
 }
 
-/// Bytes of a gradient.
+/// Bytes of an element of the gradients.
 pub(super) const GRADIENT_BYTES: usize = 4;
 
 /// Bytes that each rank sends and receives in a step: the f32 gradients are summed on the rank of each shard
@@ -103,12 +104,12 @@ pub struct ExchangeSpeed {
     pub link: String,
     /// Bytes that each rank sends, and receives, in a step.
     pub bytes_per_rank: f64,
-    /// Seconds of a step.
+    /// Seconds that the exchange takes per step.
     pub seconds: [f64; 2],
-    /// Those of them in which nothing is computed: gradients are exchanged beside the backward pass of the step's last
-    /// micro-batch, as far as it is long enough.
+    /// Seconds of these in which nothing is computed: gradients are exchanged beside the backward pass of the step's
+    /// last micro-batch, as far as it is long enough.
     pub exposed_seconds: [f64; 2],
-    /// Tokens per second over those of as many processes that exchange nothing.
+    /// Scaling efficiency: tokens per second over those of as many processes that exchange nothing.
     pub efficiency: [f64; 2],
 }
 

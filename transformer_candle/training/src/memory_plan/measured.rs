@@ -20,22 +20,22 @@ use crate::{atomic_file, engine::StepOf};
 pub(super) struct MeasuredStep {
     /// Seconds of an optimizer step, the median.
     pub(super) step_seconds: f64,
-    /// When, in seconds since 1970.
+    /// The time of the measurement, in seconds since 1970.
     pub(super) unix_time: u64,
-    /// What the file's name is the hash of, for readers.
+    /// The key, whose hash is the file's name, for people.
     #[serde(default)]
     pub(super) key: Value,
 }
 
 impl MeasuredStep {
-    /// The day (UTC).
+    /// The day of the measurement (UTC), such as `2026-12-10`.
     pub(super) fn date(&self) -> String {
         let date = i64::try_from(self.unix_time).ok().and_then(|time| DateTime::<Utc>::from_timestamp(time, 0));
         date.map_or_else(|| "an unknown day".to_owned(), |date| date.format("%Y-%m-%d").to_string())
     }
 }
 
-/// Everything that decides the time of a step.
+/// Returns the key of a measurement: everything that decides the time of a step.
 fn key(step: StepOf<'_>, device: &str) -> Value {
     let StepOf { config, shape, settings } = step;
     let RunConfig { data, optimizer, runtime, .. } = config;
@@ -62,7 +62,7 @@ fn path(key: &Value) -> PathBuf {
     dataset::cache_root().join("bench").join(format!("{name:016x}.json"))
 }
 
-/// Keeps a measurement. A cache that cannot be written is no reason to fail.
+/// Writes a measurement to the cache. A cache that cannot be written is no reason to fail.
 pub(super) fn keep(step: StepOf<'_>, device: &str, step_seconds: f64) {
     let unix_time = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
     let key = key(step, device);
@@ -75,7 +75,7 @@ pub(super) fn keep(step: StepOf<'_>, device: &str, step_seconds: f64) {
     }
 }
 
-/// What was measured of a config on a device.
+/// Reads the measurement of a config on a device from the cache; none where there is none.
 pub(super) fn find(step: StepOf<'_>, device: &str) -> Option<MeasuredStep> {
     let text = fs::read_to_string(path(&key(step, device))).ok()?;
     let measured: MeasuredStep = serde_json::from_str(&text).ok()?;

@@ -21,7 +21,7 @@ use crate::{
 const SHORTEST_SEQUENCE: usize = 256;
 /// Sequences are not halved more often than this to make a run fit; a smaller model comes first.
 const MOST_HALVINGS: u32 = 2;
-/// Ranks are not halved below this one: adapters are small beside activations then.
+/// The rank of adapters is not halved below this one: adapters are small beside activations then.
 const SMALLEST_RANK: usize = 4;
 /// The rank of adapters that are suggested instead of training every weight, and how many times as high their learning
 /// rate is (Schulman et al., 2025, "`LoRA` Without Regret").
@@ -42,7 +42,7 @@ pub struct Change {
 }
 
 impl Change {
-    /// As `--override` takes it.
+    /// Formats the change as `--override` takes it.
     pub fn as_override(&self) -> String {
         format!("{}={}", self.key, self.to)
     }
@@ -61,9 +61,9 @@ pub struct FitOption {
     pub name: &'static str,
     /// The keys to change.
     pub changes: Vec<Change>,
-    /// All planned buffers with it.
+    /// Bytes of all planned buffers with it.
     pub bytes: u64,
-    /// How many fewer than without.
+    /// Bytes that it saves.
     pub saves_bytes: u64,
     /// Whether that alone is enough.
     pub fits: bool,
@@ -73,7 +73,7 @@ pub struct FitOption {
     pub costs: &'static str,
 }
 
-/// A key of a config, and its value in a variant.
+/// A key of a config, and the function that formats its value in a variant.
 type KeyOfVariant = (&'static str, fn(&Variant) -> String);
 
 /// A config with changes, and the settings of its engine.
@@ -117,7 +117,7 @@ impl Variant {
         self
     }
 
-    /// With adapters of this rank, whose output is scaled as before.
+    /// The variant with adapters of this rank, whose output is scaled as before.
     fn rank(mut self, rank: usize) -> Self {
         let lora = &mut self.config.lora;
         let shrinks = rank as f64 / lora.rank.unwrap_or(rank) as f64;
@@ -128,7 +128,7 @@ impl Variant {
         self
     }
 
-    /// With halved ranks, largest first; not of adapters that are there already.
+    /// Variants with halved ranks, largest first; none where the adapters are loaded (`lora.init_from`).
     fn smaller_ranks(&self) -> impl Iterator<Item = Self> + use<> {
         let lora = &self.config.lora;
         let halve = |rank: &usize| Some(rank / 2).filter(|rank| *rank >= SMALLEST_RANK);
@@ -137,7 +137,7 @@ impl Variant {
         std::iter::successors(first, halve).map(move |rank| variant.clone().rank(rank))
     }
 
-    /// With adapters beside the weights of a pretrained model instead of training these.
+    /// The variant that trains adapters instead of a pretrained model's weights; none without those, or with adapters.
     fn adapters(&self) -> Option<Self> {
         let is_possible = self.config.model.init_from.is_some() && self.config.lora.rank.is_none();
         is_possible.then(|| {
@@ -149,7 +149,7 @@ impl Variant {
         })
     }
 
-    /// Sequences half as long, twice as many in a step, as many in a micro-batch.
+    /// The variant with sequences half as long, twice as many in a step, as many in a micro-batch.
     fn halved(mut self) -> Self {
         self.config.data.sequence_length /= 2;
         self.config.data.sequences_per_step *= 2;
@@ -164,7 +164,7 @@ impl Variant {
         std::iter::successors(halve(self), halve)
     }
 
-    /// With fewer key and value heads, most first.
+    /// Variants with fewer key and value heads, most first.
     fn fewer_kv_heads(&self) -> impl Iterator<Item = Self> + '_ {
         let (heads, kv_heads) = (self.shape.num_attention_heads, self.shape.num_key_value_heads);
         let fewest = heads.div_ceil(MOST_HEADS_PER_KV_HEAD);
@@ -194,7 +194,7 @@ impl Variant {
     }
 }
 
-/// As a config has it.
+/// Formats a value as a config has it.
 fn text_of(value: Option<impl ToString>) -> String {
     value.map_or_else(|| "null".to_owned(), |value| value.to_string())
 }
@@ -206,7 +206,7 @@ fn algorithm(algorithm: Algorithm) -> &'static str {
     }
 }
 
-/// The first that fits, else the last.
+/// Returns the first variant that fits, else the last.
 fn first_that_fits(variants: impl Iterator<Item = Variant>, budget: &Budget) -> Option<Variant> {
     let mut last = None;
     for variant in variants {
@@ -224,7 +224,7 @@ fn has_free_sizes(config: &RunConfig) -> bool {
     config.model.init_from.is_none()
 }
 
-/// What could be changed, one thing at a time, each as far as it has to be to fit or else as far as it goes.
+/// Lists what could be changed, one thing at a time, each as far as it has to be to fit or else as far as it goes.
 pub(super) fn list(step: StepOf<'_>, budget: &Budget, model: Option<&SpeedModel>) -> Vec<FitOption> {
     let asked = Variant::from_step(step);
     let (bytes, seconds) = (asked.bytes(), model.map(|model| model.speed(asked.step()).tokens_per_second[1]));

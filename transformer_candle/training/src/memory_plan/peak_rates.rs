@@ -22,14 +22,14 @@ const STREAMED_ELEMENTS: usize = 1 << 24;
 const MEASURE_TIME: Duration = Duration::from_millis(100);
 /// How often the matmuls are measured: other programs may take the cores meanwhile.
 const MATMUL_MEASUREMENTS: usize = 4;
-/// Everything that the device can do at best.
+/// Fractions of 1: operations may reach the full rates.
 const ALL: SustainedFractions =
     SustainedFractions { gemm: 1.0, attention_forward: 1.0, attention_backward: 1.0, memory: 1.0 };
 
-/// What each operation of a step needs at least, by its part and by what [`StepPart::label`] calls it.
+/// FLOPs, bytes and least seconds of each operation of a step, by part and by [`StepPart::label`].
 pub(crate) type Bounds = BTreeMap<(StepPart, &'static str), Bound>;
 
-/// What a device can do at best.
+/// The peak rates of a device.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct PeakRates {
     rates: Rates,
@@ -70,12 +70,12 @@ impl PeakRates {
         self.rates.flops
     }
 
-    /// Bytes per second.
+    /// Bytes per second of memory.
     pub(crate) fn bytes_per_second(&self) -> f64 {
         self.rates.bytes_per_second
     }
 
-    /// What each operation of a step needs at least.
+    /// Returns FLOPs, bytes and least seconds of each operation of a step.
     pub(crate) fn bounds(&self, step: StepOf<'_>) -> Bounds {
         Roofline::new(step.config, step.shape, step.settings).bounds(&self.rates)
     }

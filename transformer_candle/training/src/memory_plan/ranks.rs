@@ -1,4 +1,4 @@
-//! What a number of ranks asks of a config.
+//! Checks that a number of ranks can share a run.
 
 use model::hugging_face;
 

@@ -1,4 +1,4 @@
-//! What a plan is asked for.
+//! The options of a plan.
 
 use model::{ModelShape, ParameterLayout};
 use run_config::ByteSize;
@@ -10,32 +10,32 @@ use crate::{
     ranks::RankInfo,
 };
 
-/// What to plan for, beside the run's config.
+/// The options of a plan, beside the run's config.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct PlanRequest {
-    /// The GPU; none for where the run would be trained.
+    /// The GPU to plan for; none for the device that the run would be trained on.
     pub gpu: Option<PlanGpu>,
-    /// Instead of the device's own memory and of `runtime.memory_limit`.
+    /// Memory to plan with, instead of the device's own and of `runtime.memory_limit`.
     pub memory: Option<ByteSize>,
-    /// What the machine draws; none for what the GPU's board does.
+    /// Watts that the machine draws, or with `ranks` each GPU; none for the GPU's board power.
     pub watts: Option<f64>,
-    /// In any currency.
+    /// The price of a kilowatt-hour, in any currency.
     pub price_per_kwh: Option<f64>,
-    /// Of the machine, rented, in any currency.
+    /// The price per hour of the rented machine, or with `ranks` of each GPU, in any currency.
     pub price_per_hour: Option<f64>,
     /// Time operations of the run on this machine's CPU, where that is what it is planned for, for two to three seconds.
     /// Otherwise the speed there is known only if `bench` has measured it.
     pub times_operations: bool,
-    /// The processes that train the run together; none for one.
+    /// The number of ranks; none for one.
     pub ranks: Option<usize>,
-    /// The machines that these are on; none for one.
+    /// The number of machines that these are on; none for one.
     pub nodes: Option<usize>,
     /// The network of each machine; of one machine the link between its GPUs, instead of the table's.
     pub interconnect: Option<Interconnect>,
 }
 
 impl PlanRequest {
-    /// Of the rank with the most parameters to update.
+    /// Returns the rank to plan for: the one with the most parameters to update.
     ///
     /// # Errors
     /// [`TrainerError::Request`] if ranks, machines and network do not go together.

@@ -18,7 +18,7 @@ pub(super) const LAUNCH_SECONDS: f64 = 2e-6;
 /// Bytes per parameter that `AdamW` reads (gradient, weight with low bits, two moments) and writes (all but the gradient).
 const ADAMW_BYTES: f64 = 4.0 + 12.0 + 12.0;
 
-/// What bounds an operation's FLOPs per second.
+/// Which sustained rate bounds an operation's FLOPs per second.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Rate {
     Gemm,
@@ -30,7 +30,7 @@ enum Rate {
 #[derive(Clone, Copy, Debug)]
 struct Operation {
     part: StepPart,
-    /// What [`StepPart::label`] calls it; empty for several.
+    /// Its [`StepPart::label`]; empty for operations that have no bound of their own.
     label: &'static str,
     rate: Rate,
     /// Launches per step.
@@ -52,11 +52,11 @@ pub(super) struct Rates {
     /// Nominal bytes per second.
     pub(super) bytes_per_second: f64,
     pub(super) fractions: SustainedFractions,
-    /// Of a launch, at least.
+    /// Seconds that a launch takes at least.
     pub(super) launch_seconds: f64,
 }
 
-/// What operations of one kind need in a step, and how fast they can be at best.
+/// FLOPs and bytes of the operations of one kind in a step, and the seconds that they take at least.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct Bound {
     pub(crate) flops: f64,
@@ -93,7 +93,7 @@ impl Rates {
     }
 }
 
-/// Over how many devices the ranks divide a step: each has a GPU, or its share of the CPU of its machine.
+/// Returns how many devices the ranks divide a step between: each has a GPU, or its share of its machine's CPU.
 pub(super) fn processors(EngineSettings { device, rank_info, .. }: EngineSettings) -> usize {
     match device {
         DeviceKind::Cuda => rank_info.world_size,
@@ -139,7 +139,7 @@ impl Roofline {
         self.operations.iter().map(|operation| rates.seconds(operation)).sum()
     }
 
-    /// The same by part.
+    /// Returns the seconds of a step by part.
     pub(super) fn seconds_by_part(&self, rates: &Rates) -> BTreeMap<StepPart, f64> {
         let mut parts = BTreeMap::new();
         for operation in &self.operations {
@@ -148,7 +148,7 @@ impl Roofline {
         parts
     }
 
-    /// What each part needs, by operation; those without a label of their own are in the part's sum only.
+    /// Returns the bounds of a step's operations, by part and label; those without a label share the part's empty one.
     pub(super) fn bounds(&self, rates: &Rates) -> BTreeMap<(StepPart, &'static str), Bound> {
         let mut bounds: BTreeMap<_, Bound> = BTreeMap::new();
         for operation in &self.operations {
@@ -186,7 +186,7 @@ impl<'a> Step<'a> {
         }
     }
 
-    /// `[m, k] x [k, n]`; the result has elements of `out` bytes, read as well where it is accumulated.
+    /// The GEMM `[m, k] x [k, n]`; the result has elements of `out` bytes, read as well where it is accumulated.
     fn gemm(&self, (part, label): RankInfo, count: f64, [m, n, k]: [f64; 3], out: f64, accumulates: bool) -> Operation {
         let result = m * n * out * if accumulates { 2.0 } else { 1.0 };
         let bytes = self.element * (m * k + k * n) + result;
@@ -197,7 +197,7 @@ impl<'a> Step<'a> {
         Operation { part, label, rate: Rate::Gemm, count, flops: 0.0, bytes }
     }
 
-    /// Forward and backward of every block in one micro-batch, and what is recomputed.
+    /// Lists the operations of every block in one micro-batch: forward, backward and what is recomputed.
     fn blocks(&self) -> Vec<Operation> {
         let heads = self.shape.heads();
         let (n, layers) = (self.tokens as f64, self.shape.num_layers as f64);
@@ -267,7 +267,7 @@ impl<'a> Step<'a> {
         self.shape.lora.is_none()
     }
 
-    /// The two matrices of each adapter: forward, and the gradients of inputs and weights.
+    /// Lists the GEMMs of each adapter's two matrices: forward, and the gradients of inputs and weights.
     fn adapters(&self, layout: &ParameterLayout) -> Vec<Operation> {
         let n = self.tokens as f64;
         let forwards = if self.recompute == ActivationRecompute::Block { 2.0 } else { 1.0 };
@@ -283,7 +283,7 @@ impl<'a> Step<'a> {
         operations.collect()
     }
 
-    /// Head and loss in chunks of rows: f32 logits, read twice, and their gradients.
+    /// Lists the operations of head and loss in chunks of rows: f32 logits, read twice, and their gradients.
     fn head(&self) -> Vec<Operation> {
         let (d, v) = (self.shape.hidden_size as f64, self.shape.padded_vocab_size as f64);
         let rows = head_chunk_rows(self.tokens, self.shape.padded_vocab_size, self.device) as f64;
@@ -311,7 +311,7 @@ impl<'a> Step<'a> {
         .map(|(label, bytes)| Self::pass((StepPart::NormAndPointwise, label), 1.0, bytes))
     }
 
-    /// Norm of the gradients, the update and setting the gradients to zero, once per step.
+    /// Lists what happens once per step: norm of the gradients, the update, and setting the gradients to zero.
     fn optimizer(&self, config: &RunConfig, layout: &ParameterLayout, settings: EngineSettings) -> Vec<Operation> {
         let (part, all) = (StepPart::Optimizer, layout.trainable_elements() as f64);
         let [norm, zero, adamw, muon] =

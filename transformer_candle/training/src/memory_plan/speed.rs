@@ -46,39 +46,39 @@ pub struct Speed {
     pub mfu: Option<[f64; 2]>,
     /// The fraction of a step that each part takes; none where only whole steps were measured.
     pub parts: Option<BTreeMap<&'static str, f64>>,
-    /// What the ranks exchange in a step; none for one.
+    /// The exchange between the ranks in a step; none for one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub exchange: Option<ExchangeSpeed>,
     /// Where it comes from.
     pub source: SpeedSource,
-    /// The same for people, such as `by the roofline of an RTX 5090`.
+    /// The source in words, such as `by the roofline of an RTX 5090`.
     pub origin: String,
 }
 
 /// Predicts the time of a step of one config and of its variants on one device.
 #[derive(Clone, Debug)]
 pub(super) struct SpeedModel {
-    /// Pessimistic and optimistic.
+    /// Rates of the device, pessimistic and optimistic.
     rates: [Rates; 2],
-    /// What the roofline's seconds are multiplied by: 1, or what brings the config itself to what was timed.
+    /// Factors of the roofline's seconds: 1, or those with which the config's own step takes what was timed.
     scale: [f64; 2],
     /// Seconds of each part of the config's own step, where they were timed.
     parts: Option<BTreeMap<StepPart, f64>>,
     peak: Option<f64>,
-    /// What connects the ranks, if there are several.
+    /// The network between the ranks, if there are several.
     network: Option<Network>,
     source: SpeedSource,
     origin: String,
 }
 
-/// A CPU's launches reach what its matmuls do, attention half, as far as variants of one config are compared.
+/// Fractions assumed for a CPU, to compare variants of one config: GEMMs reach the matmul speed, attention half of it.
 const CPU_FRACTIONS: SustainedFractions =
     SustainedFractions { gemm: 1.0, attention_forward: 0.5, attention_backward: 0.5, memory: 1.0 };
-/// Memory bandwidth of a CPU, for the same.
+/// Memory bandwidth assumed for a CPU, for the same comparison.
 const CPU_BYTES_PER_SECOND: f64 = 20e9;
 
-/// What steps take of the time that their matmuls alone would: those that were measured reach 64 to 89% of the roofline
-/// (docs/experiments/cpu-training.md).
+/// Seconds of a CPU's step that was not timed, over those of its roofline: steps that were measured reach 64 to 89% of
+/// the roofline (docs/experiments/cpu-training.md).
 const UNTIMED_STEP: [f64; 2] = [1.0 / 0.6, 1.0 / 0.9];
 
 /// The backward pass as a share of a micro-batch: two of the three GEMMs of every matrix.
@@ -96,7 +96,7 @@ fn exchanged(StepOf { config, shape, settings }: StepOf<'_>) -> f64 {
 }
 
 impl SpeedModel {
-    /// A GPU of the table.
+    /// The model of a GPU of the table.
     pub(super) fn of_spec(gpu: &GpuSpec, config: &RunConfig) -> Self {
         Self {
             rates: Rates::of_gpu(gpu, config),
@@ -109,8 +109,8 @@ impl SpeedModel {
         }
     }
 
-    /// A GPU of this machine; none where its nominal speed is not known. One that is not in the table is taken for an
-    /// RTX 5090 of another size.
+    /// The model of a GPU of this machine; none where its nominal speed is not known. One that is not in the table is
+    /// taken for an RTX 5090 whose rates are scaled by the nominal FLOPs.
     pub(super) fn of_gpu(gpu: &GpuMemory, config: &RunConfig) -> Option<Self> {
         if let Some(spec) = GpuSpec::find(&gpu.name, gpu.total) {
             return Some(Self::of_spec(spec, config));
@@ -126,24 +126,24 @@ impl SpeedModel {
         Some(Self { peak: Some(peak), ..model })
     }
 
-    /// A GPU of unknown speed, before a step was measured on it.
+    /// The model of a GPU of unknown speed, to be scaled to a measured step.
     pub(super) fn of_unknown_gpu(config: &RunConfig) -> Self {
         Self { peak: None, ..Self::of_spec(GpuSpec::rtx_5090(), config) }
     }
 
-    /// A CPU whose matmuls run at `flops`, and on which operations of the config were timed.
+    /// The model of a CPU whose matmuls run at `flops`, and on which operations of the config were timed.
     pub(super) fn of_cpu(flops: f64, calibration: Calibration, step: StepOf<'_>) -> Self {
         let model = Self { parts: Some(calibration.parts), ..Self::unscaled_cpu(flops) };
         model.scaled_to(calibration.seconds, step)
     }
 
-    /// A CPU whose matmuls run at `flops`, and for which a step of the config is too large to be timed.
+    /// The model of a CPU whose matmuls run at `flops`, and for which a step of the config is too large to be timed.
     pub(super) fn of_untimed_cpu(flops: f64) -> Self {
         let origin = "by the speed of matmuls on this CPU; a step of this model is too large to be timed".to_owned();
         Self { scale: UNTIMED_STEP, source: SpeedSource::Roofline, origin, ..Self::unscaled_cpu(flops) }
     }
 
-    /// A CPU whose matmuls run at `flops`, before anything else is known.
+    /// The model of a CPU whose matmuls run at `flops`, before anything else is known.
     pub(super) fn unscaled_cpu(flops: f64) -> Self {
         let rates = Rates {
             flops,
@@ -156,25 +156,25 @@ impl SpeedModel {
         Self { rates: [rates; 2], scale: [1.0; 2], parts: None, peak: None, network: None, source, origin }
     }
 
-    /// The same CPU, if other programs slowed down what was timed.
+    /// The same model, whose origin says if other programs slowed down what was timed.
     pub(super) fn under_load(mut self, load: Option<f64>) -> Self {
         let busy = load.map(|load| format!(" while other programs kept it busy (load average {load:.1})"));
         self.origin += &busy.unwrap_or_default();
         self
     }
 
-    /// The same device, on which `bench` measured a step of the config.
+    /// The model, scaled to a step of the config that `bench` measured.
     pub(super) fn measured(self, measured: &MeasuredStep, step: StepOf<'_>) -> Self {
         let origin = format!("as `bench` measured it here on {}", measured.date());
         Self { source: SpeedSource::Bench, origin, ..self.scaled_to(measured.step_seconds, step) }
     }
 
-    /// The same device for ranks that this connects.
+    /// The model for ranks that this network connects.
     pub(super) fn connected_by(self, network: Network) -> Self {
         Self { network: Some(network), ..self }
     }
 
-    /// What was timed is a step of one process.
+    /// The model, scaled so that one process takes these seconds for a step.
     fn scaled_to(mut self, seconds: f64, step: StepOf<'_>) -> Self {
         self.scale = [1.0; 2];
         self.scale = self.computing_seconds(alone(step)).map(|predicted| seconds / predicted);
@@ -237,7 +237,7 @@ impl SpeedModel {
         }
     }
 
-    /// Fractions of a step that its parts take.
+    /// Returns the fraction of a step that each part takes; none where only whole steps were measured.
     fn shares(&self, step: StepOf<'_>) -> Option<BTreeMap<&'static str, f64>> {
         let StepOf { config, shape, settings } = step;
         let by_roofline = || Roofline::new(config, shape, settings).seconds_by_part(&self.rates[1]);

@@ -13,9 +13,9 @@ use crate::engine::{EngineSettings, RunBuffers, StepOf};
 /// A stage of a run: its steps, and what its buffers alone would take.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct StagePlan {
-    /// From 1.
+    /// The first step, from 1.
     pub first_step: u64,
-    /// The last one, if the stage starts at its first and no stage waits for a window's end.
+    /// The last step, if no stage starts late because it waits for the end of a shuffle window.
     pub last_step: u64,
     /// Tokens of a sequence.
     pub sequence_length: u64,
@@ -33,13 +33,13 @@ pub struct StagePlan {
     pub learning_rate: f64,
     /// Model FLOPs per token of a training step.
     pub flops_per_token: f64,
-    /// All buffers of a run of this stage alone.
+    /// Bytes of all buffers of a run of this stage alone.
     pub bytes: u64,
     /// How fast it trains, where that is known.
     pub speed: Option<Speed>,
 }
 
-/// The stages of a config that has some, whose steps are `steps`.
+/// Plans the stages of a config that has some, whose steps are `steps`.
 pub(super) fn plan(config: &RunConfig, steps: &[StepOf<'_>], model: Option<&SpeedModel>) -> Vec<StagePlan> {
     let ends = config.stage_ends();
     let firsts = std::iter::once(1).chain(ends.iter().map(|end| end + 1));
@@ -82,7 +82,7 @@ pub(super) fn seconds(stages: &[StagePlan]) -> Option<[f64; 2]> {
 }
 
 impl MemoryPlan {
-    /// What the buffers of each stage are made for; of a run without stages those of its only one.
+    /// Returns the settings that each stage's buffers are made for; one for a run without stages.
     pub(crate) fn stage_settings(&self, device: DeviceKind) -> Vec<EngineSettings> {
         let settings = self.engine_settings(device);
         let micro_batches = self.stages.iter().map(|stage| stage.micro_batch as usize);

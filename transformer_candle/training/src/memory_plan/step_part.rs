@@ -23,7 +23,7 @@ impl StepPart {
     pub const ALL: [Self; 5] =
         [Self::Attention, Self::Gemm, Self::HeadAndLoss, Self::NormAndPointwise, Self::Optimizer];
 
-    /// Which part an operation, such as `linear::forward`, belongs to.
+    /// Returns the part that an operation, such as `linear::forward`, belongs to.
     pub fn from_operation(operation: &str) -> Self {
         match operation.split("::").next() {
             Some("attention") => Self::Attention,
@@ -36,8 +36,8 @@ impl StepPart {
         }
     }
 
-    /// An operation as profiles call it: `qkv backward` for `linear::backward_input` in the scope `qkv`, `rope
-    /// backward` for `rope::backward`.
+    /// Returns the name of an operation in profiles: `qkv backward` for `linear::backward_input` in the scope `qkv`,
+    /// and `rope backward` for `rope::backward`.
     pub(crate) fn label(operation: &str, scope: Option<&str>) -> String {
         let (module, function) = operation.split_once("::").unwrap_or((operation, ""));
         let direction = match function {

@@ -22,7 +22,7 @@ use crate::{
 /// The device that a plan is made for.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum PlanTarget {
-    /// This machine's CPU, and how fast its matmuls are where somebody has measured.
+    /// This machine's CPU, and its matmul speed where it was measured.
     Cpu(Option<CpuSpeed>),
     /// A GPU of this machine.
     Gpu(GpuMemory),
@@ -33,8 +33,8 @@ pub(super) enum PlanTarget {
 }
 
 impl PlanTarget {
-    /// The GPU that was asked for; else where a run is meant to be trained: the GPU that it names or finds, one that is
-    /// assumed if it is meant for a GPU and there is none here, else the CPU.
+    /// Chooses the GPU that was asked for; else the device that the run is meant for: the GPU that it names or finds,
+    /// one that is assumed if it is meant for a GPU and there is none here, else the CPU.
     ///
     /// # Errors
     /// [`TrainerError::Request`] where a GPU is named and the model needs a CPU.
@@ -77,7 +77,7 @@ impl PlanTarget {
         }
     }
 
-    /// A device at hand; a CPU's speed is not measured.
+    /// The target for an open device; a CPU's speed is not measured.
     pub(super) fn open(device: &Device) -> Result<Self> {
         match device {
             Device::Cpu => Ok(Self::Cpu(None)),
@@ -92,7 +92,7 @@ impl PlanTarget {
         }
     }
 
-    /// The entry of the table that it has, if it is a GPU of the table.
+    /// The GPU's entry of the table; none for a CPU, and for a GPU that is not in the table.
     pub(super) fn spec(&self) -> Option<&'static GpuSpec> {
         match self {
             Self::Cpu(_) => None,
@@ -101,7 +101,7 @@ impl PlanTarget {
         }
     }
 
-    /// For people: `RTX 5090`, or a CPU with its threads.
+    /// The name for people: `RTX 5090`, or a CPU with its threads.
     pub(super) fn name(&self) -> String {
         match self {
             Self::Cpu(None) => "this machine's CPU".to_owned(),
@@ -111,7 +111,7 @@ impl PlanTarget {
         }
     }
 
-    /// What the plan says of it.
+    /// Describes the device for the plan.
     pub(super) fn described(&self) -> PlannedDevice {
         let spec = self.spec().copied();
         let (memory_bytes, bf16_flops) = match self {
@@ -123,8 +123,8 @@ impl PlanTarget {
         PlannedDevice { name: self.name(), memory_bytes, bf16_flops, gpu: spec, assumed }
     }
 
-    /// The same speeds for several ranks, each on a GPU like this or all on this CPU. The link of a GPU that is not in the
-    /// table is taken for PCIe 4.0.
+    /// Connects a model's speeds to a network of several ranks, each on a GPU like this or all on this CPU. The link of
+    /// a GPU that is not in the table is taken for PCIe 4.0.
     pub(super) fn connect(
         &self,
         model: SpeedModel,
@@ -142,8 +142,8 @@ impl PlanTarget {
         model.connected_by(Network::new(link, nodes, interconnect))
     }
 
-    /// Predicts speeds there; none on a CPU on which nothing was measured and nothing may be timed, and on a GPU of unknown
-    /// speed.
+    /// Returns a model that predicts speeds on the device; none on a CPU on which nothing was measured and nothing may
+    /// be timed, and on a GPU of unknown speed.
     pub(super) fn speed_model(
         &self,
         step: StepOf<'_>,

@@ -395,10 +395,10 @@ fn a_gpu_plan_includes_the_staging_buffers() {
         let setting = plan_of(&run).unwrap().engine_settings(device);
         RunBuffers::new(&run.config, &shape, setting).plan.bytes_of(kernels::memory::Category::Batch)
     };
-    // Ids and targets of 4 sequences of 2048 tokens, and the loss's scale; on a GPU also two pairs and a scale on their
-    // way.
+    // Ids and targets of 4 sequences of 2048 tokens, and the loss's scale; on a GPU also two staging slots of ids and
+    // targets, and one of the scale.
     let of = |packing| [DeviceKind::Cpu, DeviceKind::Cuda].map(|device| batch(packing, device));
     assert_eq!(of("data.packing=concat"), [65_536 + 4, 3 * 65_536 + 8]);
-    // And where each one's document begins.
+    // Also the start of each token's document.
     assert_eq!(of("data.packing=documents"), [98_304 + 4, 3 * 98_304 + 8]);
 }

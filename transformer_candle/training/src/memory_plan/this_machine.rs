@@ -1,4 +1,4 @@
-//! What a plan asks the machine that it is made on.
+//! What a plan needs to know of the machine that it is made on.
 
 use std::time::SystemTime;
 
@@ -18,7 +18,7 @@ use crate::{
     pool,
 };
 
-/// What a plan asks a machine; tests answer for one that is not there.
+/// What a plan needs to know of a machine; tests implement it for machines that do not exist.
 pub(super) trait Machine {
     /// The GPUs that the driver lists; none without a driver or a build for it, as training will say.
     fn gpus(&self) -> Vec<Gpu>;
@@ -30,9 +30,9 @@ pub(super) trait Machine {
     fn calibrate(&self, step: StepOf<'_>, matmul: CpuSpeed) -> Result<Option<Calibration>>;
     /// What `bench` has measured of a config on a device of this name.
     fn measured(&self, step: StepOf<'_>, device: &str) -> Option<MeasuredStep>;
-    /// Programs that run or wait for a core, on average of the last minute; none where the system does not tell.
+    /// The load average of the last minute: programs that run or wait for a core; none where the system does not tell.
     fn load(&self) -> Option<f64>;
-    /// The time.
+    /// The current time.
     fn now(&self) -> SystemTime;
 }
 

@@ -18,13 +18,13 @@ pub struct TrainingTime {
     pub steps: u64,
     /// Target tokens.
     pub tokens: u64,
-    /// 20 per parameter; none where training continues from a model's weights, which have seen tokens.
+    /// Chinchilla's 20 per parameter; none where training continues from a model's weights, which have seen tokens.
     pub chinchilla_tokens: Option<u64>,
     /// `tokens` over `chinchilla_tokens`.
     pub chinchilla_share: Option<f64>,
     /// Seconds of training steps, pessimistic and optimistic, without evaluations and checkpoints.
     pub seconds: Option<[f64; 2]>,
-    /// The days (UTC) on which training ends if it starts now, such as `2026-12-10`.
+    /// The days (UTC) on which training ends if it starts now, pessimistic and optimistic, such as `2026-12-10`.
     pub end_dates: Option<[String; 2]>,
 }
 
@@ -35,17 +35,17 @@ pub struct Cost {
     pub watts: Option<f64>,
     /// Kilowatt-hours, pessimistic and optimistic.
     pub kilowatt_hours: Option<[f64; 2]>,
-    /// Those at `--price-per-kwh`.
+    /// The price of this electricity at `--price-per-kwh`.
     pub electricity: Option<[f64; 2]>,
-    /// Hours of all of them at `--price-per-hour`.
+    /// The price of the hours of all GPUs or machines at `--price-per-hour`.
     pub rent: Option<[f64; 2]>,
-    /// Whether electricity has a price, and nobody knows how much is used.
+    /// Whether electricity has a price but the power draw is not known.
     #[serde(skip)]
     pub power_is_unknown: bool,
 }
 
 impl TrainingTime {
-    /// Of a run of so many tokens, if it is known how many, whose steps take so many seconds.
+    /// The training time of `tokens` tokens in `seconds` seconds; none where the run's steps or tokens are not known.
     pub(super) fn new(
         config: &RunConfig,
         tokens: Option<u64>,
@@ -69,8 +69,8 @@ impl TrainingTime {
 }
 
 impl Cost {
-    /// Of a run that takes so many seconds on so many GPUs, or machines without; none where nothing is known that could be
-    /// paid for.
+    /// The cost of a run of `seconds` seconds on `paid` GPUs, or machines without GPUs; none where nothing is known
+    /// that could be paid for.
     pub(super) fn new(seconds: [f64; 2], board_watts: Option<f64>, paid: usize, request: &PlanRequest) -> Option<Self> {
         let hours = seconds.map(|seconds| seconds / 3600.0);
         let paid = paid as f64;

@@ -1,4 +1,4 @@
-//! What a run computes: FLOPs per token, and how many tokens.
+//! The FLOPs per token of a run, and the number of its tokens.
 
 use model::ParameterLayout;
 use run_config::{Algorithm, RunConfig};
@@ -15,18 +15,18 @@ const CPU_UTILIZATION: f64 = 0.75;
 /// A run that takes a CPU longer than this is not meant for one.
 const LONGEST_CPU_RUN_SECONDS: f64 = 30.0 * 86_400.0;
 
-/// What a run computes.
+/// The FLOPs per token of a run, and its tokens.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Workload {
-    /// Of the model, forward and backward.
+    /// FLOPs of the model, forward and backward.
     pub(super) flops_per_token: f64,
-    /// Of the optimizer's GEMMs, which `AdamW` has none of.
+    /// FLOPs of the optimizer's GEMMs; 0 for `AdamW`, which has none.
     optimizer_flops_per_token: f64,
     pub(super) total_tokens: Option<u64>,
 }
 
 impl Workload {
-    /// What a run of this config computes.
+    /// Computes the workload of a config's run.
     pub(super) fn new(config: &RunConfig) -> Result<Self> {
         let shape = model_shape(config)?;
         let flops_per_token = shape.flops_per_token(config.data.sequence_length);
@@ -40,7 +40,7 @@ impl Workload {
         Ok(Self { flops_per_token, optimizer_flops_per_token, total_tokens })
     }
 
-    /// The optimizer's part of a step's FLOPs, where it has GEMMs.
+    /// Returns the optimizer's share of a step's FLOPs; none where it has no GEMMs.
     pub(super) fn optimizer_share(self) -> Option<f64> {
         let Self { flops_per_token, optimizer_flops_per_token: optimizer, .. } = self;
         (optimizer > 0.0).then(|| optimizer / (flops_per_token + optimizer))

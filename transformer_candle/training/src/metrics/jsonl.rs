@@ -1,4 +1,4 @@
-//! `metrics.jsonl`: one JSON object a line.
+//! `metrics.jsonl`: one JSON object per line.
 
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Write};
@@ -11,7 +11,7 @@ use super::sink::MetricsSink;
 use crate::report::{EndReport, Record};
 use crate::{Result, TrainerError, atomic_file};
 
-/// The open file, written a whole line at a time.
+/// The open metrics file, written a whole line at a time.
 #[derive(Debug)]
 pub(super) struct JsonLines {
     file: AppendFile,
@@ -25,7 +25,7 @@ struct Line<'a> {
 }
 
 impl MetricsSink for JsonLines {
-    /// Opens the file with the lines up to a step in it, or empty.
+    /// Opens the file, keeping the lines up to the step `rewind_to`; empty without it.
     fn open(path: &Path, _run: &str, rewind_to: Option<u64>) -> Result<Self> {
         let opened =
             atomic_file::replace_with(path, |kept| rewind_to.map_or(Ok(()), |step| copy_lines(path, kept, step)));
@@ -50,8 +50,8 @@ impl MetricsSink for JsonLines {
     }
 }
 
-/// Copies the whole lines up to a step, without those of an end that was none: an uninterrupted run has not written
-/// them. What a kill or a power loss tore off is left behind with the steps after it.
+/// Copies the complete lines up to a step, without the ends of earlier sessions, which an uninterrupted run has not
+/// written. Drops later steps and a line that a kill or a power loss truncated.
 fn copy_lines(path: &Path, kept: &mut impl Write, last_step: u64) -> io::Result<()> {
     #[derive(Deserialize)]
     struct Position {

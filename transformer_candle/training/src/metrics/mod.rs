@@ -32,7 +32,7 @@ impl MetricsWriter {
         Ok(Self { sinks })
     }
 
-    /// Writes nothing: another rank does.
+    /// Returns a writer that writes nothing, for ranks other than the first.
     pub fn off() -> Self {
         Self { sinks: Vec::new() }
     }
@@ -48,7 +48,7 @@ impl MetricsWriter {
         self.sinks.iter_mut().for_each(|sink| sink.flush());
     }
 
-    /// Notes for the user since the last call, one sentence each.
+    /// Returns notes for the user since the last call, one sentence each.
     pub fn take_notices(&mut self) -> Vec<String> {
         self.sinks.iter_mut().flat_map(|sink| sink.take_notices()).collect()
     }

@@ -19,6 +19,6 @@ pub(super) trait MetricsSink: Debug + Send {
     /// Makes everything recorded durable, as far as the disk has space.
     fn flush(&mut self);
 
-    /// Notes for the user since the last call, one sentence each.
+    /// Returns notes for the user since the last call, one sentence each.
     fn take_notices(&mut self) -> Vec<String>;
 }

@@ -24,7 +24,9 @@ pub(super) struct EventFile {
 }
 
 impl MetricsSink for EventFile {
-    /// Opens a run's event file with the events up to a step, or empty. Other runs may have files in the same folder.
+    /// Opens an event file for a run with its events up to the step `rewind_to`, without it empty. Other runs may have
+    /// files
+    /// in the same folder.
     fn open(folder: &Path, run: &str, rewind_to: Option<u64>) -> Result<Self> {
         fs::create_dir_all(folder).map_err(TrainerError::io("create", folder))?;
         atomic_file::remove_leftovers(folder, |name| is_leftover(name, run));
@@ -64,7 +66,7 @@ impl MetricsSink for EventFile {
     }
 }
 
-/// The values of a record that are curves; a component's have its name appended to their tags.
+/// Returns the values of a record that are curves; a component's have its name appended to their tags.
 fn curves(record: &Record) -> Vec<Value> {
     let whole = record.scalars.iter().map(|scalar| (scalar, None));
     let components = record.components.iter();
@@ -78,13 +80,13 @@ fn curves(record: &Record) -> Vec<Value> {
     whole.chain(of_components).filter_map(curve).collect()
 }
 
-/// Text as the Markdown that shows it unchanged: the text dashboard renders Markdown, where lines that are indented are
+/// Converts text to Markdown that shows it unchanged: the text dashboard renders Markdown, where indented lines are
 /// code.
 fn literal(text: &str) -> String {
     text.lines().map(|line| format!("    {line}")).collect::<Vec<_>>().join("\n")
 }
 
-/// The run's event files, oldest first: their names begin with the time and end with the run.
+/// Returns the run's event files, oldest first: their names begin with the time and end with the run.
 fn event_files(folder: &Path, run: &str) -> io::Result<Vec<PathBuf>> {
     let mut files = Vec::new();
     for entry in fs::read_dir(folder)? {
@@ -97,7 +99,7 @@ fn event_files(folder: &Path, run: &str) -> io::Result<Vec<PathBuf>> {
     Ok(files)
 }
 
-/// Whether a name is that of a file left by a killed writer of this run (`rewound` in earlier versions).
+/// Whether a killed writer of this run left a file of this name (`rewound` in earlier versions).
 fn is_leftover(name: &str, run: &str) -> bool {
     staged_name(name).is_some_and(|name| name == "rewound" || is_event_file(name, run))
 }
@@ -106,8 +108,9 @@ fn is_event_file(name: &str, run: &str) -> bool {
     name.starts_with("events.out.tfevents.") && name.ends_with(&format!(".{run}"))
 }
 
-/// The events up to a step, without those that an earlier file has as well. In one file a step may have several of a
-/// kind.
+/// Returns the events up to a step, each once where several files have it. Within one file a step may have several
+/// events
+/// of a kind.
 fn kept(files: &[PathBuf], last_step: u64) -> io::Result<Vec<Event>> {
     let mut seen = HashSet::new();
     let mut events = Vec::new();
@@ -137,7 +140,8 @@ fn write_all(writer: &mut impl Write, events: &[Event]) -> io::Result<()> {
     std::iter::once(&version).chain(events).try_for_each(|event| writer.write_all(&tfrecord::record(event)))
 }
 
-/// `events.out.tfevents.<seconds>.<host>.<process>.<count>.<run>`, as TensorBoard's own writers name them.
+/// Returns an unused `events.out.tfevents.<seconds>.<host>.<process>.<count>.<run>`, as TensorBoard's own writers name
+/// files.
 fn unused_name(folder: &Path, run: &str) -> PathBuf {
     let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
     let (seconds, process) = (now() as u64, std::process::id());
@@ -151,7 +155,7 @@ fn now() -> f64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |time| time.as_secs_f64())
 }
 
-/// (step, tags) of every event of a folder, as TensorBoard shows them.
+/// Returns (step, tags) of every event of a folder, as TensorBoard shows them.
 #[cfg(test)]
 pub(super) fn steps_and_tags(folder: &Path) -> Vec<(i64, Vec<String>)> {
     let files: Vec<_> = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect();
@@ -179,7 +183,7 @@ mod tests {
             let loss = Scalar { key: "loss", tag: Some("loss/train"), value: Some(1.0_f64.into()) };
             events.record(&Record { scalars: vec![loss], ..Record::new("train", step) });
         }
-        // As a kill between writing the rewound file and removing the earlier one leaves it, with a torn end.
+        // What a kill between writing the rewound file and removing the earlier one leaves, with a truncated end.
         let bytes = fs::read(&event_files(folder.path(), "demo").unwrap()[0]).unwrap();
         fs::write(folder.path().join("events.out.tfevents.0000000001.host.1.0.demo"), &bytes[..bytes.len() - 3])
             .unwrap();

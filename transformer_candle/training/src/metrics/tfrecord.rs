@@ -43,10 +43,10 @@ pub(super) struct Summary {
 pub(super) struct Value {
     #[prost(string, tag = "1")]
     pub(super) tag: String,
-    /// A field of a `oneof` on the other side: it is written even when it is zero.
+    /// The value of a scalar. In TensorFlow a field of a `oneof`: it is written even when it is zero.
     #[prost(float, optional, tag = "2")]
     pub(super) simple_value: Option<f32>,
-    /// The other field of that `oneof` that is used here.
+    /// The value of a text, another field of that `oneof`.
     #[prost(message, optional, tag = "8")]
     pub(super) tensor: Option<TextTensor>,
     /// Which dashboard shows a tensor.
@@ -59,7 +59,7 @@ impl Value {
         Self { tag, simple_value: Some(value), ..Self::default() }
     }
 
-    /// A value of the text dashboard, which renders Markdown.
+    /// Returns a value for the text dashboard, which renders Markdown.
     pub(super) fn text(tag: &str, markdown: &str) -> Self {
         let plugin = Plugin { plugin_name: "text".to_owned() };
         Self {
@@ -119,11 +119,11 @@ struct Dimension {
     size: i64,
 }
 
-/// Bytes around the data of a record.
+/// Bytes of a record before and after its data.
 const HEAD: usize = 12;
 const TAIL: usize = 4;
 
-/// One framed record.
+/// Returns an event as one framed record.
 pub(super) fn record(event: &Event) -> Vec<u8> {
     let data = event.encode_to_vec();
     let length = (data.len() as u64).to_le_bytes();
@@ -135,7 +135,7 @@ pub(super) fn record(event: &Event) -> Vec<u8> {
     record
 }
 
-/// The events of a file up to its end or to the first record that is torn or corrupted.
+/// Returns the events of a file up to its end or to the first record that is truncated or corrupted.
 pub(super) fn read(mut bytes: &[u8]) -> Vec<Event> {
     let mut events = Vec::new();
     while let Some((event, rest)) = read_one(bytes) {
@@ -160,7 +160,7 @@ fn read_one(bytes: &[u8]) -> Option<(Event, &[u8])> {
     Some((Event::decode(data).ok()?, rest))
 }
 
-/// A CRC stored beside data that may itself hold CRCs is rotated and shifted.
+/// Returns the masked CRC32C: rotated and offset, because the data may itself hold CRCs.
 fn masked_crc(data: &[u8]) -> u32 {
     crc32c::crc32c(data).rotate_right(15).wrapping_add(0xa282_ead8)
 }

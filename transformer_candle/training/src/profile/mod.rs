@@ -46,36 +46,36 @@ pub(crate) struct Profile {
     session: Option<Session>,
 }
 
-/// A profile that was asked for.
+/// The state of a profile that was asked for.
 struct Session {
     steps: RangeInclusive<u64>,
     folder: PathBuf,
     device: String,
-    /// Where a GPU computes, its name.
+    /// The GPU, by device and name; none on a CPU.
     gpu: Option<String>,
     threads: usize,
     origin: Instant,
     open: Option<OpenStep>,
     trace: Option<Trace>,
     totals: Totals,
-    /// What the last profiled step was made for.
+    /// Config and settings of the last profiled step.
     made_for: Option<(RunConfig, EngineSettings)>,
-    /// Whether profiled steps were made for different ones, in different stages.
+    /// Whether profiled steps had different sequence lengths or settings, in different stages.
     is_mixed: bool,
-    /// Of the last steps that were not profiled, and of those that were.
+    /// Seconds of the last steps that were not profiled, and of those that were.
     step_seconds: [VecDeque<f64>; 2],
     failure: Option<TrainerError>,
 }
 
-/// A step that is under way or was the last.
+/// The profiled step that is under way or was the last.
 struct OpenStep {
     step: ProfiledStep,
-    /// Whether it was taken.
+    /// Whether the step was completed.
     is_done: bool,
 }
 
 impl Profile {
-    /// Of these steps, in the directory of a run that an engine trains.
+    /// The profile of these steps (None for no profile), written to the directory of the run that the engine trains.
     pub(crate) fn new(steps: Option<RangeInclusive<u64>>, run_directory: &Path, engine: &Engine) -> Self {
         let (gpu, threads) = (engine.device().as_cuda(), engine.pool().current_num_threads());
         let of_device =
@@ -99,7 +99,7 @@ impl Profile {
         Self { session: steps.map(session) }
     }
 
-    /// Step `number` begins, and the one before ends.
+    /// Begins step `number` and ends the one before.
     pub(crate) fn begin(&mut self, number: u64) {
         if let Some(session) = &mut self.session {
             session.close();
@@ -107,7 +107,7 @@ impl Profile {
         }
     }
 
-    /// What the loop has done since `from` besides computing.
+    /// Records a span since `from`, in which the loop did something other than computing.
     pub(crate) fn span(&mut self, name: &'static str, from: Instant) {
         if let Some(session) = &mut self.session
             && let Some(open) = &mut session.open
@@ -117,7 +117,7 @@ impl Profile {
         }
     }
 
-    /// Takes a step of so many sequences with `body`.
+    /// Computes a step of `sequences` sequences with `body`, and records its operations if it is profiled.
     pub(crate) fn compute(
         &mut self,
         engine: &mut Engine,
@@ -133,7 +133,7 @@ impl Profile {
         outcome
     }
 
-    /// The step was taken, by the config and with the settings that `made_for` returns.
+    /// Counts the step as completed; `made_for` returns its config and settings.
     pub(crate) fn stepped(&mut self, report: &StepReport, made_for: impl FnOnce() -> (RunConfig, EngineSettings)) {
         let Some(session) = &mut self.session else { return };
         let is_profiled = session.open.is_some();

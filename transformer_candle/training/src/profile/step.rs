@@ -7,14 +7,14 @@ use kernels::timing::Recording;
 /// Everything of a step, from its start to the start of the next one. Times are since the profile's origin.
 #[derive(Clone, Debug, Default)]
 pub(super) struct ProfiledStep {
-    /// From 1.
+    /// The number of the step, from 1.
     pub(super) number: u64,
-    /// When.
+    /// Start and end.
     pub(super) time: Range<Duration>,
-    /// What the loop did besides computing.
+    /// What the loop did besides computing: names and times.
     pub(super) spans: Vec<(&'static str, Range<Duration>)>,
     /// Sequences that were trained on.
     pub(super) sequences: usize,
-    /// The operations.
+    /// The recorded operations.
     pub(super) recording: Recording,
 }

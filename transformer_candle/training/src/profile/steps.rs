@@ -6,13 +6,13 @@ use crate::error::{Result, TrainerError};
 
 /// Steps of a session that come before those that are counted: the first ones touch their memory for the first time.
 const WARM_UP: u64 = 2;
-/// More make a file that no viewer opens.
+/// Most steps that are profiled: no viewer opens the trace of more.
 const MOST: u64 = 100;
 
 /// Steps to profile: a range of step numbers, or how many.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ProfileSteps {
-    /// So many, after the first two of the session.
+    /// This many, after the first two of the session.
     Count(u64),
     /// From the first of these to the last.
     Range(u64, u64),

@@ -18,11 +18,11 @@ pub(super) struct Totals {
     pub(super) steps: u32,
     sequences: usize,
     time: Duration,
-    /// By part and by what [`StepPart::label`] calls the operation: how often, and how long.
+    /// Number and total time of the calls of each operation, by part and by [`StepPart::label`].
     operations: BTreeMap<(StepPart, String), (u32, Duration)>,
-    /// What the loop did besides computing.
+    /// Total time of what the loop did besides computing, by name.
     spans: BTreeMap<&'static str, Duration>,
-    /// Of the operations: time of the threads that were at work on them, and of all threads.
+    /// Thread time while operations ran: of the threads that were at work on them, and of all threads.
     busy: [Duration; 2],
 }
 
@@ -70,7 +70,7 @@ fn length(time: &Range<Duration>) -> Duration {
     time.end.saturating_sub(time.start)
 }
 
-/// `209.5 T`, `21.3 G`.
+/// Formats a rate: `209.5 T`, `21.3 G`.
 fn metric(number: f64) -> String {
     let (number, prefix) = if number < 1e12 { (number / 1e9, "G") } else { (number / 1e12, "T") };
     if number < 10.0 { format!("{number:.2} {prefix}") } else { format!("{number:.1} {prefix}") }
@@ -80,7 +80,7 @@ fn metric(number: f64) -> String {
 struct Row<'a> {
     name: &'a str,
     calls: Option<f64>,
-    /// Of a step.
+    /// Seconds per step.
     seconds: f64,
     bound: Option<Bound>,
 }
@@ -108,7 +108,7 @@ impl Summary<'_> {
         bounds.iter().find(|((of, name), _)| *of == part && *name == label).map(|(_, bound)| *bound)
     }
 
-    /// The parts, those of the loop, and what is left of the step.
+    /// Returns a row for each part, for each span of the loop, for the rest of the step and for the whole step.
     fn parts(&self) -> Vec<Row<'_>> {
         let spans = self.totals.spans.iter();
         let spans = spans.map(|(name, time)| Row { name, calls: None, seconds: self.per_step(*time), bound: None });
@@ -121,7 +121,7 @@ impl Summary<'_> {
         rows
     }
 
-    /// The operations that take the most time.
+    /// Returns a row for each operation, the longest first.
     fn operations(&self) -> Vec<Row<'_>> {
         let steps = f64::from(self.totals.steps.max(1));
         let rows = self.totals.operations.iter().map(|((part, label), (calls, time))| Row {

@@ -19,10 +19,10 @@ use serde_json::{Value, json};
 use super::step::ProfiledStep;
 use crate::{atomic_file, memory_plan::StepPart};
 
-/// The process of the trainer, and in it the loop that takes steps; the threads of the pool follow.
+/// Process id of the trainer, and in it the thread id of the training loop; the threads of the pool follow.
 const TRAINER: u32 = 1;
 const LOOP: u32 = 1;
-/// The process that stands for the GPU, and in it the stream.
+/// Process id that stands for the GPU, and in it the thread id of the stream.
 const GPU: u32 = 2;
 const STREAM: u32 = 1;
 
@@ -40,7 +40,7 @@ struct Event<'a> {
     args: Value,
 }
 
-/// A trace that is being written beside the place that it will take.
+/// A trace that is being written to a staging file beside its final path.
 pub(super) struct Trace {
     path: PathBuf,
     staging: PathBuf,
@@ -49,7 +49,7 @@ pub(super) struct Trace {
 }
 
 impl Trace {
-    /// Begins the trace of a device with so many threads; `metadata` is for people.
+    /// Begins a trace: `device` names the GPU, or is None on a CPU with `threads` threads. `metadata` is for people.
     pub(super) fn create(path: &Path, device: Option<&str>, threads: usize, metadata: &Value) -> io::Result<Self> {
         if let Some(folder) = path.parent() {
             fs::create_dir_all(folder)?;
@@ -98,7 +98,7 @@ impl Trace {
         Ok(())
     }
 
-    /// Completes the trace, which takes its place.
+    /// Completes the trace and renames it to its final path.
     pub(super) fn finish(mut self) -> io::Result<()> {
         self.writer.write_all(b"\n]}\n")?;
         self.writer.flush()?;
@@ -106,7 +106,7 @@ impl Trace {
         fs::rename(&self.staging, &self.path)
     }
 
-    /// Removes what was written.
+    /// Removes the staging file.
     pub(super) fn discard(self) {
         let _ = fs::remove_file(&self.staging);
     }
@@ -135,13 +135,13 @@ impl Trace {
     }
 }
 
-/// Threads of the pool come after the loop.
+/// Returns the thread id of a thread of the pool: these come after the loop.
 fn thread_id(thread: usize) -> u32 {
     LOOP + 1 + thread as u32
 }
 
-/// In eighths of a microsecond, which are exact in binary: readers convert to nanoseconds, and a slice that ended a
-/// nanosecond behind the one around it would be dropped.
+/// Converts to microseconds, in eighths, which are exact in binary: readers convert to nanoseconds, and a slice that
+/// ended a nanosecond behind the one around it would be dropped.
 fn microseconds(time: Duration) -> f64 {
     (time.as_nanos() / 125) as f64 / 8.0
 }
@@ -164,7 +164,7 @@ fn arguments(span: &Span) -> Value {
     }
 }
 
-/// When the GPU was at work on each span: a scope from its first operation to its last.
+/// Returns when the GPU was at work on each span: on a scope from its first operation to its last.
 fn device_times(recording: &Recording) -> Vec<Option<Range<Duration>>> {
     let mut times: Vec<Option<Range<Duration>>> = recording.spans.iter().map(|span| span.device.clone()).collect();
     // A span comes before what is inside of it.

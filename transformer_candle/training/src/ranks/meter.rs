@@ -1,8 +1,10 @@
-//! Measures what each rank does in a step. The ranks tell each other with the sum of loss and norm that every step takes
-//! anyway: no message more, and no bit of those sums changes.
+//! Measures the times of each rank in a step. The ranks exchange them with the sum of loss and gradient norm that every
+//! step needs anyway: it takes no further message and changes no bit of those sums.
 //!
-//! At that sum a rank has computed its gradients and has not updated its weights. So what it tells is measured from the
-//! sum of the step before to this one, steps only: the update and the exchange of weights of the step before, then the
+//! At that sum a rank has computed its gradients and has not updated its weights. So its times are measured from the
+//! sum
+//! of the step before to this one, within steps only: the update and the exchange of weights of the step before, then
+//! the
 //! wait for data, the gradients and their exchange.
 
 use std::time::{Duration, Instant};
@@ -10,16 +12,16 @@ use std::time::{Duration, Instant};
 use super::Ranks;
 use crate::{error::Result, report::RankUsage};
 
-/// What one rank does and takes.
+/// The times of one rank in a step, and its use of its machine.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct RankFigures {
-    /// Time outside of waits and exchange.
+    /// Time outside of waits for data and exchange.
     pub compute_seconds: f64,
     /// Time in exchange, the wait for other ranks included.
     pub exchange_seconds: f64,
     /// Time waiting for data.
     pub data_wait_seconds: f64,
-    /// What the process takes of its machine.
+    /// The process's memory and CPU use.
     pub usage: RankUsage,
 }
 
@@ -38,11 +40,11 @@ impl RankFigures {
     }
 }
 
-/// Measures this rank's steps and knows those of all. Of one process it measures nothing.
+/// Measures this rank's steps and holds the figures of all ranks. For one process it measures nothing.
 #[derive(Debug, Default)]
 pub struct RankMeter {
     ranks: Ranks,
-    /// Up to where the current step is measured; none between steps.
+    /// The moment up to which the current step is measured; None between steps.
     measured: Option<Moment>,
     compute: Duration,
     exchange: Duration,
@@ -51,7 +53,7 @@ pub struct RankMeter {
     of_all: Vec<RankFigures>,
 }
 
-/// A time, and the time spent in exchange before it.
+/// A point in time, and the time spent in exchange before it.
 #[derive(Clone, Copy, Debug)]
 struct Moment {
     at: Instant,
@@ -59,12 +61,12 @@ struct Moment {
 }
 
 impl RankMeter {
-    /// A meter of a rank of these.
+    /// Returns a meter for this process's rank.
     pub fn new(ranks: Ranks) -> Self {
         Self { ranks, ..Self::default() }
     }
 
-    /// What connects the ranks.
+    /// Returns the ranks of the run.
     pub fn ranks(&self) -> &Ranks {
         &self.ranks
     }
@@ -75,15 +77,15 @@ impl RankMeter {
         Ok(())
     }
 
-    /// The step has its data.
+    /// Records the wait for the step's data, and the process's last sampled usage.
     pub fn loaded(&mut self, data_wait: Duration, usage: RankUsage) {
         (self.data_wait, self.usage) = (data_wait, usage);
     }
 
-    /// Adds up numbers over all ranks, and tells them what this one has done.
+    /// Sums numbers over all ranks as [`super::Exchange::sum`], and exchanges the figures of each with them.
     ///
     /// # Errors
-    /// As [`super::Exchange::sum`].
+    /// Those of [`super::Exchange::sum`].
     pub fn sum(&mut self, numbers: &mut [f64]) -> Result<()> {
         let Some(exchange) = self.ranks.exchange() else { return Ok(()) };
         let rank_info = exchange.rank_info();
@@ -113,7 +115,7 @@ impl RankMeter {
         Ok(())
     }
 
-    /// What the ranks have told with the last sum, in their order; nothing of one process.
+    /// Returns the figures that the ranks exchanged with the last sum, in their order; empty for one process.
     pub fn of_all(&self) -> &[RankFigures] {
         &self.of_all
     }
@@ -122,7 +124,7 @@ impl RankMeter {
         Ok(self.ranks.exchange_time()?.map(|exchanged| Moment { at: Instant::now(), exchanged }))
     }
 
-    /// Counts the time up to now.
+    /// Adds the time since the last measurement to compute and exchange.
     fn measure(&mut self) -> Result<()> {
         if let (Some(before), Some(now)) = (self.measured, self.now()?) {
             let exchanged = now.exchanged.saturating_sub(before.exchanged);

@@ -1,5 +1,6 @@
-//! An exchange that counts the time in which it keeps its rank from computing: what the transfer is longer than the
-//! computation beside it, and the wait for other ranks.
+//! An exchange that counts the time in which it keeps its rank from computing: the part of transfers that no
+//! computation
+//! overlaps, and the wait for other ranks.
 
 use std::{
     mem,
@@ -12,19 +13,19 @@ use kernels::{Device, timing::StreamSpan};
 use super::{Exchange, Parcel, RankInfo};
 use crate::error::Result;
 
-/// An exchange and the time spent in it.
+/// An exchange that counts the time spent in it.
 #[derive(Debug)]
 pub(super) struct TimedExchange {
     exchange: Arc<dyn Exchange>,
     counted: Mutex<Counted>,
 }
 
-/// What has been counted so far.
+/// The time counted so far.
 #[derive(Debug)]
 struct Counted {
     device: Device,
     time: Duration,
-    /// The waits of a GPU's stream for swaps, whose length is known when the stream has passed them.
+    /// The waits of a GPU's stream for swaps, whose durations are known once the stream has passed them.
     stream_waits: Vec<StreamSpan>,
 }
 
@@ -34,7 +35,7 @@ impl TimedExchange {
         Self { exchange, counted: Mutex::new(counted) }
     }
 
-    /// Time spent in all calls so far. Waits for the swaps that a GPU's stream waits for.
+    /// Returns the time spent in all calls so far. Waits for the swaps that a GPU's stream waits for.
     pub(super) fn time(&self) -> Result<Duration> {
         let mut counted = self.counted();
         for wait in mem::take(&mut counted.stream_waits) {
@@ -44,7 +45,7 @@ impl TimedExchange {
     }
 
     fn counted(&self) -> std::sync::MutexGuard<'_, Counted> {
-        // What a thread that panicked left is still a sum of times.
+        // After a panic of another thread it is still a sum of times.
         self.counted.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -52,7 +53,7 @@ impl TimedExchange {
         self.counted().device.clone()
     }
 
-    /// A call for which the host waits.
+    /// Makes a call for which the host waits, and counts its time.
     fn timed<T>(&self, call: impl FnOnce(&dyn Exchange) -> T) -> T {
         let began = Instant::now();
         let returned = call(&*self.exchange);

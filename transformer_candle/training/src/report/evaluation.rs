@@ -5,7 +5,7 @@ use serde::{Serialize, Serializer};
 use super::sample::SampleReport;
 use super::scalar::{ComponentRecord, Record, Scalar};
 
-/// TensorBoard's tag of the held-out loss; of a mixture's component with its name appended.
+/// TensorBoard's tag of the held-out loss; for a mixture's component its name is appended.
 const LOSS_TAG: &str = "loss/validation";
 
 /// The result of one evaluation.
@@ -24,7 +24,7 @@ pub struct EvaluationReport {
     pub tokens: u64,
     /// The results of each component of a mixture; the numbers above are their means by mixture weight.
     pub components: Vec<ComponentEvaluation>,
-    /// What the model made of `runtime.evaluation.prompts`, in their order. They have records of their own.
+    /// Completions of `runtime.evaluation.prompts`, in their order. They have records of their own.
     pub samples: Vec<SampleReport>,
 }
 
@@ -33,7 +33,7 @@ pub struct EvaluationReport {
 pub struct ComponentEvaluation {
     /// The data set's name, or the patterns.
     pub name: String,
-    /// The component's weight, of 1.
+    /// The component's mixture weight, a fraction of 1.
     pub share: f64,
     /// As in [`EvaluationReport`].
     pub loss: f64,
@@ -44,7 +44,7 @@ pub struct ComponentEvaluation {
 }
 
 impl EvaluationReport {
-    /// The logged numbers of an evaluation, without the step and the components' numbers.
+    /// Returns the logged numbers of an evaluation, without the step and the components' numbers.
     pub fn scalars(&self) -> Vec<Scalar> {
         vec![
             Scalar::curve("loss", LOSS_TAG, self.loss),
@@ -54,7 +54,7 @@ impl EvaluationReport {
         ]
     }
 
-    /// The record that metrics sinks receive.
+    /// Returns the record that metrics sinks receive.
     pub fn record(&self) -> Record {
         let components = self.components.iter().map(ComponentEvaluation::component).collect();
         Record { scalars: self.scalars(), components, ..Record::new("evaluation", self.step) }

@@ -1,7 +1,8 @@
-//! Which steps are logged.
+//! The steps that are logged.
 
-/// Whether a step is logged: the first, every `log_every_n_steps`th and the last. Metrics and plain progress lines use
-/// it.
+/// Decides which steps are logged: the first, every `log_every_n_steps`th and the last. Metrics and plain progress
+/// lines
+/// use it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct LogInterval {
     every: u64,
@@ -9,7 +10,7 @@ pub(crate) struct LogInterval {
 }
 
 impl LogInterval {
-    /// `last_step` is the final step of the run, if known beforehand.
+    /// Returns the interval of a run; `last_step` is its final step, if known beforehand.
     pub(crate) fn new(every: u64, last_step: Option<u64>) -> Self {
         Self { every: every.max(1), last_step }
     }

@@ -1,37 +1,37 @@
-//! What the ranks of a run do in a step.
+//! The times and the resource use of a run's ranks.
 
 use super::scalar::{Scalar, Series};
 
-/// Parts of a step of several ranks.
+/// The times of a step of several ranks.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct RankTimes {
     /// Seconds that each rank has computed, without waiting for data and for other ranks.
     pub compute_seconds: Vec<f64>,
-    /// Seconds spent in exchange by the rank that spent the least: the others have waited for it as well.
+    /// Seconds in exchange of the rank that spent the least: those of the others include waiting for it.
     pub exchange_seconds: f64,
-    /// Whether every rank has computed as many micro-batches.
+    /// Whether every rank has computed the same number of micro-batches.
     pub is_even: bool,
 }
 
-/// What the process of a rank took of its machine when it was last sampled; zeros before.
+/// Memory and CPU use of a rank's process when it was last sampled; zeros before.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct RankUsage {
-    /// Resident memory.
+    /// Resident memory in bytes.
     pub rss_bytes: u64,
     /// Mean number of busy cores.
     pub cpu_cores: f64,
-    /// Memory that is swapped out.
+    /// Swapped-out memory in bytes.
     pub swap_bytes: u64,
 }
 
 impl RankTimes {
-    /// The rank that has computed for the longest time, and its seconds.
+    /// Returns the rank that has computed for the longest time, and its seconds.
     pub fn slowest(&self) -> (usize, f64) {
         let seconds = self.compute_seconds.iter().copied().enumerate();
         seconds.max_by(|(_, one), (_, other)| one.total_cmp(other)).unwrap_or_default()
     }
 
-    /// The median of the seconds of all ranks but this one.
+    /// Returns the median of the compute seconds of all ranks but this one.
     pub fn median_of_others(&self, rank: usize) -> f64 {
         let mut others = self.compute_seconds.clone();
         others.remove(rank);
@@ -52,7 +52,7 @@ impl RankTimes {
         Series { key: "rank_compute_seconds", values: self.compute_seconds.clone() }
     }
 
-    /// `exchange 8 %`, and `rank 3 takes 1.4x` where a rank takes much longer than the median of the others.
+    /// Formats `exchange 8 %`, and `rank 3 takes 1.4x` where a rank takes much longer than the median of the others.
     pub fn summary(&self, step_seconds: f64) -> String {
         let (rank, seconds) = self.slowest();
         let ratio = seconds / self.median_of_others(rank);
@@ -64,7 +64,7 @@ impl RankTimes {
 /// A rank that takes this many times as long as the median of the others is shown.
 const SHOWN_RATIO: f64 = 1.2;
 
-/// The middle number, or the mean of the two in the middle; NaN of none.
+/// Returns the median; NaN of no numbers.
 fn median(numbers: &mut [f64]) -> f64 {
     numbers.sort_unstable_by(f64::total_cmp);
     let (lower, upper) = (numbers.len().saturating_sub(1) / 2, numbers.len() / 2);

@@ -16,26 +16,26 @@ pub struct AdviceReport {
 pub struct EndReport {
     /// Optimizer steps taken.
     pub step: u64,
-    /// Such as `all steps are done`.
+    /// The reason in words, such as `all steps are done`.
     pub reason: String,
-    /// What the program ends with, where an error ended training.
+    /// The program's exit code, where an error ended training.
     pub exit_code: Option<u8>,
 }
 
 impl AdviceReport {
-    /// The record that metrics sinks receive.
+    /// Returns the record that metrics sinks receive.
     pub fn record(&self) -> Record {
         Record { texts: vec![Text::new("text", &self.text)], ..Record::new("advice", self.step) }
     }
 }
 
 impl EndReport {
-    /// The record that metrics sinks receive.
+    /// Returns the record that metrics sinks receive.
     pub fn record(&self) -> Record {
         let scalars = self.exit_code.map(|code| Scalar::plain("exit_code", u64::from(code))).into_iter().collect();
         Record { scalars, texts: vec![Text::new("reason", &self.reason)], ..Record::new(Self::KIND, self.step) }
     }
 
-    /// The kind of its line. A run that is resumed has not ended: rewinding drops these lines.
+    /// The kind of its record. A run that is resumed has not ended: rewinding drops these lines.
     pub const KIND: &'static str = "end";
 }

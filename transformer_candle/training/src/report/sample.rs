@@ -4,7 +4,7 @@ use serde::{Serialize, Serializer};
 
 use super::scalar::{Record, ShownText, Text};
 
-/// What the model made of a prompt of `runtime.evaluation.prompts`.
+/// A prompt of `runtime.evaluation.prompts` and the model's completion.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SampleReport {
     /// Optimizer steps taken before it.
@@ -13,12 +13,12 @@ pub struct SampleReport {
     pub index: usize,
     /// The prompt.
     pub prompt: String,
-    /// The text behind the prompt.
+    /// The generated text that follows the prompt.
     pub text: String,
 }
 
 impl SampleReport {
-    /// The record that metrics sinks receive.
+    /// Returns the record that metrics sinks receive.
     pub fn record(&self) -> Record {
         Record {
             texts: vec![Text::new("prompt", &self.prompt), Text::new("text", &self.text)],

@@ -7,14 +7,14 @@ use serde::ser::{Serialize, SerializeMap, Serializer};
 pub enum Number {
     /// A count.
     Integer(u64),
-    /// A 32-bit number, written as the shortest decimal that reads back as it.
+    /// A 32-bit number, written as the shortest decimal that reads back as the same number.
     F32(f32),
     /// A 64-bit number.
     F64(f64),
 }
 
 impl Number {
-    /// The number for a sink that knows only one type.
+    /// Converts the number for a sink that knows only one type.
     pub fn as_f64(self) -> f64 {
         match self {
             Self::Integer(value) => value as f64,
@@ -59,38 +59,38 @@ pub struct Scalar {
     pub key: &'static str,
     /// Its tag in TensorBoard; `None` if it is not drawn.
     pub tag: Option<&'static str>,
-    /// `None` if unknown, such as MFU on a CPU.
+    /// The number; `None` if unknown, such as MFU on a CPU.
     pub value: Option<Number>,
 }
 
 impl Scalar {
-    /// A number that TensorBoard draws as a curve under `tag`.
+    /// Returns a number that TensorBoard draws as a curve under `tag`.
     pub(super) fn curve(key: &'static str, tag: &'static str, value: impl Into<Number>) -> Self {
         Self { key, tag: Some(tag), value: Some(value.into()) }
     }
 
-    /// A curve with gaps where the number is unknown.
+    /// Returns a number that TensorBoard draws as a curve, with gaps where it is unknown.
     pub(super) fn optional_curve(key: &'static str, tag: &'static str, value: Option<impl Into<Number>>) -> Self {
         Self { key, tag: Some(tag), value: value.map(Into::into) }
     }
 
-    /// A number that TensorBoard does not draw.
+    /// Returns a number that TensorBoard does not draw.
     pub(super) fn plain(key: &'static str, value: impl Into<Number>) -> Self {
         Self { key, tag: None, value: Some(value.into()) }
     }
 
-    /// A number that TensorBoard does not draw, if known.
+    /// Returns a number that TensorBoard does not draw and that may be unknown.
     pub(super) fn optional_plain(key: &'static str, value: Option<impl Into<Number>>) -> Self {
         Self { key, tag: None, value: value.map(Into::into) }
     }
 }
 
-/// The number of each rank. TensorBoard does not draw it.
+/// A number of each rank. TensorBoard does not draw it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Series {
     /// Its key in `metrics.jsonl`, `--json` and Python.
     pub key: &'static str,
-    /// In the order of the ranks.
+    /// One value per rank, in their order.
     pub values: Vec<f64>,
 }
 
@@ -99,12 +99,12 @@ pub struct Series {
 pub struct Text {
     /// Its key in `metrics.jsonl`, `--json` and Python.
     pub key: &'static str,
-    /// `None` if there is none, such as the reason of a GPU that is not throttled.
+    /// The text; `None` if there is none, such as the reason of a GPU that is not throttled.
     pub value: Option<String>,
 }
 
 impl Text {
-    /// A text that is there.
+    /// Returns a text with a value.
     pub(super) fn new(key: &'static str, value: impl Into<String>) -> Self {
         Self { key, value: Some(value.into()) }
     }
@@ -115,7 +115,7 @@ impl Text {
 pub struct ShownText {
     /// Its tag in TensorBoard.
     pub tag: String,
-    /// Plain text.
+    /// The text, which is plain and not Markdown.
     pub text: String,
 }
 
@@ -139,11 +139,11 @@ pub struct Record {
     pub scalars: Vec<Scalar>,
     /// Numbers of each rank; empty where there is one.
     pub series: Vec<Series>,
-    /// Those of each component of a mixture; empty without one.
+    /// Numbers of each component of a mixture; empty without one.
     pub components: Vec<ComponentRecord>,
     /// All texts.
     pub texts: Vec<Text>,
-    /// What TensorBoard shows as text; not serialized.
+    /// The text that TensorBoard shows; not serialized.
     pub shown: Option<ShownText>,
 }
 

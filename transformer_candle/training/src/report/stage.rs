@@ -5,25 +5,25 @@ use std::fmt;
 use super::scalar::{Record, Scalar};
 use crate::units::grouped;
 
-/// A stage of the run that began.
+/// The report that a stage of the run begins.
 #[derive(Clone, Debug, PartialEq)]
 pub struct StageReport {
     /// Its first optimizer step.
     pub step: u64,
     /// Its index in the config's `stages`, from 0.
     pub stage: usize,
-    /// The stages of the run.
+    /// Number of stages of the run.
     pub stages: usize,
     /// Tokens of a sequence.
     pub sequence_length: usize,
     /// Sequences of an optimizer step.
     pub sequences_per_step: usize,
-    /// Sequences of the shuffle windows in use before that are left out.
+    /// Sequences that are left out of the shuffle windows that the stage before had begun.
     pub left_out: u64,
 }
 
 impl StageReport {
-    /// The record that metrics sinks receive.
+    /// Returns the record that metrics sinks receive.
     pub fn record(&self) -> Record {
         let scalars = vec![
             Scalar::plain("stage", self.stage as u64),

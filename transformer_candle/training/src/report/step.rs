@@ -22,7 +22,9 @@ pub struct StepReport {
     pub tokens: u64,
     /// Target tokens per second of this step, those of all ranks together.
     pub tokens_per_second: f64,
-    /// Model FLOPs over the GPU's nominal BF16 peak (of several ranks: of all their GPUs), dense; none where no peak is known, as on a CPU.
+    /// Model FLOPs over the nominal dense BF16 peak of the GPU, or of all ranks' GPUs; none where no peak is known, as
+    /// on a
+    /// CPU.
     pub mfu: Option<f64>,
     /// Wall time of the step.
     pub step_seconds: f64,
@@ -34,12 +36,12 @@ pub struct StepReport {
     pub evaluation_seconds: f64,
     /// Bytes of the planned buffers, of the rank with the most: what `plan` printed and the trainer allocated.
     pub memory_bytes: u64,
-    /// What the ranks did; none where there is one process.
+    /// The ranks' times; none where there is one process.
     pub ranks: Option<RankTimes>,
 }
 
 impl StepReport {
-    /// The logged numbers of a step, without the step itself.
+    /// Returns the logged numbers of a step, without the step itself.
     pub fn scalars(&self) -> Vec<Scalar> {
         let mut scalars = vec![
             Scalar::curve("loss", "loss/train", self.loss),
@@ -58,7 +60,7 @@ impl StepReport {
         scalars
     }
 
-    /// The record that metrics sinks receive.
+    /// Returns the record that metrics sinks receive.
     pub fn record(&self) -> Record {
         let series = self.ranks.iter().map(RankTimes::series).collect();
         Record { scalars: self.scalars(), series, ..Record::new("train", self.step) }

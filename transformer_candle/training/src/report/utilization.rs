@@ -1,4 +1,4 @@
-//! What a run takes of its machine.
+//! A run's use of its machine: memory, CPU and GPU.
 
 use serde::{Serialize, Serializer};
 
@@ -8,26 +8,26 @@ use super::{
 };
 use crate::units::bytes;
 
-/// What a run takes of its machine, sampled beside training.
+/// A sample of a run's use of its machine, taken beside training.
 #[derive(Clone, Debug, PartialEq)]
 pub struct UtilizationReport {
     /// Optimizer steps taken when it was recorded.
     pub step: u64,
     /// When it was sampled, in seconds since 1970.
     pub time: f64,
-    /// Resident memory of the process, or of all ranks.
+    /// Resident memory of the process, or of all ranks, in bytes.
     pub rss_bytes: u64,
     /// Mean number of cores that the process, or all ranks, kept busy since the sample before.
     pub cpu_cores: f64,
-    /// Memory of the process, or of all ranks, that is swapped out.
+    /// Swapped-out memory of the process, or of all ranks, in bytes.
     pub swap_bytes: u64,
-    /// What stands out among several ranks; none where there is one process.
+    /// The rank that uses the most memory; none where there is one process.
     pub ranks: Option<RanksUtilization>,
     /// The GPU that it trains on; none on a CPU, and while NVML does not answer.
     pub gpu: Option<GpuUtilization>,
 }
 
-/// What stands out among several ranks.
+/// The rank that uses the most memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RanksUtilization {
     /// The rank with the most resident memory.
@@ -36,14 +36,14 @@ pub struct RanksUtilization {
     pub max_rss_bytes: u64,
 }
 
-/// What a GPU does at one moment; none for what it does not report, as a slice of one (MIG) reports no utilization.
+/// The state of a GPU at one moment; None for what it does not report, as a MIG slice reports no utilization.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct GpuUtilization {
     /// Fraction of the time, 0 to 1, in which a kernel was running.
     pub utilization: Option<f64>,
-    /// Memory in use, by every program.
+    /// Memory in use by all programs, in bytes.
     pub memory_bytes: Option<u64>,
-    /// All its memory.
+    /// Total memory in bytes.
     pub memory_total_bytes: Option<u64>,
     /// Power draw.
     pub power_watts: Option<f64>,
@@ -53,18 +53,19 @@ pub struct GpuUtilization {
     pub temperature_celsius: Option<u64>,
     /// Clock of its multiprocessors.
     pub clock_mhz: Option<u64>,
-    /// What lowers its clocks: `thermal`, `power brake`, `hardware slowdown` or `power limit`; none if nothing does.
+    /// The reason for lowered clocks: `thermal`, `power brake`, `hardware slowdown` or `power limit`; None without one.
     pub throttle: Option<&'static str>,
 }
 
 impl UtilizationReport {
-    /// What this process takes.
+    /// Returns this process's memory and CPU use.
     pub(crate) fn usage(&self) -> RankUsage {
         RankUsage { rss_bytes: self.rss_bytes, cpu_cores: self.cpu_cores, swap_bytes: self.swap_bytes }
     }
 
-    /// A sample of this process as one of all ranks, given what each takes; of one process as it is. None while a rank
-    /// has not been sampled. The GPU stays this process's.
+    /// Converts a sample of this process to one of all ranks, given the usage of each; for one process it stays as it
+    /// is. None
+    /// while a rank has not been sampled. The GPU stays this process's.
     pub(crate) fn of_ranks(self, all: &[RankUsage]) -> Option<Self> {
         if all.len() < 2 {
             return Some(self);
@@ -82,7 +83,7 @@ impl UtilizationReport {
         })
     }
 
-    /// The logged numbers, without the step.
+    /// Returns the logged numbers, without the step.
     pub fn scalars(&self) -> Vec<Scalar> {
         let mut scalars = vec![
             Scalar::plain("time", self.time),
@@ -95,14 +96,14 @@ impl UtilizationReport {
         scalars
     }
 
-    /// The record that metrics sinks receive.
+    /// Returns the record that metrics sinks receive.
     pub fn record(&self) -> Record {
         let throttle = |gpu: &GpuUtilization| Text { key: "gpu_throttle", value: gpu.throttle.map(ToOwned::to_owned) };
         let texts = self.gpu.iter().map(throttle).collect();
         Record { scalars: self.scalars(), texts, ..Record::new("utilization", self.step) }
     }
 
-    /// `GPU 97 % 412 W` on a GPU, else `CPU 1.9 cores 812.3 MB`.
+    /// Formats the sample: `GPU 97 % 412 W` on a GPU, else `CPU 1.9 cores 812.3 MB`.
     pub fn summary(&self) -> String {
         let Some(gpu) = &self.gpu else {
             return format!("CPU {:.1} cores {}", self.cpu_cores, bytes(self.rss_bytes));

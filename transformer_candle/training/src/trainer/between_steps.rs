@@ -1,4 +1,4 @@
-//! What a trainer does between steps: evaluate, save checkpoints, generate text.
+//! The work of a trainer between steps: evaluate, save checkpoints, generate text.
 
 use std::{
     ops::ControlFlow,
@@ -20,12 +20,12 @@ use crate::{
 };
 
 impl Trainer {
-    /// Evaluates the current weights on the held-out text. `None` if it has no target.
+    /// Evaluates the current weights on the held-out text; returns None if it has no target tokens.
     pub fn evaluate(&mut self) -> Result<Option<EvaluationReport>> {
         self.evaluate_unless(&StopSignal::new())
     }
 
-    /// Evaluates unless the signal is raised before the last batch.
+    /// Evaluates as [`Trainer::evaluate`] does, but returns None if the signal is raised before it is done.
     pub fn evaluate_unless(&mut self, stop: &StopSignal) -> Result<Option<EvaluationReport>> {
         let started = Instant::now();
         let evaluated = self.evaluate_weights(stop);
@@ -64,8 +64,9 @@ impl Trainer {
         Ok(Some(report))
     }
 
-    /// What the model makes of the prompts; nothing with weights that are not numbers. None if the signal is raised
-    /// meanwhile: the evaluation is then made up with its samples by the run that resumes.
+    /// Completes the prompts of `runtime.evaluation.prompts`; returns no samples if the loss is not finite. None if the
+    /// signal
+    /// is raised meanwhile: the run that resumes then repeats the evaluation with its samples.
     fn samples(&mut self, report: &EvaluationReport, stop: &StopSignal) -> Result<Option<Vec<SampleReport>>> {
         let pool = self.engine.pool();
         let (prompts, tokenizer) = (&self.prompts, &self.data.tokenizer);
@@ -137,7 +138,7 @@ impl Trainer {
         }
     }
 
-    /// Records why training ends, as the last line of the metrics.
+    /// Records why training ends, as the last record of the metrics.
     pub fn record_end(&mut self, reason: &str, exit_code: Option<u8>) {
         let end = EndReport { step: self.position.step, reason: reason.to_owned(), exit_code };
         self.metrics.record(&end.record());
@@ -149,7 +150,7 @@ impl Trainer {
         self.generate_unless(prompt, max_tokens, settings, &StopSignal::new())
     }
 
-    /// As [`Trainer::generate`], unless the signal is raised before the last token.
+    /// Continues a prompt as [`Trainer::generate`] does, unless the signal is raised before the last token.
     pub fn generate_unless(
         &self,
         prompt: &str,

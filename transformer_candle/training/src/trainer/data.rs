@@ -11,7 +11,7 @@ use super::stages::Entered;
 use crate::checkpoint::TrainerState;
 use crate::error::{Result, TrainerError};
 
-/// A run's data sources, listed but not opened.
+/// A run's tokenizer, its data sources, listed but not opened, and the settings of its stream.
 pub(crate) struct DataPlan {
     pub(crate) tokenizer: Tokenizer,
     pub(crate) mixture: Mixture,
@@ -22,7 +22,7 @@ pub(crate) struct DataPlan {
 pub(super) struct Data {
     pub(super) tokenizer: Tokenizer,
     pub(super) stream: TokenStream,
-    /// Threads that tokenise.
+    /// Number of threads that tokenise.
     pub(super) workers: usize,
     /// The batch of a step that was abandoned.
     pub(super) pending_batch: Option<Batch>,
@@ -43,7 +43,7 @@ impl DataPlan {
         Ok(Self { tokenizer, mixture: Mixture::from_run(run, hub, cancel)?, settings: StreamSettings::from_run(run) })
     }
 
-    /// What the stream reads in each stage of the run; in its only one, if it has no stages.
+    /// Returns the mixture and the stream settings of each stage; one for a run without stages.
     pub(crate) fn stages(&self, run: &ResolvedRun) -> Result<Vec<StreamStage>> {
         let stages = 0..run.config.stages.as_ref().map_or(1, Vec::len);
         stages.map(|stage| stream_stage(&run.at_stage(stage), &self.mixture, self.settings.workers)).collect()
@@ -70,7 +70,7 @@ impl DataPlan {
     }
 }
 
-/// The stream's position in a checkpoint.
+/// Returns the stream's position that a checkpoint's state holds.
 pub(crate) fn cursor_of(state: &TrainerState) -> Result<Cursor> {
     serde_json::from_value(state.cursor.clone()).map_err(|error| {
         TrainerError::Request(format!(
@@ -81,7 +81,7 @@ pub(crate) fn cursor_of(state: &TrainerState) -> Result<Cursor> {
     })
 }
 
-/// What the stream reads in the stage that `run` is the run at.
+/// Returns the mixture and the stream settings of one stage; `run` has that stage's settings.
 fn stream_stage(run: &ResolvedRun, mixture: &Mixture, workers: usize) -> Result<StreamStage> {
     let components = &run.config.data.mixture;
     let mixture = match components.as_slice() {
@@ -92,7 +92,8 @@ fn stream_stage(run: &ResolvedRun, mixture: &Mixture, workers: usize) -> Result<
 }
 
 impl Data {
-    /// Continues with the stream of the next stage, and takes the held-out text anew for its sequences.
+    /// Switches to the stream of the next stage. The held-out text is opened again on next use, with the stage's
+    /// sequences.
     pub(super) fn enter_stage(&mut self, run: &ResolvedRun, interrupted: &dyn Fn() -> bool) -> Result<Entered> {
         let stage = stream_stage(run, self.stream.mixture(), self.workers)?;
         let NextStage { stream, left_out, opened } = self.stream.next_stage(&stage, interrupted)?;
@@ -101,7 +102,7 @@ impl Data {
         Ok(Entered { start: Some(self.stream.cursor()), left_out, opened })
     }
 
-    /// The held-out text, opened on first use.
+    /// Returns the held-out text, which is opened on first use.
     pub(super) fn held_out(&mut self, run: &ResolvedRun) -> Result<&mut [HeldOut]> {
         if self.held_out.is_empty() {
             self.held_out = HeldOut::from_run(run, self.stream.mixture(), &self.tokenizer)?;

@@ -1,5 +1,6 @@
-//! How a step is computed (micro-batch, accumulation, recompute mode, virtual shards), carried from a checkpoint to the run that
-//! resumes it: with another split the sums of gradients round differently, and the weights would differ from an
+//! How a step is computed (micro-batch, accumulation, recompute mode, virtual shards), kept from a checkpoint by the
+//! run
+//! that resumes it: with another split the sums of gradients round differently, and the weights would differ from an
 //! uninterrupted run's.
 
 use std::path::Path;
@@ -14,7 +15,7 @@ use crate::{
     memory_plan::{MemoryPlan, StagePlan},
 };
 
-/// How the steps of a plan are computed.
+/// Returns how a plan computes its steps.
 pub(super) fn from_plan(plan: &MemoryPlan) -> Execution {
     Execution {
         micro_batch: plan.micro_batch as usize,
@@ -63,7 +64,7 @@ pub(super) fn keep(run: &mut ResolvedRun, checkpoint: &Path, saved: Option<&Exec
     };
     let stages = run.config.stages.as_ref().map_or(0, Vec::len);
     if stages != saved.stages.len() {
-        // Another run, which its fingerprint says better.
+        // A different run: the comparison of fingerprints gives the better message.
         return Ok(None);
     }
     if stages > 0 {
@@ -87,7 +88,7 @@ pub(super) fn keep(run: &mut ResolvedRun, checkpoint: &Path, saved: Option<&Exec
     Ok(note)
 }
 
-/// The same for the stages of a run, which take the same steps as those of the checkpoint's run.
+/// Does the same for a run in stages: `batch_size: auto` of each becomes the checkpoint's micro-batch.
 fn keep_stages(run: &mut ResolvedRun, checkpoint: &Path, saved: &Execution) -> Result<()> {
     let mut changes = runtime_changes(run, saved);
     let stages = run.config.stages.iter_mut().flatten();
@@ -109,7 +110,7 @@ fn keep_stages(run: &mut ResolvedRun, checkpoint: &Path, saved: &Execution) -> R
     Err(TrainerError::RebatchedOnResume { checkpoint: checkpoint.to_owned(), changes })
 }
 
-/// The note of a run whose batching was changed on request.
+/// Returns the note for a run that `--rebatch` computes differently from its checkpoint; None where it is the same.
 pub(super) fn changed(plan: &MemoryPlan, saved: Option<&Execution>) -> Option<String> {
     let (was, is) = (saved?, from_plan(plan));
     (*was != is).then(|| {
@@ -134,7 +135,7 @@ fn described(execution: &Execution) -> String {
     format!("{split} sequences{tree} with activation_recompute {recompute}")
 }
 
-/// The config keys that differ from the checkpoint's.
+/// Returns the config keys that differ from the checkpoint's.
 fn changes(run: &ResolvedRun, saved: &Execution) -> Vec<Change> {
     let micro_batch = match run.config.data.batch_size {
         BatchSize::Auto => saved.micro_batch,
@@ -144,7 +145,7 @@ fn changes(run: &ResolvedRun, saved: &Execution) -> Vec<Change> {
     micro_batch.into_iter().chain(runtime_changes(run, saved)).collect()
 }
 
-/// The keys of `runtime` that differ from the checkpoint's.
+/// Returns the keys of `runtime` that differ from the checkpoint's.
 fn runtime_changes(run: &ResolvedRun, saved: &Execution) -> Vec<Change> {
     let is = &run.config.runtime;
     let recompute =

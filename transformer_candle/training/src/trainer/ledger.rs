@@ -21,7 +21,7 @@ pub(super) struct RunLedger {
     /// `None` once it has lost a line.
     ledger: Option<Ledger>,
     notices: Vec<String>,
-    /// The resume position, if the ledger contains it: it lists the windows opened there already.
+    /// The resume position, if the ledger contains it: the windows in use there are recorded already.
     cut: Option<Cursor>,
 }
 
@@ -60,7 +60,7 @@ impl RunLedger {
         Ok(ledger)
     }
 
-    /// Writes nothing: another rank does.
+    /// Returns a ledger that writes nothing, for ranks other than the first.
     pub(super) fn off() -> Self {
         Self { ledger: None, notices: Vec::new(), cut: None }
     }
@@ -98,12 +98,12 @@ impl RunLedger {
         });
     }
 
-    /// The hash of everything written so far; `None` until it is on disk.
+    /// Returns the hash of everything written so far; `None` until it is on disk.
     pub(super) fn head(&mut self) -> Option<LedgerHead> {
         self.ledger.as_mut()?.sync()
     }
 
-    /// Notes for the user since the last call, one sentence each.
+    /// Returns notes for the user since the last call, one sentence each.
     pub(super) fn take_notices(&mut self) -> Vec<String> {
         let file_notices = self.ledger.as_mut().map_or_else(Vec::new, Ledger::take_notices);
         self.notices.drain(..).chain(file_notices).collect()

@@ -1,4 +1,4 @@
-//! Saves a GPU's GEMM algorithms in checkpoints, restores them on resume, and gives them to other ranks.
+//! Saves a GPU's GEMM algorithms in checkpoints, restores them on resume, and shares them between ranks.
 
 use std::collections::BTreeMap;
 
@@ -6,7 +6,7 @@ use kernels::{Device, cuda::Cuda};
 
 use crate::{checkpoint::MatmulAlgorithms, error::Result, ranks::Ranks};
 
-/// The algorithms that a device has chosen so far; `None` on a CPU, which has only one.
+/// Returns the algorithms that a device has chosen so far; `None` on a CPU, which has only one.
 pub(super) fn capture(device: &Device) -> Option<MatmulAlgorithms> {
     let capture = |gpu: &Cuda| MatmulAlgorithms { fingerprint: gpu.fingerprint(), choices: gpu.choices() };
     device.as_cuda().map(capture)
@@ -33,8 +33,9 @@ pub(super) fn restore(device: &Device, saved: Option<&MatmulAlgorithms>) -> Resu
     }))
 }
 
-/// Gives all ranks the same algorithms: for each operation and shape that of the first rank which has one. A rank whose
-/// GPU does not support it keeps its own.
+/// Gives all ranks the same algorithms: for each operation and shape that of the lowest rank that has chosen one. A
+/// rank
+/// whose GPU does not support it keeps its own.
 pub(super) fn share(ranks: &Ranks, device: &Device) -> Result<()> {
     let (Some(exchange), Some(gpu)) = (ranks.exchange(), device.as_cuda()) else { return Ok(()) };
     let own = serde_json::to_string(&gpu.choices()).expect("choices are texts by name");
@@ -46,8 +47,9 @@ pub(super) fn share(ranks: &Ranks, device: &Device) -> Result<()> {
     Ok(())
 }
 
-/// The note for a run that resumes on another device than its checkpoint's; none where the device is the same. `None`
-/// stands for a CPU.
+/// Returns the note for a run that resumes on another device than its checkpoint's; None where it is the same. A device
+/// of
+/// `None` stands for a CPU.
 fn device_change_note(was: Option<&str>, is: Option<&str>) -> Option<String> {
     (was != is).then(|| {
         let named = |device: Option<&str>| device.unwrap_or("a CPU").to_owned();

@@ -1,5 +1,6 @@
-//! What is recorded of a run beside its numbers: which steps are logged, how the time between them was spent, what the
-//! machine does, and what holds the run back.
+//! Records steps and observes the run beside them: the interval of logging, the time spent between steps, the
+//! utilization
+//! of the machine, and advice on what holds the run back.
 
 use std::{mem, time::Duration};
 
@@ -22,16 +23,16 @@ pub(super) struct Observation {
     latest: Option<UtilizationReport>,
     /// The newest sample of this process.
     usage: RankUsage,
-    /// Of several ranks, which this one is.
+    /// The rank of this process.
     rank: usize,
     advisor: Advisor,
     advice: Vec<String>,
     since_step: BetweenSteps,
-    /// Since the last step that was logged.
+    /// Time since the last step that was logged.
     since_line: BetweenSteps,
 }
 
-/// Time spent between steps, in seconds.
+/// Time spent between steps on saving and evaluating, in seconds.
 #[derive(Clone, Copy, Debug, Default)]
 struct BetweenSteps {
     saving: f64,
@@ -39,7 +40,8 @@ struct BetweenSteps {
 }
 
 impl Observation {
-    /// Starts sampling. `hosts` are those of the ranks, of which this is `rank`; none of one process.
+    /// Starts sampling. `hosts` has the host of each rank, of which this process is `rank`; it is empty for one
+    /// process.
     pub(super) fn start(
         config: &RunConfig,
         device: &Device,
@@ -63,7 +65,7 @@ impl Observation {
         }
     }
 
-    /// The next step is the first of a stage.
+    /// Notes that the next step is the first of a stage.
     pub(super) fn enter_stage(&mut self) {
         self.advisor.enter_stage();
     }
@@ -76,7 +78,7 @@ impl Observation {
         self.since_step.evaluating += time.as_secs_f64();
     }
 
-    /// Seconds of saving and of evaluating since the last step.
+    /// Returns the seconds of saving and of evaluating since the last step.
     pub(super) fn take_between_steps(&mut self) -> (f64, f64) {
         let BetweenSteps { saving, evaluating } = mem::take(&mut self.since_step);
         self.since_line.saving += saving;
@@ -84,8 +86,9 @@ impl Observation {
         (saving, evaluating)
     }
 
-    /// Records a step if it is to be logged, then what was sampled during it, and what both show. `ranks` are the figures
-    /// of several ranks.
+    /// Records a step if it is to be logged (`always` logs it in any case), then the utilization sampled during it and
+    /// the
+    /// advice that both lead to. `ranks` are the figures of each rank; empty for one process.
     pub(super) fn step(
         &mut self,
         report: &StepReport,
@@ -113,7 +116,7 @@ impl Observation {
         self.advise(report.step, advice, metrics);
     }
 
-    /// Records what was found.
+    /// Records advice, and keeps it for [`Observation::take_advice`].
     pub(super) fn advise(&mut self, step: u64, advice: Vec<String>, metrics: &mut MetricsWriter) {
         for text in advice {
             let advice = AdviceReport { step, text };
@@ -122,12 +125,12 @@ impl Observation {
         }
     }
 
-    /// What this process takes, of several ranks.
+    /// Returns this process's own memory and CPU use at its newest sample.
     pub(super) fn usage(&self) -> RankUsage {
         self.usage
     }
 
-    /// The newest sample, of all ranks.
+    /// Returns the newest sample, summed over all ranks.
     pub(super) fn utilization(&self) -> Option<&UtilizationReport> {
         self.latest.as_ref()
     }

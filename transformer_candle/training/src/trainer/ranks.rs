@@ -1,4 +1,4 @@
-//! What the ranks of a run agree on: at its start that they are about to do the same, and before each step whether to
+//! Agreement between the ranks of a run: at its start that they train the same run, and before each step whether to
 //! compute it.
 
 use std::collections::BTreeMap;
@@ -20,17 +20,18 @@ use crate::{
     stop::StopSignal,
 };
 
-/// What the ranks do with the batch of the next step.
+/// What all ranks do with the batch of the next step.
 pub(super) enum AgreedBatch {
     /// Train on it.
     Compute(Batch),
-    /// Keep it, where it is there: the signal is raised on all ranks.
+    /// Keep it, if it has been read: the signal is raised on all ranks.
     Abandon(Option<Batch>),
 }
 
 /// Decides whether all ranks compute the next step. Signals reach them at different times, and a rank that leaves the
-/// others waiting takes the whole run down; so none stops unless all do. `own_stop` is what this process was asked,
-/// `stop` what all are.
+/// others waiting takes the whole run down; so none stops unless all do. `own_stop` is the signal of this process,
+/// `stop`
+/// the one that is raised on all ranks.
 pub(super) fn agree_on_batch(
     ranks: &Ranks,
     batch: Result<Batch>,
@@ -78,14 +79,14 @@ pub(super) fn require_same_request(ranks: &Ranks, run: &ResolvedRun, options: &R
     ]);
     let config = serde_json::to_value(&run.config).expect("a config is plain values");
     flatten(String::new(), config, &mut facts);
-    // Machines may differ in these.
+    // These may differ between machines.
     facts.remove("runtime.threads");
     facts.remove("runtime.device");
     facts.remove("data.num_workers");
     ranks.require_equal(&facts)
 }
 
-/// Refuses ranks that found different data or checkpoints. No rank has written anything before.
+/// Refuses ranks that found different data or checkpoints, before any of them writes anything.
 pub(super) fn require_same_start(ranks: &Ranks, step: u64, fingerprint: &ConfigFingerprint) -> Result<()> {
     if ranks.exchange().is_none() {
         return Ok(());
@@ -95,16 +96,16 @@ pub(super) fn require_same_start(ranks: &Ranks, step: u64, fingerprint: &ConfigF
     ranks.require_equal(&facts)
 }
 
-/// What the ranks tell each other of themselves at the start.
+/// The facts about each rank that the ranks exchange at the start.
 #[derive(Debug, Default)]
 pub(super) struct Introductions {
-    /// The machine of each rank; none of one process.
+    /// The host name of each rank; empty for one process.
     pub(super) hosts: Vec<String>,
-    /// Planned bytes of the rank with the most.
+    /// Planned bytes of the rank that needs the most.
     pub(super) largest_plan_bytes: u64,
 }
 
-/// Tells the other ranks this machine's name and planned bytes.
+/// Exchanges host names and planned bytes with the other ranks.
 pub(super) fn introduce(ranks: &Ranks, host: &str, plan_bytes: u64) -> Result<Introductions> {
     let Some(exchange) = ranks.exchange() else {
         return Ok(Introductions { largest_plan_bytes: plan_bytes, ..Introductions::default() });
@@ -115,24 +116,25 @@ pub(super) fn introduce(ranks: &Ranks, host: &str, plan_bytes: u64) -> Result<In
     Ok(Introductions { hosts, largest_plan_bytes: bytes.into_iter().max().unwrap_or(plan_bytes) })
 }
 
-/// The longest wait for data of a rank; none of one process.
+/// Returns the longest wait for data of any rank, in seconds; None for one process.
 pub(super) fn longest_data_wait(figures: &[RankFigures]) -> Option<f64> {
     figures.iter().map(|rank| rank.data_wait_seconds).reduce(f64::max)
 }
 
-/// The parts of a step of several ranks; none of one process.
+/// Returns the times of a step of several ranks; None for one process.
 pub(super) fn times(figures: &[RankFigures], is_even: bool) -> Option<RankTimes> {
     if figures.len() < 2 {
         return None;
     }
-    // The rank that the others wait for waits for nobody, so what it spends in exchange is exchange.
+    // The slowest rank waits for nobody, so all of its time in exchange is transfer.
     let exchange_seconds = figures.iter().map(|rank| rank.exchange_seconds).reduce(f64::min)?;
     let compute_seconds = figures.iter().map(|rank| rank.compute_seconds).collect();
     Some(RankTimes { compute_seconds, exchange_seconds, is_even })
 }
 
-/// Connects the memory of the ranks' devices, which are all CPUs or all GPUs. For equal bits on any number of ranks the
-/// GPUs are equal.
+/// Connects the memory of the ranks' devices, which must be all CPUs or all GPUs; with
+/// `runtime.deterministic_reduction`,
+/// which gives equal bits on any number of ranks, the GPUs must be equal.
 pub(super) fn connect(ranks: &Ranks, device: &Device, config: &RunConfig) -> Result<()> {
     let Some(exchange) = ranks.exchange() else { return Ok(()) };
     let mut facts = BTreeMap::from([("the kind of device".to_owned(), json!(format!("{:?}", device.kind())))]);
@@ -143,8 +145,8 @@ pub(super) fn connect(ranks: &Ranks, device: &Device, config: &RunConfig) -> Res
     exchange.connect(device)
 }
 
-/// Warms up the engines of all ranks, with the GEMM algorithms that the first one finds; for shapes that it does not
-/// have, those of the first rank which does. What connects GPUs is tried out as well.
+/// Warms up the engines of all ranks with the GEMM algorithms that the first one chooses; for shapes that it does not
+/// have, those of the lowest rank that has. Warms up the exchange between GPUs as well.
 pub(super) fn warm_up(ranks: &Ranks, engine: &mut Engine) -> Result<()> {
     let device = engine.device().clone();
     if !ranks.rank_info().is_first() {
@@ -171,7 +173,7 @@ pub(super) fn agree_on_micro_batch(ranks: &Ranks, run: &mut ResolvedRun) -> Resu
     Ok(micro_batches(run).into_iter().map(|size| *size).ne(own))
 }
 
-/// The micro-batch of the run, or of each stage.
+/// Returns the micro-batch size of the run, or of each of its stages, to be changed in place.
 fn micro_batches<'a>(run: &'a mut ResolvedRun) -> Vec<&'a mut usize> {
     let RunConfig { stages, data, .. } = &mut run.config;
     let sizes: Vec<&'a mut BatchSize> = match stages {
@@ -185,7 +187,7 @@ fn micro_batches<'a>(run: &'a mut ResolvedRun) -> Vec<&'a mut usize> {
     sizes.into_iter().filter_map(fixed).collect()
 }
 
-/// Keys of a nested object as dotted paths.
+/// Adds the values of a nested object to `into`, by their keys as dotted paths.
 fn flatten(path: String, value: Value, into: &mut BTreeMap<String, Value>) {
     match value {
         Value::Object(entries) => {

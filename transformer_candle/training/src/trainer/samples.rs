@@ -1,4 +1,4 @@
-//! The texts that a model in training writes: how it continues `runtime.evaluation.prompts`.
+//! Samples of a model in training: its completions of `runtime.evaluation.prompts`.
 
 use std::ops::ControlFlow;
 
@@ -13,10 +13,10 @@ use crate::{
     stop::StopSignal,
 };
 
-/// Tokens with which each prompt is tried before the first step.
+/// Tokens generated for each prompt before the first step.
 const WARM_UP_TOKENS: usize = 2;
 
-/// The prompts of a run, as text and as tokens.
+/// The prompts of a run, as text and as tokens, and their sampling settings.
 pub(super) struct Prompts {
     encoded: Vec<(String, Vec<u32>)>,
     max_tokens: usize,
@@ -54,8 +54,9 @@ impl Prompts {
         })
     }
 
-    /// Runs on a GPU what writing the texts will run, so that the algorithms of its GEMMs are chosen, and saved with
-    /// the first checkpoint, before they are needed: a resumed run then writes the same texts.
+    /// Generates a few tokens on a GPU, so that the algorithms of the GEMMs are chosen, and saved with the first
+    /// checkpoint,
+    /// before they are needed: a resumed run then generates the same texts.
     pub(super) fn warm_up(&self, generator: &mut Generator) -> Result<()> {
         for (_, tokens) in &self.encoded {
             generator.generate(tokens, WARM_UP_TOKENS, &[], &self.settings, |_| ControlFlow::Continue(()))?;
@@ -63,7 +64,7 @@ impl Prompts {
         Ok(())
     }
 
-    /// Continues each prompt; none if the signal is raised before the last token.
+    /// Continues each prompt; returns None if the signal is raised before the last token.
     pub(super) fn continued(
         &self,
         generator: &mut Generator,

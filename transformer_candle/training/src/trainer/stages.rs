@@ -1,4 +1,4 @@
-//! The stages of a run: which one the next step is of, and how it begins.
+//! The stages of a run: finds the stage of the next step, and enters it.
 
 use dataset::{
     Cursor,
@@ -15,32 +15,32 @@ use crate::{
     units::grouped,
 };
 
-/// When the stages of a run begin and end; of a run without stages there is one, which has no end.
+/// The bounds of a run's stages, and the current stage. A run without stages has one without an end.
 #[derive(Clone, Debug)]
 pub(super) struct Stages {
-    /// Where each starts, and the step that it should end with.
+    /// How each stage starts, and the step that it should end with.
     bounds: Vec<(StageStart, u64)>,
     /// The stage that the engine and the stream are in.
     pub(super) current: usize,
-    /// A stage that they have entered and no step was taken in.
+    /// The data of a stage that was entered and in which no step was taken yet.
     entered: Option<Entered>,
-    /// What a person is to be told of.
+    /// The report of a stage that [`Trainer::take_stage_report`] has not returned yet.
     report: Option<StageReport>,
 }
 
-/// The beginning of a stage.
+/// The data stream at the beginning of a stage.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Entered {
-    /// Where its stream starts; none for the first stage, which starts where every run does.
+    /// The position at which its stream starts; None for the first stage, which starts where every run does.
     pub(super) start: Option<Cursor>,
-    /// Sequences of the windows in use before.
+    /// Sequences that are left out of the windows in use before.
     pub(super) left_out: Vec<SequenceRange>,
     /// Windows in use before that the ledger may not have yet.
     pub(super) opened: Vec<WindowRecord>,
 }
 
 impl Stages {
-    /// The stages of a run that is in stage `current`, after no step or after some.
+    /// Returns the stages of a run that is in stage `current`; `is_new` if no step was taken yet.
     pub(super) fn new(config: &RunConfig, current: usize, is_new: bool) -> Self {
         let starts = config.stages.iter().flatten().map(|stage| stage.at);
         let bounds: Vec<_> = starts.zip(config.stage_ends()).collect();
@@ -48,7 +48,7 @@ impl Stages {
         Self { bounds, current, entered, report: None }
     }
 
-    /// The stage that the step after `step` should be of, if it is not the current one.
+    /// Returns the stage that the step after `step` should be in, if it is not the current one.
     fn due(&self, step: u64) -> Option<usize> {
         let (_, end) = self.bounds.get(self.current)?;
         // A stage that started late may have no step left.
@@ -56,21 +56,23 @@ impl Stages {
         if step < *end { None } else { next() }
     }
 
-    /// Whether a stage waits for the end of the window in use.
+    /// Whether the stage `next` has to wait for the end of the shuffle window in use.
     fn waits(&self, next: usize, is_between_windows: bool) -> bool {
         self.bounds[next].0 == StageStart::WindowEnd && !is_between_windows
     }
 
-    /// Whether there is none behind a stage.
+    /// Whether a stage is the last one.
     pub(super) fn is_last(&self, stage: usize) -> bool {
         stage + 1 >= self.bounds.len()
     }
 }
 
 impl Trainer {
-    /// Enters the stage that the next step is of: its buffers, its stream and its learning rate. Returns whether the next
-    /// batch ends with the window in use because a stage waits for that. Until a step is taken in the stage, the trainer's
-    /// position is the one before it, so that checkpoints do not depend on whether it was entered.
+    /// Enters the stage of the next step: switches to its buffers, its stream and its learning rate. Returns whether
+    /// the next
+    /// batch must end with the shuffle window in use because a stage waits for that. Until a step is taken in the
+    /// stage, the
+    /// trainer's position is the one before it, so that checkpoints do not depend on whether it was entered.
     pub(super) fn enter_due_stage(&mut self, interrupted: &dyn Fn() -> bool) -> Result<bool> {
         let Some(next) = self.stages.due(self.position.step) else { return Ok(false) };
         if self.stages.waits(next, self.data.stream.is_between_windows()) {
@@ -111,7 +113,7 @@ impl Trainer {
         )))
     }
 
-    /// Takes what the first step of a stage records of it.
+    /// Reports the stage whose first step this is, and returns what the ledger records of it; None for other steps.
     pub(super) fn take_entered_stage(&mut self, step: u64) -> Option<Entered> {
         let entered = self.stages.entered.take()?;
         let data = &self.stage_run.config.data;
@@ -128,7 +130,7 @@ impl Trainer {
         Some(entered)
     }
 
-    /// The stage whose first step was taken since this was last asked.
+    /// Returns the report of the stage whose first step was taken since the last call, if any.
     pub fn take_stage_report(&mut self) -> Option<StageReport> {
         self.stages.report.take()
     }

@@ -35,7 +35,7 @@ use crate::{
 };
 
 impl Trainer {
-    /// A trainer at step 0 of a new run.
+    /// Starts a new run, at step 0.
     ///
     /// # Errors
     /// Nothing is allocated or written if the run does not fit in memory, its directory belongs to another trainer or
@@ -44,21 +44,23 @@ impl Trainer {
         Self::start(run, &RunOptions::default(), &HubSettings::from_environment(), &StopSignal::new())
     }
 
-    /// A trainer that resumes at a checkpoint, bit for bit as if it had never stopped: also its micro-batch,
-    /// accumulation and recompute mode are the checkpoint's, unless `rebatch` takes the config's.
+    /// Resumes a run at a checkpoint, bit for bit as if it had never stopped: its micro-batch, accumulation and
+    /// recompute mode
+    /// are the checkpoint's too, unless `rebatch` takes the config's.
     ///
     /// # Errors
-    /// As [`Trainer::new`]; [`TrainerError::Checkpoint`] if there is no intact checkpoint to resume from;
-    /// [`TrainerError::ChangedOnResume`] and [`TrainerError::RebatchedOnResume`] if a key of the config differs that training
-    /// cannot be resumed with; [`TrainerError::OutOfMemoryOnResume`] if the checkpoint's micro-batch does not fit any
-    /// more.
+    /// Those of [`Trainer::new`]; [`TrainerError::Checkpoint`] if there is no intact checkpoint to resume from;
+    /// [`TrainerError::ChangedOnResume`] and [`TrainerError::RebatchedOnResume`] if the config differs in a key that
+    /// must not
+    /// change on resume; [`TrainerError::OutOfMemoryOnResume`] if the checkpoint's micro-batch no longer fits.
     pub fn resume(run: ResolvedRun, from: &ResumeFrom, rebatch: bool) -> Result<Self> {
         let options = RunOptions { resume: Some(from.clone()), rebatch, ..RunOptions::default() };
         Self::start(run, &options, &HubSettings::from_environment(), &StopSignal::new())
     }
 
-    /// [`Trainer::new`] or [`Trainer::resume`], as the options say, unless the signal is raised meanwhile. What it waits for can
-    /// be seen in `hub.retries`.
+    /// Starts a run as [`Trainer::new`] or [`Trainer::resume`] does, as the options say, unless the signal is raised
+    /// meanwhile.
+    /// `hub.retries` shows the requests that it waits for.
     pub fn start(run: ResolvedRun, options: &RunOptions, hub: &HubSettings, stop: &StopSignal) -> Result<Self> {
         let (cancel, rank_info) = (stop.cancel_token(), options.ranks.rank_info());
         let mut planned = PlannedRun::new(run, options, &cancel)?;
@@ -111,7 +113,7 @@ impl Trainer {
         Ok(trainer)
     }
 
-    /// Marks and prunes the checkpoints of a run whose last save was stopped before that.
+    /// Marks the best checkpoint and prunes old ones, which the last save may not have come to.
     fn complete_last_save(&mut self) -> Result<()> {
         let latest = checkpoint::latest(self.checkpoint_directory());
         match latest.filter(|latest| self.saved.as_ref() == Some(latest)) {
@@ -126,12 +128,13 @@ struct LoadedEngine {
     engine: Engine,
     /// The record of the model that adapters train beside.
     base: Option<BaseModel>,
-    /// What would make a new run faster.
+    /// Advice on settings that would make a new run faster.
     advice: Vec<String>,
 }
 
 impl LoadedEngine {
-    /// Checks where the weights come from, allocates, fills and warms up, unless the signal is raised meanwhile.
+    /// Checks the weights to start from, then allocates, fills and warms up the engine, unless the signal is raised
+    /// meanwhile.
     fn new(planned: &mut PlannedRun, speeds: TokenSpeeds, ranks: &Ranks, stop: &StopSignal) -> Result<Self> {
         let (stage, cancel) = (planned.stage(), stop.cancel_token());
         let PlannedRun { run, asked, device, shape, plan, resumed, notes, .. } = planned;
@@ -139,7 +142,7 @@ impl LoadedEngine {
         let checkpoint = resumed.as_ref().map(|resumed| &resumed.checkpoint);
         let start = StartingPoint::new(checkpoint, pretrained.as_ref(), run.config.runtime.seed);
         let base = start.base_record()?;
-        // What would fit is asked before memory is taken.
+        // The advice depends on what would fit, so it is computed before memory is allocated.
         let plan_of = |run: &ResolvedRun| MemoryPlan::of_rank(run, device, ranks.rank_info());
         let advice = speed_advice(run, *asked, plan, plan_of, Some(speeds))?;
         let (configs, settings) = (run.config.stage_configs(), plan.stage_settings(device.kind()));
@@ -158,7 +161,7 @@ impl LoadedEngine {
     }
 }
 
-/// The encoded prompts, tried out on a GPU.
+/// Encodes the prompts, and warms up their generation on a GPU.
 fn prompts(run: &ResolvedRun, tokenizer: &Tokenizer, engine: &mut Engine) -> Result<Prompts> {
     let prompts = Prompts::new(&run.config, tokenizer, engine.generator.as_ref())?;
     let (pool, is_on_gpu) = (engine.pool(), engine.device().as_cuda().is_some());
@@ -185,15 +188,16 @@ fn position(state: Option<&TrainerState>, cursor: Cursor, evaluation: &Evaluatio
     }
 }
 
-/// The checkpoint that the run is resumed from, if it is one of its own.
+/// Returns the checkpoint that the run is resumed from, if it is in the run's own folder of checkpoints.
 fn saved(run: &ResolvedRun, resumed: Option<&ResumePoint>) -> Option<PathBuf> {
     let directory = resumed?.directory().canonicalize().ok()?;
     let path = run.config.runtime.checkpoint.directory.as_deref()?.join(directory.file_name()?);
     (path.canonicalize().ok()? == directory).then_some(path)
 }
 
-/// Opens what the first rank writes while training, the ledger and the metrics, rewound to the checkpoint; and writes
-/// what it trains.
+/// Opens the ledger and the metrics, rewound to the checkpoint, and writes the resolved config and the environment.
+/// Only
+/// the first rank writes.
 fn open_records(
     (run, environment, rank_info): (&ResolvedRun, &Environment, RankInfo),
     state: Option<&TrainerState>,

@@ -1,4 +1,4 @@
-//! Where a run's weights come from: initialization, a pretrained model, or a checkpoint.
+//! The weights that training starts from: random initialization, a pretrained model, or a checkpoint.
 
 use dataset::CancelToken;
 use model::hugging_face::PretrainedWeights;
@@ -11,7 +11,7 @@ use crate::{
     error::Result,
 };
 
-/// Where the weights before the next step come from.
+/// The source of the weights before the next step.
 pub(super) enum StartingPoint<'a> {
     Random { seed: u64 },
     Pretrained { weights: &'a Pretrained, seed: u64 },
@@ -19,7 +19,7 @@ pub(super) enum StartingPoint<'a> {
 }
 
 impl<'a> StartingPoint<'a> {
-    /// The checkpoint that is resumed from, or the pretrained weights, or else new ones drawn from the seed.
+    /// Selects the checkpoint that is resumed from, or the pretrained weights, or else random ones drawn from the seed.
     pub(super) fn new(resumed: Option<&'a Checkpoint>, pretrained: Option<&'a Pretrained>, seed: u64) -> Self {
         match (resumed, pretrained) {
             (Some(checkpoint), _) => Self::Checkpoint(checkpoint),
@@ -28,10 +28,10 @@ impl<'a> StartingPoint<'a> {
         }
     }
 
-    /// The record of the model that adapters train beside; none without adapters.
+    /// Returns the record of the model that adapters train beside; None without adapters.
     ///
     /// # Errors
-    /// [`crate::TrainerError::Checkpoint`] if the checkpoint's is not what was written.
+    /// [`crate::TrainerError::Checkpoint`] if the checkpoint's record is corrupted.
     pub(super) fn base_record(&self) -> Result<Option<BaseModel>> {
         Ok(match self {
             Self::Checkpoint(checkpoint) => checkpoint.base_record()?,
@@ -46,11 +46,11 @@ pub(super) struct Pretrained {
     model: PretrainedWeights,
     /// The record of `model`, where adapters train beside it.
     base: Option<BaseModel>,
-    /// Those of `lora.init_from`.
+    /// The adapters of `lora.init_from`, if set.
     adapters: Option<PretrainedWeights>,
 }
 
-/// Fills weights and optimizer state.
+/// Fills the engine's weights and optimizer state from the starting point.
 pub(super) fn fill(engine: &mut Engine, shape: &ModelShape, start: &StartingPoint, cancel: &CancelToken) -> Result<()> {
     let pool = engine.pool();
     let Engine { decoder, optimizer, .. } = engine;
@@ -75,7 +75,7 @@ pub(super) fn fill(engine: &mut Engine, shape: &ModelShape, start: &StartingPoin
     })
 }
 
-/// The checked weights of `model.init_from` and `lora.init_from` for a new run; none for a resumed one.
+/// Opens and checks the weights of `model.init_from` and `lora.init_from` for a new run; None for a resumed one.
 pub(super) fn pretrained_weights(
     run: &ResolvedRun,
     shape: &ModelShape,

@@ -25,8 +25,8 @@ use super::query_tile::{CallShape, KV_TILE, KvRows, QUERY_TILE, QueryTile, scale
 use super::tile_gemm::{Causal, Start, tile_gemm};
 use crate::Element;
 
-/// Tasks at most, unless there are more heads, and threads that scratch is planned for. Each task of a divided head
-/// costs f32 accumulators of T x E for dk and for dv, and reading them again to add them up.
+/// Maximum number of tasks, unless there are more heads, and of threads that scratch is planned for. Each task of a
+/// divided head costs f32 accumulators of T x E for dk and for dv, and reading them again to add them up.
 const TASKS: usize = 32;
 
 /// Inputs and outputs of the forward pass, and the gradient of its output.
@@ -60,7 +60,7 @@ impl Partition {
         Self { parts, tasks: shape.pairs() * parts, matrices, sums: 2 * shape.length * padded }
     }
 
-    /// Elements of one thread's scratch, of all threads', and of the accumulators of all tasks.
+    /// Returns the elements of one thread's scratch, of all threads', and of the accumulators of all tasks.
     fn scratch(&self) -> [usize; 3] {
         let (own, partials) = if self.parts == 1 { (self.sums, 0) } else { (0, self.tasks * self.sums) };
         let thread = self.matrices + own;

@@ -12,7 +12,7 @@ pub(super) struct LeftOperand<'a> {
 }
 
 impl<'a> LeftOperand<'a> {
-    /// Rows `stride` elements apart.
+    /// An operand whose rows lie `stride` elements apart.
     pub(super) fn rows(values: &'a [f32], stride: usize) -> Self {
         Self { values, row_stride: stride, depth_stride: 1 }
     }

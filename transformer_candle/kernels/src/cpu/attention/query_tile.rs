@@ -28,7 +28,7 @@ pub(crate) struct CallShape {
 }
 
 impl CallShape {
-    /// Whole sequences, with nothing before them.
+    /// The shape of a call over whole sequences, without cached keys before them.
     pub(crate) fn whole(shape: &AttentionShape) -> Self {
         let &AttentionShape { heads, batch, sequence_length } = shape;
         Self { layout: heads, batch, length: sequence_length, past: 0 }
@@ -57,7 +57,7 @@ impl CallShape {
         QueryTile { shape: *self, sequence, kv_head, first, rows }
     }
 
-    /// The factor of the scores, 1 / sqrt(E).
+    /// The scale of the scores, 1 / sqrt(E).
     pub(super) fn scale(&self) -> f32 {
         (1.0 / (self.layout.head_size as f64).sqrt()) as f32
     }
@@ -74,22 +74,22 @@ pub(super) struct QueryTile {
 }
 
 impl QueryTile {
-    /// Its (sequence, key/value head) pair.
+    /// Index of the tile's (sequence, key/value head) pair.
     pub(super) fn pair(&self) -> usize {
         self.sequence * self.shape.layout.kv_heads + self.kv_head
     }
 
-    /// The rows, padded to a multiple of [`COLUMNS`].
+    /// The number of rows, padded to a multiple of [`COLUMNS`].
     pub(super) fn width(&self) -> usize {
         self.rows.next_multiple_of(COLUMNS)
     }
 
-    /// The position of a row in its sequence, from the first query on.
+    /// The position of a row in its sequence, counted from the first query.
     fn position(&self, row: usize) -> usize {
         (self.first + row) / self.shape.layout.group_size()
     }
 
-    /// Keys that the last row attends to, the most of any row.
+    /// The number of keys that the last row attends to, the most of any row.
     pub(super) fn keys(&self) -> usize {
         self.shape.past + self.position(self.rows - 1) + 1
     }
@@ -132,7 +132,7 @@ impl QueryTile {
         documents[token].unsigned_abs() as usize
     }
 
-    /// The rows in order, counted up: a division for each would take as long as copying the row.
+    /// Returns the rows in order, counted up: a division for each would take as long as copying the row.
     pub(super) fn query_rows(&self) -> impl Iterator<Item = QueryRow> {
         let (tile, group) = (*self, self.shape.layout.group_size());
         let (mut position, mut member) = (tile.first / group, tile.first % group);
@@ -202,7 +202,7 @@ impl QueryTile {
     }
 }
 
-/// The causal mask of a query tile and the keys from one on.
+/// The causal mask of a query tile for the keys from `first` on.
 #[derive(Clone, Copy)]
 pub(super) struct CausalMask {
     tile: QueryTile,
@@ -229,13 +229,13 @@ pub(super) struct QueryRow {
 }
 
 impl QueryRow {
-    /// Where the head begins among tokens of `token_width` elements, H * E (outputs) or P (packed QKV).
+    /// Offset of the head's first element in rows of `token_width` elements: H * E (outputs) or P (packed QKV).
     pub(super) fn offset(&self, token_width: usize) -> usize {
         let QueryTile { sequence, shape, .. } = self.tile;
         (sequence * shape.length + self.position) * token_width + self.head * shape.layout.head_size
     }
 
-    /// Its index in `lse_BHT`.
+    /// The row's index in `lse_BHT`.
     pub(super) fn lse_index(&self) -> usize {
         let QueryTile { sequence, shape, .. } = self.tile;
         (sequence * shape.layout.heads + self.head) * shape.length + self.position
@@ -251,7 +251,7 @@ pub(super) struct KvRows<'a, E> {
 }
 
 impl<'a, E: Element> KvRows<'a, E> {
-    /// Keys and values of a (sequence, key/value head) pair in packed QKV rows.
+    /// Returns the keys and the values of a (sequence, key/value head) pair in packed QKV rows.
     pub(super) fn packed(qkv: &'a [E], shape: &CallShape, pair: usize) -> [Self; 2] {
         let (layout, stride) = (shape.layout, shape.layout.packed_width());
         let (sequence, kv_head) = (pair / layout.kv_heads, pair % layout.kv_heads);
@@ -263,7 +263,8 @@ impl<'a, E: Element> KvRows<'a, E> {
         })
     }
 
-    /// Rows of `size` elements from `first` on: f32 in place, bf16 widened into `copies`, as many as it has room for.
+    /// Returns the rows from `first` on, of `size` elements each: f32 in place, bf16 widened into `copies`, as many as
+    /// it has room for.
     #[inline(always)]
     pub(super) fn operand<'b>(&self, first: usize, copies: &'b mut [f32], size: usize) -> LeftOperand<'b>
     where
@@ -280,7 +281,7 @@ impl<'a, E: Element> KvRows<'a, E> {
     }
 }
 
-/// The transpose of rows of `padded` elements. Both sizes are multiples of [`SIDE`].
+/// Transposes rows of `padded` elements into `target`. Both sizes are multiples of [`SIDE`].
 #[inline(always)]
 pub(super) fn transpose(source: &[f32], padded: usize, target: &mut [f32]) {
     let rows = source.len() / padded;

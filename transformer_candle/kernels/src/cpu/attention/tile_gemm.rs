@@ -16,7 +16,7 @@ use pulp::{Simd, WithSimd};
 use super::operand::{COLUMNS, LeftOperand};
 use super::query_tile::CausalMask;
 
-/// What the result is added to.
+/// The initial value of the output, to which the result is added.
 #[derive(Clone, Copy)]
 pub(super) enum Start<'a> {
     /// Nothing: the output is overwritten.
@@ -95,7 +95,7 @@ impl WithSimd for TileGemm<'_> {
 }
 
 impl TileGemm<'_> {
-    /// All rows of V vectors of columns.
+    /// Computes all rows of V vectors of columns.
     ///
     /// # Safety
     /// The slices hold the sizes, and the columns from `column` on are below n.
@@ -119,7 +119,7 @@ impl TileGemm<'_> {
         }
     }
 
-    /// Rows that the mask leaves of the columns before `end`.
+    /// The number of rows that the mask leaves in the columns before `end`.
     #[inline(always)]
     fn rows(&self, end: usize) -> usize {
         let m = self.sizes[0];
@@ -137,7 +137,7 @@ impl TileGemm<'_> {
         }
     }
 
-    /// R rows of V vectors of columns, accumulated in registers over all of K.
+    /// Computes R rows of V vectors of columns, accumulated in registers over all of K.
     ///
     /// # Safety
     /// As for `column_block`, and the rows from `row` on are below m.
@@ -205,7 +205,7 @@ mod tests {
     use super::*;
     use crate::HeadLayout;
 
-    /// With AVX2, where the CPU has it: half the registers of AVX-512, half as wide.
+    /// Runs a GEMM with AVX2, where the CPU has it: half the registers of AVX-512, half as wide.
     fn narrow(gemm: TileGemm<'_>) {
         #[cfg(target_arch = "x86_64")]
         if let Some(simd) = pulp::x86::V3::try_new() {

@@ -24,7 +24,7 @@ mod avx512 {
     /// Words of a vector.
     const LANES: usize = 16;
 
-    /// Words hold two elements of K in bf16, the first in the lower half, as the instruction reads them.
+    /// The bf16 micro-kernel. Words hold two elements of K, the first in the lower half, as the instruction reads them.
     #[derive(Clone, Copy)]
     pub(in crate::cpu::gemm) struct Bf16Kernel(V4);
 
@@ -79,7 +79,7 @@ mod avx512 {
         }
     }
 
-    /// One tile of exactly R rows.
+    /// Computes one tile of exactly R rows.
     #[target_feature(enable = "avx512f,avx512bf16")]
     fn multiply<const R: usize>(count: usize, a: impl AOperand, b: PanelOperand<'_>, tile: &mut [f32; MAX_TILE]) {
         let mut accumulators = [[_mm512_setzero_ps(); VECTORS]; R];

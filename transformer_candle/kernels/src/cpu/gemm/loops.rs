@@ -65,7 +65,7 @@ impl<A: Element, B: Element, O: Element> Gemm<'_, A, B, O> {
             }
             return;
         }
-        // Squares of SIDE words are packed at a time: a KC of whole squares leaves a partial one to the last block only.
+        // Squares of SIDE words are packed at a time: with a KC of whole squares only the last block has a partial one.
         let kc = even_step(a.columns, KC_WORDS * T::KR, SIDE * T::KR);
         let kc_words = kc.min(a.columns).div_ceil(T::KR);
         let nc = even_step(b.columns, B_BLOCK_WORDS / kc_words, T::NR);
@@ -116,7 +116,7 @@ fn even_step(size: usize, limit: usize, unit: usize) -> usize {
 #[derive(Clone, Copy)]
 struct BBlock<'a> {
     panels: PanelOperand<'a>,
-    /// Words from panel to panel.
+    /// Words from one panel to the next.
     stride: usize,
 }
 
@@ -164,8 +164,8 @@ impl<T: MicroKernel, A: Element> MacroKernel<'_, T, A> {
         let threads = rayon::current_num_threads();
         let panels = Panels::new::<T>(self.a.rows, threads);
         let (tall, wide) = (panels.count, self.columns.div_ceil(T::NR));
-        // Few panels are divided by columns as well, twice as many tasks as threads, so that every thread has work. Where
-        // A has to be packed, each group packs its panel again: no more groups than that.
+        // Few panels are divided by columns as well, twice as many tasks as threads, so that every thread has work.
+        // Where A has to be packed, each group packs its panel again: no more groups than that.
         let fewest_groups = if ABlock::is_in_place::<T, A>(self.a) { COLUMN_GROUPS } else { 1 };
         let groups = wide.min(fewest_groups.max((2 * threads).div_ceil(tall)));
         // MC: as many panels as fit into L2 and into this thread's part of the workspace.

@@ -20,7 +20,7 @@ impl<'a, E: Element> Matrix<'a, E> {
         Self::strided(values, rows, columns, columns)
     }
 
-    /// The first `columns` elements of rows that lie `stride` elements apart.
+    /// A matrix of the first `columns` elements of rows that lie `stride` elements apart.
     pub(crate) fn strided(values: &'a [E], rows: usize, columns: usize, stride: usize) -> Self {
         assert!(columns <= stride && values.len() >= extent(rows, columns, stride));
         Self { values, rows, columns, stride, transposed: false }
@@ -38,7 +38,7 @@ impl<'a, E: Element> Matrix<'a, E> {
     }
 }
 
-/// Elements from the first to the last of a matrix.
+/// The number of elements from the first to the last of a matrix, those between its rows included.
 pub(super) fn extent(rows: usize, columns: usize, stride: usize) -> usize {
     if rows == 0 || columns == 0 { 0 } else { (rows - 1) * stride + columns }
 }

@@ -31,10 +31,10 @@ pub(super) trait MicroKernel: Copy + Send + Sync {
 
     fn simd(self) -> Self::Simd;
 
-    /// The packed word of an element, or of two successive ones of K.
+    /// Packs an element, or two successive ones of K, into a word.
     fn pack<E: Element>(first: E, second: E) -> f32;
 
-    /// The rows that a tile of this many is computed with: those of a compiled variant, at least as many.
+    /// Returns the rows that a tile of this many is computed with: those of a compiled variant, at least as many.
     fn height(rows: usize) -> usize;
 
     /// `tile[i * NR + j]` = sum over `words` of `a(word, i) * b(word, j)`, for [`MicroKernel::height`] of `rows` rows
@@ -42,7 +42,7 @@ pub(super) trait MicroKernel: Copy + Send + Sync {
     fn multiply(self, rows: usize, words: usize, a: impl AOperand, b: PanelOperand<'_>, tile: &mut [f32; MAX_TILE]);
 }
 
-/// Tiles of R rows of V vectors of f32.
+/// The f32 micro-kernel: tiles of R rows of V vectors.
 #[derive(Clone, Copy)]
 pub(super) struct F32Kernel<S, const R: usize, const V: usize>(pub(super) S);
 
@@ -61,7 +61,8 @@ impl<S: Simd, const R: usize, const V: usize> MicroKernel for F32Kernel<S, R, V>
         first.widen()
     }
 
-    /// Heights with variants: full panels, those one or two rows lower that dividing M evenly gives, and a few low ones.
+    /// Returns a height with a compiled variant: full panels, those one or two rows lower that dividing M evenly gives,
+    /// and a few low ones.
     fn height(rows: usize) -> usize {
         [4, 5, 6, 12, 13].into_iter().find(|&height| (rows..R).contains(&height)).unwrap_or(R)
     }
@@ -79,7 +80,7 @@ impl<S: Simd, const R: usize, const V: usize> MicroKernel for F32Kernel<S, R, V>
     }
 }
 
-/// One tile of exactly R rows.
+/// The computation of one tile of exactly R rows.
 struct F32Tile<'a, A, const R: usize, const V: usize> {
     words: usize,
     a: A,

@@ -28,23 +28,24 @@ impl Cache {
     }
 }
 
-/// What a micro-kernel reads of A.
+/// The A operand of a micro-kernel.
 pub(super) trait AOperand: Copy {
-    /// Reads word `word` of row `row`, of `words` words and R rows.
+    /// Returns a function that reads word `word` of row `row`, of `words` words and R rows.
     fn reader<const R: usize>(self, words: usize) -> impl Fn(usize, usize) -> f32;
 }
 
-/// Row-major words.
+/// A row-major operand.
 #[derive(Clone, Copy)]
 pub(super) struct RowOperand<'a> {
     pub(super) words: &'a [f32],
-    /// Words from row to row.
+    /// Words from one row to the next.
     pub(super) stride: usize,
     pub(super) count: usize,
 }
 
 impl<'a> RowOperand<'a> {
-    /// A matrix in place, if its elements are words as they are and L1 holds a line of every row of a panel.
+    /// An operand that reads a matrix in place; None unless its elements are words as they are and L1 holds a line of
+    /// every row of a panel.
     pub(super) fn in_place<E: Element>(matrix: Matrix<'a, E>, kr: usize, mr: usize) -> Option<Self> {
         let whole = |elements: usize| elements.is_multiple_of(kr);
         let words = as_words(matrix, kr).filter(|_| whole(matrix.columns) && whole(matrix.stride))?;
@@ -82,8 +83,8 @@ pub(super) struct PanelOperand<'a> {
 }
 
 impl<'a> PanelOperand<'a> {
-    /// A transposed matrix in place, if its elements are words as they are and caches can hold it. Its panels must be
-    /// full.
+    /// An operand that reads a transposed matrix in place; None unless its elements are words as they are and caches
+    /// can hold it. Its panels must be full.
     pub(super) fn in_place<E: Element>(matrix: Matrix<'a, E>, kr: usize) -> Option<Self> {
         let words = as_words(matrix, kr).filter(|_| kr == 1 && matrix.transposed)?;
         let stride = matrix.stride;
@@ -95,7 +96,7 @@ impl<'a> PanelOperand<'a> {
         Self { words: &self.words[first..], ..self }
     }
 
-    /// Reads `width` words for each of `words` words of K.
+    /// Returns a function that reads `width` words of one of `words` words of K.
     #[inline(always)]
     pub(super) fn reader_of(self, words: usize, width: usize) -> impl Fn(usize) -> &'a [f32] {
         assert!(words > 0 && (words - 1) * self.stride + width <= self.words.len());
@@ -117,7 +118,7 @@ impl AOperand for PanelOperand<'_> {
     }
 }
 
-/// The elements of a matrix as words of KR elements, if they have the same representation.
+/// Returns the elements of a matrix as words of KR elements; None unless they have the same representation.
 fn as_words<E: Element>(matrix: Matrix<'_, E>, kr: usize) -> Option<&[f32]> {
     if size_of::<E>() * kr != size_of::<f32>() {
         return None;

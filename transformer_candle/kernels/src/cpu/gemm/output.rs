@@ -11,14 +11,14 @@ use crate::Element;
 use crate::cpu::disjoint::Disjoint;
 use crate::cpu::simd::Body;
 
-/// Where a block is stored: element (row, column) at `first + row * stride + column`.
+/// The place of a block in memory: element (row, column) is at `first + row * stride + column`.
 #[derive(Clone, Copy)]
 pub(super) struct Origin {
     pub(super) first: usize,
     pub(super) stride: usize,
 }
 
-/// What a tile is added to.
+/// The initial values that a tile is added to.
 pub(super) enum Start<'a> {
     Zero,
     /// The elements of `out`.
@@ -73,7 +73,7 @@ impl<O: Element> OutputBlock<'_, O> {
         }
     }
 
-    /// Row by row. Loops over full rows have a constant length, which lets the compiler vectorise them.
+    /// Writes a tile row by row. Loops over full rows have a constant length, which lets the compiler vectorise them.
     ///
     /// # Safety
     /// No other thread accesses the tile.
@@ -98,7 +98,7 @@ impl<O: Element> OutputBlock<'_, O> {
         }
     }
 
-    /// A tile of f32 with all NR columns.
+    /// Writes a tile of f32 with all NR columns.
     ///
     /// # Safety
     /// No other thread accesses the tile, and `O` is f32.

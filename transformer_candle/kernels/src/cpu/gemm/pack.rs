@@ -24,7 +24,7 @@ pub(super) struct Panels {
 }
 
 impl Panels {
-    /// As few panels as possible, or a few more if every thread then has equally many.
+    /// Divides rows into as few panels as possible, or a few more if every thread then has equally many.
     pub(super) fn new<T: MicroKernel>(rows: usize, threads: usize) -> Self {
         let fewest = rows.div_ceil(T::MR);
         let even = fewest.next_multiple_of(threads);
@@ -33,7 +33,7 @@ impl Panels {
         Self { rows, count }
     }
 
-    /// The rows of these panels: the first `rows % count` have one more than the others.
+    /// Returns the rows of these panels: the first `rows % count` panels have one more than the others.
     pub(super) fn rows(self, panel_range: Range<usize>) -> Range<usize> {
         let (height, higher) = (self.rows / self.count, self.rows % self.count);
         let begin = |number: usize| number * height + number.min(higher);

@@ -27,7 +27,7 @@ fn at<E: Element>(matrix: Matrix<'_, E>, row: usize, column: usize) -> f32 {
     matrix.values[row * matrix.stride + column].widen()
 }
 
-/// Among them several blocks of K and of columns, and full panels of every micro-kernel.
+/// Sizes [M, N, K], with several blocks of K and of columns, and full panels of every micro-kernel.
 const SIZES: [[usize; 3]; 12] = [
     [1, 1, 1],
     [3, 40, 5],

@@ -1,4 +1,4 @@
-//! What the driver and its libraries say when they fail, as errors of this crate.
+//! Converts failures of the driver and its libraries to errors of this crate.
 
 use std::fmt::Display;
 
@@ -8,8 +8,8 @@ use candle_core::cuda_backend::cudarc::driver::sys::CUresult;
 
 use crate::{Error, Result};
 
-/// `result.during(ordinal, format_args!("cuMemcpyDtoHAsync of {bytes} bytes"))?`: the call, and what for where the name
-/// does not say it. Formatted only where the call failed: a launch takes microseconds.
+/// Adds the call that failed: `result.during(ordinal, format_args!("cuMemcpyDtoHAsync of {bytes} bytes"))?` names it,
+/// and what for where the name does not say it. Formatted only where the call failed: a launch takes microseconds.
 pub(super) trait Context<R> {
     fn during(self, ordinal: usize, call: impl Display) -> Result<R>;
 }

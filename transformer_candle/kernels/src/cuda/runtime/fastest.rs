@@ -15,18 +15,19 @@ const MOST_RUNS_IN_A_SAMPLE: f32 = 5.0;
 /// A candidate that is slower than the fastest by this factor is not timed again.
 const HOPELESS: f32 = 1.5;
 
-/// What timing a candidate gave, in milliseconds of the GPU.
+/// The times of a candidate, in milliseconds of the GPU.
 #[derive(Clone, Copy)]
 struct Timed {
-    /// Of one run.
+    /// Time of one run.
     milliseconds: f32,
-    /// Of all its runs together.
+    /// Time of all its runs together.
     spent: f32,
 }
 
 impl Cuda {
-    /// The fastest of `count` candidates, of which those in front are preferred; the first that runs where the device
-    /// is deterministic; none if none runs. `run` asks the stream for a candidate, and fails where that is refused.
+    /// Returns the fastest of `count` candidates, of which those in front are preferred; the first that runs where the
+    /// device is deterministic; None if none runs. `run` launches a candidate on the stream, and fails where that is
+    /// refused.
     pub(super) fn fastest(&self, count: usize, run: impl Fn(usize) -> Result<()>) -> Result<Option<usize>> {
         if self.is_deterministic() {
             return Ok((0..count).find(|&candidate| run(candidate).is_ok()));

@@ -27,7 +27,7 @@ impl Cuda {
     /// Captures the launches of `body` without running them. The calling thread holds the stream lock meanwhile.
     ///
     /// # Errors
-    /// Those of `body` and of the driver. The stream then is unchanged, and no graph is kept.
+    /// Errors of `body` and of the driver. The stream then is unchanged, and no graph is kept.
     pub(crate) fn capture<E: From<Error>>(&self, body: impl FnOnce() -> Result<(), E>) -> Result<Graph, E> {
         let ordinal = self.ordinal();
         // Locked first: a capture in progress is then one of this thread.

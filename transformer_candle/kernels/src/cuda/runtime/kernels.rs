@@ -73,7 +73,7 @@ impl Slot {
 struct Choices(Mutex<HashMap<String, usize>>);
 
 impl Choices {
-    /// A panic elsewhere leaves no choice half made.
+    /// Locks the choices. A panic elsewhere leaves no choice half made.
     fn locked(&self) -> MutexGuard<'_, HashMap<String, usize>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -16,18 +16,19 @@ use crate::cuda::search_path::folders;
 
 const EXTRA: &str = "`pip install 'transformer-candle[cuda]'` brings it and what it needs";
 
-/// What Candle's device opens beside the driver, or a GEMM. cuBLAS is built on the one before it, so that comes first.
+/// The libraries that Candle's device or a GEMM needs beside the driver. cuBLAS is built on cuBLASLt, which comes
+/// first.
 const LIBRARIES: [Wanted; 3] = [
     Wanted { name: "cublasLt", function: "cublasLtCreate", remedy: EXTRA },
     Wanted { name: "cublas", function: "cublasCreate_v2", remedy: EXTRA },
     Wanted { name: "curand", function: "curandCreateGenerator", remedy: EXTRA },
 ];
 
-/// The oldest driver: of CUDA 12.8, which is the line 570. Its functions are all that is called, and it takes the
-/// kernels' PTX.
+/// The oldest driver that is supported: of CUDA 12.8, which is the line 570. It has all functions that are called, and
+/// takes the kernels' PTX.
 const OLDEST: i32 = 12_080;
 
-/// Loads the driver and the libraries, from wherever they are installed, so that later launches to the loader find them
+/// Loads the driver and the libraries, from wherever they are installed, so that later requests to the loader find them
 /// loaded; runs once in a program's life.
 ///
 /// # Errors

@@ -38,7 +38,7 @@ impl MatmulAlgorithms {
         choice
     }
 
-    /// A panic elsewhere leaves no choice half made.
+    /// Locks the choices. A panic elsewhere leaves no choice half made.
     fn locked(&self) -> MutexGuard<'_, HashMap<Shape, Arc<Choice>>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -10,7 +10,7 @@ use candle_core::cuda_backend::cudarc::driver::{CudaContext, DriverError, result
 use super::failure::{Context as _, sentence};
 use crate::{Error, Result};
 
-/// Room for what the driver's compiler writes about a text that it refuses; it cuts off what is longer.
+/// Bytes for the log of the driver's compiler about a text that it refuses; it cuts off what is longer.
 const LOG_BYTES: usize = 4096;
 
 const NO_COMPILER: &str = "the driver's PTX compiler (libnvidia-ptxjitcompiler.so.1) was not found: it is a part of the NVIDIA driver, and has to be \
@@ -46,7 +46,8 @@ impl Module {
     /// context is the calling thread's.
     ///
     /// # Errors
-    /// [`Error::Cuda`] with what the driver's compiler says about the text; [`Error::NoCuda`] where that compiler is missing.
+    /// [`Error::Cuda`] with what the driver's compiler says about the text; [`Error::NoCuda`] where that compiler is
+    /// missing.
     pub(super) fn load(context: &Arc<CudaContext>, file: &str, text: &str) -> Result<Self> {
         let ordinal = context.ordinal();
         let image = CString::new(text).expect("PTX is text, which has no zero bytes");

@@ -33,7 +33,7 @@ impl StreamLock {
         StreamGuard(self)
     }
 
-    /// Both fields are always consistent, also after a panic of another thread.
+    /// Locks the fields, which are always consistent, also after a panic of another thread.
     fn lock(&self) -> MutexGuard<'_, Holder> {
         self.holder.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -1,4 +1,4 @@
-//! Checkpoints and directories of peft that hold adapters: what they are, and the model that they belong to.
+//! Reads adapters from checkpoints and from directories of peft, and finds the model that they belong to.
 
 use std::path::{Path, PathBuf};
 
@@ -12,16 +12,16 @@ use super::Checkpoint;
 use crate::checkpoint::{BaseModel, files};
 use crate::error::checkpoint::{CheckpointError, Result};
 
-/// Adapters that fit their model.
+/// Adapters that were checked against their model.
 #[derive(Debug, Clone, Serialize)]
 pub struct CheckedAdapters {
     /// The directory of their model.
     pub base_model: PathBuf,
-    /// Whether they record what the files of that model are.
+    /// Whether they have a record of that model's files.
     pub is_recorded: bool,
-    /// The width between their two matrices.
+    /// The inner dimension of the product of their two matrices.
     pub rank: usize,
-    /// What the product of the two is multiplied by.
+    /// The factor that the product of the two is multiplied by.
     pub scale: f64,
 }
 
@@ -31,7 +31,7 @@ impl Checkpoint {
         self.directory.join(files::ADAPTER_CONFIG).exists() && !self.directory.join(files::CONFIG).exists()
     }
 
-    /// What its adapters are, and the name of their model.
+    /// Reads its `adapter_config.json`: the adapters' settings and the name of their model.
     pub(super) fn adapters(&self) -> Result<AdapterDescription> {
         let described = AdapterDescription::from_json(&self.json(files::ADAPTER_CONFIG)?);
         described.map_err(|Problem { path, message, .. }| {
@@ -55,7 +55,7 @@ impl Checkpoint {
         }))
     }
 
-    /// The model that its adapters belong to.
+    /// Opens the model that its adapters belong to.
     pub(super) fn base(&self) -> Result<Self> {
         let directory = match (self.base_record()?, &self.base_model) {
             (Some(recorded), _) => recorded.directory,
@@ -70,7 +70,7 @@ impl Checkpoint {
         Self::open(&directory)
     }
 
-    /// Its adapters, compared with their model, which is verified where they have a record of it; unless cancelled.
+    /// Checks its adapters against their model, which is verified where they have a record of it; unless cancelled.
     ///
     /// # Errors
     /// [`CheckpointError::BaseMoved`] and [`CheckpointError::BaseChanged`] of the model; those of

@@ -24,7 +24,7 @@ fn a_changed_byte_in_a_small_file_is_detected() {
         let path = checkpoint.join(name);
         let mut bytes = fs::read(&path).unwrap();
         for byte in 0..bytes.len() {
-            // One bit, and a blank for whatever stood there.
+            // A flipped bit, and a space in place of the byte.
             for changed in [bytes[byte] ^ 1, b' '] {
                 let was = std::mem::replace(&mut bytes[byte], changed);
                 if was != changed {

@@ -119,7 +119,7 @@ fn the_next_save_removes_files_of_killed_writers() {
     assert_eq!(names(folder.path()), ["latest", "step-00000001", "step-00000003"]);
 }
 
-/// The folder that the writer below saves into until it is killed; empty when the test is run like any other.
+/// The environment variable with the writer's folder; unset when the test below is run like any other.
 const FOLDER: &str = "TRANSFORMER_CANDLE_TEST_FOLDER";
 
 #[test]
@@ -147,7 +147,7 @@ fn a_killed_writer_leaves_every_checkpoint_intact() {
             .stdout(Stdio::null())
             .spawn()
             .unwrap();
-        // Killed a while after it has saved something, so that every part of a save is met.
+        // Each round kills it a little later after a save, so that kills hit every part of one.
         let started = Instant::now();
         let grown =
             || latest(folder.path()).is_some_and(|path| load_state(&path).is_ok_and(|state| state.step > newest_step));

@@ -150,7 +150,7 @@ fn cancelling_stops_reading() {
     let folder = saved(&[5, 10]);
     let cancel = CancelToken::when(|| true);
     assert!(matches!(verify(&path(&folder, 10), &cancel), Err(CheckpointError::Interrupted)));
-    // An intact checkpoint is not passed over because nobody waited for its proof.
+    // A verification that was cancelled does not count as corruption.
     assert!(matches!(newest_intact(folder.path(), &cancel), Err(CheckpointError::Interrupted)));
     let mut tiny = Tiny::zeros(Precision::Fp32);
     let read = Checkpoint::open(&path(&folder, 10)).unwrap().weights(&tiny_shape(), &mut tiny.weights, &cancel);

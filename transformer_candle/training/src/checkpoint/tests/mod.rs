@@ -68,7 +68,7 @@ impl Tiny {
         }
     }
 
-    /// With values unique to a step.
+    /// Buffers with values unique to a step.
     fn at(precision: Precision, step: u64) -> Self {
         let mut tiny = Self::zeros(precision);
         let elements = tiny.weights.elements();

@@ -19,17 +19,17 @@ use crate::engine::shard::Shard;
 struct MatrixBatch {
     /// Rows and columns.
     shape: [usize; 2],
-    /// The first element of each in the flat buffers.
+    /// The offset of each matrix in the flat buffers.
     offsets: Vec<usize>,
 }
 
 impl MatrixBatch {
-    /// B, M, N.
+    /// Returns `[B, M, N]`: the number of matrices, their rows and their columns.
     fn sizes(&self) -> [usize; 3] {
         [self.offsets.len(), self.shape[0], self.shape[1]]
     }
 
-    /// Elements of its update, and of a Gram matrix for each.
+    /// Returns the elements of the batch's update, and those of its Gram matrices.
     fn elements(&self) -> [usize; 2] {
         let [b, m, n] = self.sizes();
         [b * m * n, b * m.min(n).pow(2)]
@@ -41,17 +41,17 @@ fn footprint([m, n]: [usize; 2]) -> usize {
     m * n + m.min(n).pow(2)
 }
 
-/// Which matrices are computed together.
+/// How many matrices are orthogonalised together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Batching {
-    /// One after the other, as on a CPU: how a matrix is computed does not depend on the others of a rank.
+    /// One matrix at a time, as on a CPU: how it is rounded does not depend on the rank's other matrices.
     Single,
     /// As many of a shape as take no more memory than the largest matrix: its GEMMs fill a GPU alone, those of smaller
     /// ones together.
     UpToLargest,
 }
 
-/// The projections of the decoder blocks in a rank's shard, shape by shape.
+/// Returns the batches of the projections in a rank's shard, shape by shape.
 fn batches(layout: &ParameterLayout, batching: Batching, shard: &Shard) -> Vec<MatrixBatch> {
     let projections = layout.by_offset().filter(|parameter| parameter.spec.kind == ParameterKind::Projection);
     let mut by_shape: Vec<MatrixBatch> = Vec::new();
@@ -86,7 +86,7 @@ pub(crate) fn flops(layout: &ParameterLayout) -> f64 {
     batches(layout, Batching::Single, &Shard::whole(0..layout.elements())).iter().map(of_batch).sum()
 }
 
-/// The buffers of a group in a memory plan.
+/// Muon's settings, its batches and their buffers in a memory plan.
 #[derive(Clone, Debug)]
 pub(super) struct MuonPlan {
     settings: Muon,
@@ -143,12 +143,12 @@ struct BoundBatch {
     /// `[B, M, N]`, as `other`.
     update: Buffer,
     other: Buffer,
-    /// `[B, S, S]`, as `polynomial`.
+    /// `[B, S, S]` with S = min(M, N), as `polynomial`.
     gram: Buffer,
     polynomial: Buffer,
 }
 
-/// A matrix [M, N] with its share of every buffer.
+/// Views of a matrix's part of every buffer, each `[M, N]`.
 #[derive(Debug)]
 struct BoundMatrix {
     weight: Buffer,
@@ -158,12 +158,12 @@ struct BoundMatrix {
     update: Buffer,
 }
 
-/// What a group's parameters are found in.
+/// The flat buffers, of which a group's parameters are ranges.
 pub(super) struct FlatBuffers<'a> {
-    /// Of all parameters, as `gradients`.
+    /// The decoder's flat weights; `gradients` are laid out alike.
     pub(super) weights: &'a Buffer,
     pub(super) gradients: &'a Buffer,
-    /// Of this rank's shard, as `momentum`.
+    /// Low bits of the f32 master weights, none with f32 weights; as `momentum`, of this rank's shard.
     pub(super) low_bits: Option<&'a StateTensor>,
     pub(super) momentum: &'a StateTensor,
 }
@@ -178,7 +178,7 @@ impl MuonGroup {
         })
     }
 
-    /// One step of every matrix.
+    /// Updates every matrix once.
     pub(super) fn update(&mut self, scalars: &Buffer, weight_decay: f32) -> kernels::Result<()> {
         let Self { settings, batches, workspace } = self;
         batches.iter_mut().try_for_each(|batch| batch.update(scalars, settings, weight_decay, workspace))

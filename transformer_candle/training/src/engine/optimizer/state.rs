@@ -15,20 +15,20 @@ pub(super) const MASTER_LOW_BITS: &str = "master_remainder";
 /// A tensor of the optimizer's state before it is allocated: one element for each parameter of a shard.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StateLayout {
-    /// What `optimizer.safetensors` appends to a parameter's name, such as `first_moment`.
+    /// The suffix of a parameter's name in `optimizer.safetensors`, such as `first_moment`.
     pub name: &'static str,
-    /// What the memory plan counts it as.
+    /// Its category in the memory plan.
     pub category: Category,
     /// The element type.
     pub dtype: DType,
-    /// The elements of the flat weights that it has an element for.
+    /// The ranges of the flat weights that this rank keeps state of, an element for each.
     pub shard: Shard,
-    /// The range of the shards of all ranks together.
+    /// The range of the flat weights that all ranks together keep state of.
     pub of_all_ranks: Range<usize>,
 }
 
 impl StateLayout {
-    /// A tensor that one rank keeps.
+    /// The layout of a tensor that one rank keeps whole.
     pub fn new(name: &'static str, category: Category, dtype: DType, range: Range<usize>) -> Self {
         Self { name, category, dtype, shard: Shard::whole(range.clone()), of_all_ranks: range }
     }
@@ -38,8 +38,8 @@ impl StateLayout {
         self.of_all_ranks.start <= elements.start && elements.end <= self.of_all_ranks.end
     }
 
-    /// Where the state of a parameter with these elements of the flat weights begins in this tensor; none where it has
-    /// none of it.
+    /// Returns the offset in this tensor of the state of a parameter with these elements of the flat weights; none
+    /// where the tensor does not hold it.
     pub fn offset_of(&self, elements: &Range<usize>) -> Option<usize> {
         self.shard.position_of(elements)
     }
@@ -52,7 +52,7 @@ impl StateLayout {
 /// A tensor of the optimizer's state.
 #[derive(Debug)]
 pub struct StateTensor {
-    /// What it is.
+    /// Its name, element type and shard.
     pub layout: StateLayout,
     /// Its elements.
     pub buffer: Buffer,
@@ -63,7 +63,7 @@ impl StateTensor {
         self.layout.name == MASTER_LOW_BITS
     }
 
-    /// The elements of a range of the flat weights, in this shape.
+    /// Returns a view of the state of the flat weights from `start` on, in this shape.
     ///
     /// # Panics
     /// If the tensor lacks one of them.

@@ -8,7 +8,7 @@ use kernels::Device;
 use super::*;
 use crate::ranks::{Exchange, Parcel, RankInfo};
 
-/// One of two ranks of threads. It tells when it begins to wait for the other.
+/// The exchange of one of two ranks, each a thread. It sends a message when it begins to wait for the other.
 #[derive(Debug)]
 struct Pair {
     rank: usize,
@@ -58,7 +58,7 @@ fn work() {
     }
 }
 
-/// A step whose rank works, before and after the sum, once `begin` lets it.
+/// Takes a step whose rank works before and after the sum, once `begin` returns; returns the sum of `number`.
 fn step(meter: &mut RankMeter, number: f64, begin: impl Fn(), work: impl Fn()) -> f64 {
     let usage = RankUsage { rss_bytes: number as u64, cpu_cores: number, swap_bytes: 0 };
     meter.begin_step().unwrap();
@@ -89,7 +89,7 @@ fn waiting_for_a_slow_rank_counts_as_exchange() {
             fast.of_all().to_vec()
         });
         for _ in 0..2 {
-            // Every millisecond of the slow rank's first work is one that the fast one waits.
+            // The fast rank waits as long as the slow one's first work takes.
             step(&mut slow, 4.0, || fast_waits.recv().unwrap(), work);
         }
         assert_eq!(fast.join().unwrap(), slow.of_all());

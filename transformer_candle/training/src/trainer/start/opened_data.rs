@@ -13,12 +13,12 @@ use crate::{
     workers::TokenSpeeds,
 };
 
-/// The open data of a run, and what is known of the run with it.
+/// The open data of a run, and what is derived from it.
 pub(super) struct OpenedData {
     pub(super) data: Data,
-    /// The run in the stage that it starts in.
+    /// The run with the settings of the stage that it starts in.
     pub(super) stage_run: ResolvedRun,
-    /// What checkpoints keep of the tokenizer.
+    /// The tokenizer's files that checkpoints keep.
     pub(super) tokenizer_files: TokenizerFiles,
     pub(super) fingerprint: ConfigFingerprint,
     pub(super) speeds: TokenSpeeds,

@@ -1,4 +1,5 @@
-//! What is found out of a run before its data is opened: its device, its directory, the checkpoint to resume from and its
+//! The part of a start before the data is opened: the run's device, its directory, the checkpoint to resume from and
+//! its
 //! memory plan.
 
 use std::{ops::RangeInclusive, path::Path, sync::Arc};
@@ -25,9 +26,9 @@ use crate::{
 
 /// A run that fits in memory and has its directory. Nothing is allocated.
 pub(super) struct PlannedRun {
-    /// With the micro-batch and the recompute mode that it trains with.
+    /// The run, with the micro-batch and the recompute mode that it trains with.
     pub(super) run: ResolvedRun,
-    /// The micro-batch that was asked for.
+    /// The config's `data.batch_size`, before the plan fills it in.
     pub(super) asked: BatchSize,
     pub(super) device: Device,
     pub(super) shape: ModelShape,
@@ -35,9 +36,9 @@ pub(super) struct PlannedRun {
     pub(super) resumed: Option<ResumePoint>,
     pub(super) profiled_steps: Option<RangeInclusive<u64>>,
     pub(super) folder: RunFolder,
-    /// The first rank's.
+    /// The lock of the run directory; None on ranks other than the first.
     pub(super) lock: Option<Arc<RunLock>>,
-    /// What the user should know.
+    /// Notes for the user, one sentence each.
     pub(super) notes: Vec<String>,
 }
 
@@ -73,12 +74,12 @@ impl PlannedRun {
         Ok(Self { run, asked, device, shape, plan, resumed, profiled_steps, folder, lock, notes })
     }
 
-    /// Of the checkpoint that the run is resumed from.
+    /// Returns the state in the checkpoint that the run is resumed from.
     pub(super) fn state(&self) -> Option<&TrainerState> {
         self.resumed.as_ref().map(|resumed| &resumed.state)
     }
 
-    /// The stage that it starts in, from 0.
+    /// Returns the stage that the run starts in, from 0.
     pub(super) fn stage(&self) -> usize {
         self.state().map_or(0, |state| state.stage as usize)
     }
@@ -95,7 +96,7 @@ impl ResumePoint {
         self.checkpoint.directory()
     }
 
-    /// Refuses a run that differs from the checkpoint's in what must not change.
+    /// Refuses a run that differs from the checkpoint's in a setting that must not change.
     pub(super) fn require_same(&self, fingerprint: &ConfigFingerprint) -> Result<()> {
         match config_fingerprint::changes(&self.state.fingerprint, fingerprint) {
             changes if changes.is_empty() => Ok(()),
@@ -104,7 +105,7 @@ impl ResumePoint {
     }
 }
 
-/// Plans the run with its checkpoint's execution or the config's, and writes the micro-batch into the config.
+/// Plans the run, with its checkpoint's micro-batch and accumulation unless `rebatch`, and writes them into the config.
 fn plan(
     run: &mut ResolvedRun,
     (device, ranks): (&Device, &Ranks),

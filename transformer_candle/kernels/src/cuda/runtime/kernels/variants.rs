@@ -31,7 +31,7 @@ impl Cuda {
             kernel.launch(launch.blocks(|name| kernel.constant(name)), &launch.values)
         };
         let Some(variant) = self.fastest(variants.len(), run)? else {
-            // The declared one, for what the driver says of it.
+            // Runs the declared one again, to return the driver's error.
             run(0)?;
             return Err(refuse("choosing a variant of", "none of them could be launched"));
         };
@@ -39,7 +39,7 @@ impl Cuda {
         Ok(variant)
     }
 
-    /// The variants chosen so far, by launch: the variant's name and the GPU.
+    /// The variants chosen so far, by launch shape: the variant's name and the GPU.
     pub(in super::super) fn variant_choices(&self) -> BTreeMap<String, String> {
         let text = |(shape, variant): (&String, &usize)| {
             let entry = &self.variants_of(shape)?.get(*variant)?.entry;
@@ -48,7 +48,8 @@ impl Cuda {
         self.0.kernels.choices.locked().iter().filter_map(text).collect()
     }
 
-    /// Takes a variant that was chosen before, if it was on such a GPU and is among those compiled.
+    /// Restores a variant that another run chose; returns false unless it was on such a GPU and is among those
+    /// compiled.
     pub(in super::super) fn recall_variant(&self, shape: &str, text: &str) -> bool {
         let recalled = text
             .split_once(' ')

@@ -11,7 +11,7 @@ use super::wanted::Wanted;
 pub(super) const DRIVER: Wanted =
     Wanted { name: "cuda", function: "cuInit", remedy: "install a driver of the line 580 or newer" };
 
-/// CUDA's version that the driver is for, as 1000 major + 10 minor.
+/// The version of CUDA that the driver is for, as 1000 major + 10 minor.
 pub(in super::super) fn version() -> Result<i32, CUresult> {
     let mut version = 0;
     // SAFETY: writes one number; the driver is loaded, and this function needs no initialisation.
@@ -41,13 +41,14 @@ pub(super) fn stub(library: &Library) -> Option<String> {
     })
 }
 
-/// The file that lies in memory at an address, if the system tells; links are followed.
+/// The file that is mapped at an address, with links followed; None if the system does not tell.
 fn file_of(address: usize) -> Option<PathBuf> {
     let maps = std::fs::read_to_string("/proc/self/maps").ok()?;
     file_at(&maps, address)
 }
 
-/// `7f1200000000-7f1200001000 r-xp 00000000 08:01 42    /usr/lib/libcuda.so.580.95`
+/// The file that is mapped at an address, of lines such as
+/// `7f1200000000-7f1200001000 r-xp 00000000 08:01 42    /usr/lib/libcuda.so.580.95`.
 fn file_at(maps: &str, address: usize) -> Option<PathBuf> {
     let hexadecimal = |text| usize::from_str_radix(text, 16).ok();
     let line = maps.lines().find(|line| {

@@ -10,10 +10,10 @@ use super::{driver, versions};
 use crate::cuda::search_path::{VERSIONS, file_names};
 
 /// Loads a library for the rest of the program's life: what the loader finds by name, or else the first file in one of
-/// the folders that can be used with a driver for CUDA `driver`; none while that is looked for.
+/// the folders that can be used with a driver for CUDA `driver`, which is None while the driver itself is loaded.
 ///
 /// # Errors
-/// What is wrong with the file that is there; none if there is no file.
+/// Why the file that is there cannot be used; None if there is no file.
 pub(super) fn load_one(library: &Wanted, folders: &[PathBuf], driver: Option<i32>) -> Result<(), Option<String>> {
     let usable = |file: &str| {
         let opened = open(file, library.function).map_err(|reason| format!("{reason}; {}", library.remedy))?;
@@ -33,8 +33,8 @@ pub(super) fn load_one(library: &Wanted, folders: &[PathBuf], driver: Option<i32
         if !path.is_file() {
             continue;
         }
-        // Such a one is not even opened: libcublas passes on what libcublasLt answers, which may be another's, loaded
-        // before.
+        // A file of a version that is too new is not even opened: libcublas passes on what libcublasLt answers, which
+        // may be another's, loaded before.
         let too_new = driver.and_then(|driver| versions::named_too_new(library, version, driver));
         match too_new.map_or_else(|| usable(&path.to_string_lossy()), Err) {
             // Loaded by its whole path, it is what the loader then takes for its name (the file's SONAME).
@@ -49,7 +49,7 @@ pub(super) fn load_one(library: &Wanted, folders: &[PathBuf], driver: Option<i32
     Err(unusable)
 }
 
-/// What cudarc will get: the first of its names that the loader knows a file for.
+/// The name that cudarc will get a library by: the first that the loader knows a file for.
 fn known_to_the_loader(library: &Wanted) -> Option<String> {
     let exists = |name: &String| {
         // SAFETY: as in `open`.
@@ -68,7 +68,7 @@ fn open(file: &str, function: &str) -> Result<Library, String> {
     Ok(library)
 }
 
-/// Never unloads it: others keep addresses of its functions.
+/// Keeps a library loaded for good: others keep addresses of its functions.
 fn keep(library: Library) {
     std::mem::forget(library);
 }

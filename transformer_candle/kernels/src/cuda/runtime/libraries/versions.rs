@@ -6,7 +6,7 @@ use libloading::os::unix::Library;
 
 use super::wanted::Wanted;
 
-/// Major, minor, patch.
+/// A version: major, minor, patch.
 type Version = [i32; 3];
 
 /// The first cuRAND of CUDA 13. Its file is called libcurand.so.10 as that of CUDA 12 is.
@@ -26,12 +26,13 @@ pub(super) fn too_new(wanted: &Wanted, library: &Library, driver: i32) -> Option
     needs_newer_driver(wanted.name, &version, driver)
 }
 
-/// The same by the version in a file's name, where that tells.
+/// [`too_new`] by the version in a file's name; None where the name does not tell.
 pub(super) fn named_too_new(wanted: &Wanted, version: &str, driver: i32) -> Option<String> {
     needs_newer_driver(wanted.name, &[version.parse().ok()?], driver)
 }
 
-/// `version` may have its first numbers only.
+/// Why a library of this version does not start on a driver that is for CUDA `driver`, if it does not. `version` may
+/// have its first numbers only.
 fn needs_newer_driver(name: &str, version: &[i32], driver: i32) -> Option<String> {
     let (software, cuda) = match name {
         "curand" => ("cuRAND", if *version >= CURAND_OF_CUDA_13[..] { 13 } else { 12 }),
@@ -47,7 +48,7 @@ fn needs_newer_driver(name: &str, version: &[i32], driver: i32) -> Option<String
     })
 }
 
-/// Two halves of one library from two installations crash.
+/// Checks that cuBLAS and cuBLASLt are of one version: two halves of one library from two installations crash.
 pub(super) fn check() -> Result<(), String> {
     use blas::libraryPropertyType_t as Part;
     let blas = [Part::MAJOR_VERSION, Part::MINOR_VERSION, Part::PATCH_LEVEL].map(|part| {
@@ -59,7 +60,7 @@ pub(super) fn check() -> Result<(), String> {
     refusal(cublas_version(), blas).map_or(Ok(()), Err)
 }
 
-/// Of cuBLASLt, which computes the GEMMs.
+/// The version of cuBLASLt, which computes the GEMMs.
 pub(in super::super) fn cublas_version() -> Version {
     // SAFETY: takes nothing and returns a number; the library is loaded.
     let version = unsafe { lt::cublasLtGetVersion() } as i32;
@@ -81,7 +82,7 @@ fn text(version: &[i32]) -> String {
     version.iter().map(i32::to_string).collect::<Vec<_>>().join(".")
 }
 
-/// 12080 is 12.8.
+/// Writes a version of CUDA with a dot: 12080 is 12.8.
 pub(in super::super) fn dotted(version: i32) -> String {
     format!("{}.{}", version / 1000, version % 1000 / 10)
 }

@@ -99,8 +99,8 @@ impl Descriptors {
 }
 
 impl Operation {
-    /// Sums in f32 of products that are exact in f32 for BF16 operands; F32 operands are not rounded to TF32, for which
-    /// there is another name.
+    /// Describes sums in f32 of products that are exact in f32 for BF16 operands; F32 operands are not rounded to TF32,
+    /// which is another compute type.
     fn new(left_transposed: bool, right_transposed: bool) -> Result<Self> {
         let (compute, scale) = (cublasComputeType_t::CUBLAS_COMPUTE_32F, cudaDataType_t::CUDA_R_32F);
         let operation = Self(result::create_matmul_desc(compute, scale)?);
@@ -139,8 +139,8 @@ impl Layout {
 }
 
 impl Preference {
-    /// Which algorithms may be offered. A sum over k that is split among blocks may be put together in F32 in the
-    /// workspace, in a step of its own; not in the output in place, whose order is left to counters, nor in the
+    /// Limits which algorithms may be offered. A sum over k that is split among blocks may be put together in F32 in
+    /// the workspace, in a step of its own; not in the output in place, whose order is left to counters, nor in the
     /// output's type, which would round partial sums to BF16.
     fn for_alignments(matmul: &ColumnMajorMatmul) -> Result<Self> {
         use cublasLtMatmulPreferenceAttributes_t as Attribute;

@@ -75,7 +75,7 @@ impl Cuda {
         format!("{}, cuBLASLt {version}", self.name())
     }
 
-    /// The choice of an algorithm of another run, if the library still supports it for this shape.
+    /// Turns another run's algorithm into a choice, if the library still supports it for this shape.
     fn checked(&self, shape: &Shape, algorithm: Algorithm) -> Result<Choice, CublasError> {
         let descriptors = Descriptors::new(shape)?;
         if descriptors.workspace_bytes(self.library(), &algorithm)? > WORKSPACE_BYTES {
@@ -99,14 +99,14 @@ impl Cuda {
         Ok(self.0.matmul_algorithms.keep(shape, choice))
     }
 
-    /// The library refuses empty matrices. A sum over no elements is zero.
+    /// Computes a GEMM of empty matrices, which the library refuses. A sum over no elements is zero.
     fn multiply_empty(&self, matmul: &Matmul) -> Result<()> {
         let Matmul { m, n, batch, c, write_mode, .. } = *matmul;
         let rows = if write_mode == WriteMode::Accumulate || n == 0 { 0 } else { batch * m };
         (0..rows).try_for_each(|row| self.zero(c.skip_rows(row).address, n * c.dtype.size_in_bytes()))
     }
 
-    /// Puts `c = scale a b` or `c += scale a b` on the stream.
+    /// Launches `c = scale a b` or `c += scale a b` on the stream.
     pub(super) fn launch_matmul(
         &self,
         matmul: &Matmul,

@@ -1,4 +1,4 @@
-//! How fast this GPU multiplies, for comparing with what a model reaches.
+//! Measures how fast this GPU multiplies, for comparing with what a model reaches.
 
 use candle_core::DType;
 
