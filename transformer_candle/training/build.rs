@@ -32,8 +32,7 @@ fn libraries(lock: &str) -> String {
     named.map(|pair| format!("{} {}", value(pair[0]), value(pair[1]))).collect::<Vec<_>>().join(", ")
 }
 
-/// Returns the release of the CUDA compiler, or `stand-in` for one that compiled nothing; empty for a build without
-/// CUDA.
+/// Returns the CUDA compiler's release, or `stand-in` for one that compiled nothing; empty for a build without CUDA.
 fn cuda() -> String {
     let compiler = || env::var("TRANSFORMER_CANDLE_NVCC").unwrap_or_else(|_| "of unknown release".to_owned());
     env::var_os("CARGO_FEATURE_CUDA").map(|_| compiler()).unwrap_or_default()

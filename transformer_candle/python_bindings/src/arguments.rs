@@ -49,8 +49,8 @@ where
     }
 }
 
-/// Extracts an argument of a plain type as [`Integer`] does; a signature can then show its default:
-/// `from_py_with = integer`.
+/// Extracts an argument of a plain type as [`Integer`] does, by `from_py_with = integer`; so its signature can show a
+/// default.
 pub fn integer<'py, T>(argument: &Bound<'py, PyAny>) -> PyResult<T>
 where
     Integer<T>: for<'a> FromPyObject<'a, 'py, Error = PyErr>,

@@ -1,4 +1,4 @@
-//! What a GPU's speed depends on besides the program.
+//! The state of a GPU that its speed depends on: clocks, power, other processes.
 
 use pyo3::prelude::*;
 

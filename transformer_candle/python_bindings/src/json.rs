@@ -20,8 +20,7 @@ pub fn from_python<T: DeserializeOwned>(value: &Bound<'_, PyAny>) -> PyResult<T>
     serde_json::from_str(&text).map_err(|error| PyValueError::new_err(error.to_string()))
 }
 
-/// Converts an f32 to what Python reads from metrics.jsonl: the f64 nearest to its shortest decimal, not its exact
-/// value.
+/// Converts an f32 to the f64 that Python reads from metrics.jsonl: that of its shortest decimal, not its exact value.
 pub fn shortest(value: f32) -> f64 {
     value.to_string().parse().unwrap_or(f64::NAN)
 }

@@ -1,4 +1,4 @@
-//! What this machine and this build can do, for `orchestrate doctor` and for the choice of a preset.
+//! The capabilities of this machine and this build, for `orchestrate doctor` and for the choice of a preset.
 
 use pyo3::prelude::*;
 use run_config::{Device, NumWorkers};

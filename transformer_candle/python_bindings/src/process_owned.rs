@@ -24,7 +24,7 @@ impl<T> ProcessOwned<T> {
         self.value.as_mut().expect("the value exists until it is dropped")
     }
 
-    /// Returns the value; an error in a process forked from the one that created it. `name` is the class's, for the
+    /// Returns the value; fails in a process forked from the one that created it, with `name` as the value's in the
     /// message.
     pub fn usable(&mut self, name: &str) -> PyResult<&mut T> {
         let (creator, here) = (self.process, process::id());

@@ -141,8 +141,7 @@ pub fn forwarding_signals<T: Send>(
 }
 
 /// Returns the signal whose handler raised this exception: Ctrl-C's is a `KeyboardInterrupt` or has Ctrl-C's exit code
-/// as
-/// its `code`; any other is SIGTERM's.
+/// as its `code`; any other is SIGTERM's.
 fn signal_of(py: Python<'_>, raised: &PyErr) -> Signal {
     let code = raised.value(py).getattr("code").and_then(|code| code.extract::<u8>());
     let is_interrupt = code.is_ok_and(|code| code == Signal::Interrupt.exit_code());

@@ -1,4 +1,4 @@
-//! What a run was trained on, proven from its ledger.
+//! `validate-data`: proves from a run's ledger what it was trained on.
 
 use std::path::PathBuf;
 

@@ -5,7 +5,7 @@ use rustix::process::{Resource, getrlimit};
 
 /// Bytes that a thread's stack reserves.
 const STACK_BYTES: u64 = 2 << 20;
-/// The arenas of threads may reserve one part in so many of a limited address space.
+/// The arenas of threads may reserve a limited address space divided by this.
 const ARENAS_PART: u64 = 8;
 
 /// Returns the process's limit of address space in bytes; None where it has none.

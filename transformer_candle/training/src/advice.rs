@@ -116,8 +116,7 @@ impl Advisor {
     }
 }
 
-/// Returns what to do about a GPU's throttling. None for the power limit, which a GPU under full load reaches without
-/// harm.
+/// Returns what to do about a GPU's throttling. None for the power limit, which is harmless under full load.
 fn throttle_remedy(reason: &str) -> Option<&'static str> {
     match reason {
         "thermal" => Some("improve its cooling (fans, dust, air flow, other GPUs beside it), or lower its power limit"),
@@ -195,8 +194,7 @@ impl StreakRule {
 }
 
 /// A rule for memory that grows from block to block of samples. A block counts with its smallest sample, so that
-/// buffers
-/// that come and go do not count.
+/// buffers that come and go do not count.
 #[derive(Debug)]
 struct GrowthRule {
     /// Smallest growth that is a finding: less is what the caches of the data stream take as they fill.

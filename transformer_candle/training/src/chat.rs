@@ -77,8 +77,7 @@ struct Sequence {
 
 impl Sequence {
     /// Makes the KV cache hold `tokens`: keeps their common prefix with what it holds and prefills the rest; returns
-    /// their
-    /// number. On an error it holds the first of them.
+    /// their number. On an error it holds the first of them.
     fn read(&mut self, tokens: &[u32], stop: &StopSignal) -> Result<usize> {
         let same = self.tokens.iter().zip(tokens).take_while(|(a, b)| a == b).count();
         self.tokens.truncate(same);

@@ -92,8 +92,7 @@ pub fn complete(
     Ok(Completion { prompt: prompt.to_owned(), completion, tokens, tokens_per_second })
 }
 
-/// Decodes `tokens` that follow `before`: some tokenizers drop the space at the start of a text, which here separates
-/// words.
+/// Decodes `tokens` that follow `before`: some tokenizers drop a text's first space, which here separates words.
 fn text_behind(tokenizer: &Tokenizer, before: &[u32], tokens: &[u32]) -> Result<String> {
     let whole = tokenizer.decode(&[before, tokens].concat())?;
     match whole.strip_prefix(&tokenizer.decode(before)?) {

@@ -73,7 +73,7 @@ pub struct GpuInfo {
     pub name: String,
     /// Compute capability, major and minor.
     pub compute_capability: (u32, u32),
-    /// Its memory in bytes, where it tells.
+    /// Its total memory in bytes, if the driver reports it.
     pub memory_bytes: Option<u64>,
     /// GPU, driver and libraries with their versions.
     pub fingerprint: String,

@@ -82,8 +82,7 @@ impl Totals {
     }
 
     /// Sums the totals over all ranks; `nats` has the sum of each batch, zero for batches of other ranks. They are
-    /// added up
-    /// in the order of the batches, so that the number of ranks changes no bit.
+    /// added up in the order of the batches, so that the number of ranks changes no bit.
     fn over_ranks(mut self, mut nats: Vec<f64>, ranks: &Ranks) -> Result<Self> {
         if let Some(exchange) = ranks.exchange() {
             let bytes = self.bytes.map_or(f64::NAN, |bytes| bytes as f64);
@@ -108,8 +107,7 @@ fn report(step: u64, all: &[Totals], components: Vec<ComponentEvaluation>) -> Ev
 }
 
 /// Returns nats per token and bits per byte of the mixture: each part's means are weighted by its mixture weight, not
-/// by
-/// the number of tokens evaluated.
+/// by the number of tokens evaluated.
 fn means(parts: &[Totals]) -> (f64, Option<f64>) {
     let total_weight: f64 = parts.iter().map(|part| part.weight).sum();
     let per_token = |sum: &dyn Fn(&Totals) -> f64| {

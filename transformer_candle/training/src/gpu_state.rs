@@ -1,6 +1,5 @@
 //! The state of a GPU that its speed depends on (clocks, power, heat, other processes), as NVML, the driver's
-//! management
-//! library, reports it.
+//! management library, reports it.
 //!
 //! The library is opened at run time and only here: `doctor` reads the whole state once, the utilization sampler a few
 //! numbers every few seconds.
@@ -30,8 +29,7 @@ const SLOWDOWNS: [(ThrottleReasons, &str); 8] = [
 ];
 
 /// Short names of reasons that throttle a GPU, the gravest first: heat, then the power supply, then the power limit,
-/// which
-/// a GPU under full load often reaches without harm.
+/// which a GPU under full load often reaches without harm.
 const THROTTLES: [(ThrottleReasons, &str); 4] = [
     (ThrottleReasons::SW_THERMAL_SLOWDOWN.union(ThrottleReasons::HW_THERMAL_SLOWDOWN), "thermal"),
     (ThrottleReasons::HW_POWER_BRAKE_SLOWDOWN, "power brake"),
@@ -85,8 +83,7 @@ fn slowed_by(gpu: &Device<'_>) -> Option<Vec<&'static str>> {
     Some(SLOWDOWNS.iter().filter(|(reason, _)| reasons.contains(*reason)).map(|(_, name)| *name).collect())
 }
 
-/// Returns the ids of the GPU's other processes and the bytes that each holds; bytes are null where the driver does not
-/// tell them.
+/// Returns the ids of the GPU's other processes and the bytes of each; bytes are null where the driver hides them.
 fn other_processes(gpu: &Device<'_>) -> Option<Vec<Value>> {
     let (computing, drawing) =
         (gpu.running_compute_processes().ok()?, gpu.running_graphics_processes().unwrap_or_default());

@@ -241,8 +241,7 @@ impl Progress {
 
 impl WaitMessages {
     /// Returns the line to print for the current wait, if one is due; it counts as reported. `waiting` is None once the
-    /// wait
-    /// is over.
+    /// wait is over.
     pub fn line(&self, waiting: Option<&RetryStatus>) -> Option<String> {
         let mut wait = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(waiting) = waiting else {

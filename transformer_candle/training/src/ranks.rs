@@ -71,11 +71,9 @@ pub trait Exchange: fmt::Debug + Send + Sync {
     fn connect(&self, device: &Device) -> Result<()>;
 
     /// Begins to send parts of buffers to other ranks and to receive others from them, concurrently with what is
-    /// computed
-    /// until [`Exchange::end_swap`]. The parts for a rank are sent in the order in which that rank lists them as
-    /// received.
-    /// Until the end nothing may write what is sent, or use what is received. On a GPU the swap begins after everything
-    /// launched before.
+    /// computed until [`Exchange::end_swap`]. The parts for a rank are sent in the order in which that rank lists them
+    /// as received. Until the end nothing may write what is sent, or use what is received. On a GPU the swap begins
+    /// after everything launched before.
     fn begin_swap(&self, sent: &[Parcel], received: &[Parcel]) -> Result<()>;
 
     /// Ends the swap that has begun: everything after this can use the received parts. On a GPU only the compute stream
@@ -140,8 +138,7 @@ impl Ranks {
     }
 
     /// Returns the time spent in exchange so far that no computation overlaps, the wait for other ranks included; None
-    /// where
-    /// there is only one. On a GPU it waits for the swaps that have ended.
+    /// where there is only one. On a GPU it waits for the swaps that have ended.
     pub fn exchange_time(&self) -> Result<Option<Duration>> {
         self.0.as_ref().map(|exchange| exchange.time()).transpose()
     }

@@ -45,8 +45,7 @@ impl RunFolder {
     }
 
     /// Checks that the path still leads to the directory. Files written by path would otherwise end up in a new
-    /// directory, or
-    /// in another run's.
+    /// directory, or in another run's.
     ///
     /// # Errors
     /// [`TrainerError::Moved`]

@@ -60,8 +60,7 @@ impl LearningRate {
     }
 }
 
-/// Returns the number of sequences of optimizer step `step`, counted from 1: it grows linearly in the batch-size
-/// warm-up.
+/// Returns the number of sequences of step `step`, counted from 1: it grows linearly in the batch-size warm-up.
 pub fn sequences_at(config: &RunConfig, step: u64) -> usize {
     let (scheduler, all) = (&config.scheduler, config.data.sequences_per_step);
     let first = scheduler.batch_warmup_start.unwrap_or(all.div_ceil(8));

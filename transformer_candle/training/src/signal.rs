@@ -17,8 +17,7 @@ pub enum Signal {
 
 impl Signal {
     /// Returns the exit code by the shell's convention: 128 plus the signal's number. A closed terminal counts as
-    /// SIGTERM, as
-    /// which `orchestrate` forwards it.
+    /// SIGTERM, as which `orchestrate` forwards it.
     pub fn exit_code(self) -> u8 {
         let counted = if self == Self::HangUp { Self::Terminate } else { self };
         128 + counted.number() as u8

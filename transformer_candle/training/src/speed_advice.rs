@@ -14,8 +14,7 @@ const ENOUGH_TOKENS: u64 = 8192;
 /// Returns one sentence for each setting that makes training slower than it could be.
 ///
 /// `plan` is the run's plan, and `asked` the config's `data.batch_size`; `plan_of` plans a changed run for the same
-/// device.
-/// Without `speeds`, which a trainer measures, there is no advice on `data.num_workers`.
+/// device. Without `speeds`, which a trainer measures, there is no advice on `data.num_workers`.
 pub(crate) fn speed_advice(
     run: &ResolvedRun,
     asked: BatchSize,

@@ -10,7 +10,7 @@ use crate::units::rounded;
 /// Learning rates that are usual for adapters, and for all weights of a pretrained model: trl's.
 const USUAL_OF_ADAPTERS: f64 = 2e-4;
 const USUAL_OF_FINE_TUNING: f64 = 2e-5;
-/// Minimum warm-up as a fraction of all steps; its maximum is one `LONGEST_WARM_UP`th of them.
+/// The suggested warm-up is at least this fraction of all steps, and at most one in `LONGEST_WARM_UP` of them.
 const WARM_UP: f64 = 0.03;
 const LONGEST_WARM_UP: u64 = 5;
 /// Norms that are suggested for clipping: the first below the config's.

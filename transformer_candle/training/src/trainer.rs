@@ -1,9 +1,8 @@
 //! The trainer: one optimizer step per call, over buffers that are all allocated before the first.
 //!
 //! A step takes its sequences from the stream, cuts them into micro-batches, accumulates their gradients, clips,
-//! updates.
-//! Every number of it is a pure function of the config, the seed and the data, whatever the number of threads, the
-//! restarts and the calling program.
+//! updates. Every number of it is a pure function of the config, the seed and the data, whatever the number of threads,
+//! the restarts and the calling program.
 
 mod between_steps;
 mod data;
@@ -134,8 +133,7 @@ impl Trainer {
     }
 
     /// Takes one optimizer step unless the signal is raised before its last micro-batch. While the step waits for data
-    /// because
-    /// the Hub or the network fails, `on_wait` is called repeatedly with the retry.
+    /// because the Hub or the network fails, `on_wait` is called repeatedly with the retry.
     pub fn step_unless(&mut self, stop: &StopSignal, on_wait: &dyn Fn(&RetryStatus)) -> Result<Step> {
         self.folder.check()?;
         if self.is_finished() {
@@ -265,7 +263,7 @@ impl Trainer {
         self.position.evaluation_loss.is_some()
     }
 
-    /// Whether they have, with a lower loss than any before.
+    /// Whether exactly the current weights have been evaluated, with a lower loss than any before.
     pub(crate) fn is_best(&self) -> bool {
         self.is_evaluated() && self.position.best.is_some_and(|best| best.step == self.position.step)
     }
@@ -377,15 +375,13 @@ impl Trainer {
     }
 
     /// Returns the advice found since the last call: what holds the run back and the way out, one sentence each. It is
-    /// in
-    /// `metrics.jsonl` as well.
+    /// in `metrics.jsonl` as well.
     pub fn take_advice(&mut self) -> Vec<String> {
         self.observation.take_advice()
     }
 
     /// Returns notes for the user since the last call, one sentence each: files that cannot be written or removed.
-    /// Training
-    /// continues regardless.
+    /// Training continues regardless.
     pub fn take_notices(&mut self) -> Vec<String> {
         let Self { notices, metrics, ledger, .. } = self;
         let files = metrics.take_notices().into_iter().chain(ledger.take_notices());

@@ -1,7 +1,7 @@
-//! Samples what a run takes of its machine, on a thread beside training.
+//! Samples a run's use of its machine (memory, CPU, GPU), on a thread beside training.
 //!
-//! The thread reads `/proc` and NVML, which may block for seconds where a driver has failed: the trainer only takes what
-//! is there, and no number of it enters a computation.
+//! The thread reads `/proc` and NVML, which may block for seconds where a driver has failed: the trainer never waits
+//! for a sample, and no sampled number enters a computation.
 
 use std::{
     collections::VecDeque,
@@ -20,9 +20,9 @@ use crate::{
     report::{GpuUtilization, UtilizationReport},
 };
 
-/// Samples kept while a step lasts; older ones are dropped.
+/// Maximum number of samples kept until they are taken; older ones are dropped.
 const MAX_PENDING: usize = 64;
-/// How long dropping a sampler waits for its thread. One that a driver holds ends later.
+/// How long dropping a sampler waits for its thread. A thread that a driver blocks ends later.
 const SHUTDOWN_TIMEOUT: Duration = Duration::from_millis(500);
 /// Units of `/proc/self/stat` per second: `USER_HZ`, 100 on every architecture that this program is built for.
 const TICKS_PER_SECOND: f64 = 100.0;
@@ -38,14 +38,14 @@ pub(crate) struct UtilizationSampler {
 }
 
 impl UtilizationSampler {
-    /// Samples this process, and the GPU with this UUID, at this interval. Where the system has no `/proc`, or starts no
-    /// thread, there are no samples.
+    /// Starts sampling this process, and the GPU with the UUID `gpu`, every `every`. Where the system has no `/proc`,
+    /// or cannot start a thread, there are no samples.
     pub(crate) fn start(every: Duration, gpu: Option<String>) -> Self {
         let open = move || gpu.and_then(|uuid| GpuMonitor::open(&uuid));
         Self::sampling(every, open, GpuMonitor::read, |earlier| ProcessUsage::read(Path::new("/proc/self"), earlier))
     }
 
-    /// A sampler that never samples.
+    /// Returns a sampler that never samples.
     pub(crate) fn off() -> Self {
         let (_, ended) = mpsc::channel();
         Self { pending: Arc::default(), running: None, ended }
@@ -62,7 +62,7 @@ impl UtilizationSampler {
         let (at_end, ended) = mpsc::channel();
         let samples = Arc::clone(&pending);
         let sample = move || {
-            // Dropped in reverse order: who sees the end finds the samples let go.
+            // Dropped in reverse order: the samples are released before the end is signalled.
             let _at_end: Sender<()> = at_end;
             let samples = samples;
             let monitor = open();
@@ -85,7 +85,7 @@ impl UtilizationSampler {
         Self { pending, running: Some(running), ended }
     }
 
-    /// The samples since the last call, for a run that has taken `step` steps.
+    /// Returns the samples since the last call, for a run that has taken `step` steps.
     pub(crate) fn take(&self, step: u64) -> Vec<UtilizationReport> {
         let mut pending = self.pending.lock().unwrap_or_else(PoisonError::into_inner);
         pending.drain(..).map(|report| UtilizationReport { step, ..report }).collect()
@@ -100,19 +100,19 @@ impl Drop for UtilizationSampler {
     }
 }
 
-/// What the process takes at one moment.
+/// The process's memory and CPU use at one moment.
 #[derive(Clone, Debug)]
 struct ProcessUsage {
     at: Instant,
     rss_bytes: u64,
     swap_bytes: u64,
     cpu_seconds: f64,
-    /// Since an earlier moment.
+    /// Mean number of busy cores since the earlier reading; 0 without one.
     cpu_cores: f64,
 }
 
 impl ProcessUsage {
-    /// Reads a process's folder of `/proc`; none where there is none.
+    /// Reads a process's folder of `/proc`; None where it does not exist.
     fn read(folder: &Path, earlier: Option<&Self>) -> Option<Self> {
         let status = fs::read_to_string(folder.join("status")).ok()?;
         let kibibytes =
@@ -136,8 +136,8 @@ impl ProcessUsage {
     }
 }
 
-/// User and system time of a process, its 14th and 15th number in `/proc/self/stat`. The second, its name, may hold
-/// spaces and parentheses.
+/// Returns a process's user and system time in seconds, from the 14th and 15th field of `/proc/self/stat`. The second
+/// field, its name, may hold spaces and parentheses.
 fn cpu_seconds(stat: &str) -> Option<f64> {
     let mut behind_name = stat.rsplit_once(')')?.1.split_whitespace().skip(11);
     let mut ticks = || behind_name.next()?.parse::<u64>().ok();

@@ -1,4 +1,4 @@
-//! `data.num_workers: auto`: how many threads tokenise, from what the encoder does and what training needs.
+//! `data.num_workers: auto`: chooses the number of threads that tokenise, by the speeds of encoder and training.
 
 use kernels::Device;
 use run_config::{NumWorkers, RunConfig};
@@ -6,27 +6,27 @@ use run_config::{NumWorkers, RunConfig};
 /// Windows of text are prepared in bursts, and the encoder shares cores with training: it should be faster than training
 /// by this factor.
 const HEADROOM: f64 = 2.0;
-/// `auto` takes no fewer where there are cores for them: they prepare the first window sooner and cost nothing later.
+/// Minimum of `auto` where there are cores for it: they prepare the first window sooner and cost nothing later.
 const LEAST_AUTOMATIC: usize = 2;
-/// FLOPs per second of a CPU's core at most, that of matmuls with bf16 instructions. Training on a CPU needs hardly ever
-/// more than one worker, so that its speed need not be measured for this.
+/// Maximum FLOPs per second of a CPU core, reached by matmuls with bf16 instructions. Training on a CPU hardly ever
+/// needs more than one worker, so that its speed need not be measured for this.
 const MOST_CPU_FLOPS: f64 = 200e9;
-/// The part of a GPU's peak that training reaches at most.
+/// Maximum fraction of a GPU's peak that training reaches.
 const MOST_GPU_UTILIZATION: f64 = 0.8;
-/// The peak of a GPU whose own is not known, near that of an RTX 5090.
+/// Assumed peak FLOPs per second of a GPU whose peak is not known, near that of an RTX 5090.
 const UNKNOWN_GPU_FLOPS: f64 = 200e12;
 
-/// How fast text is tokenised, and how fast it must be.
+/// The speeds of tokenising and of training.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct TokenSpeeds {
     /// Tokens per second of one worker.
     pub(crate) encoder: f64,
-    /// Tokens per second of training at most, as predicted.
+    /// Upper bound of the tokens per second of training, as predicted.
     pub(crate) training: f64,
 }
 
 impl TokenSpeeds {
-    /// Of training on a device, or with so many threads of a CPU.
+    /// Predicts the speed of training on a device; on a CPU with `threads` threads.
     pub(crate) fn new(encoder: f64, flops_per_token: f64, device: &Device, threads: usize) -> Self {
         let flops = match device.as_cuda() {
             Some(gpu) => MOST_GPU_UTILIZATION * gpu.nominal_bf16_flops().unwrap_or(UNKNOWN_GPU_FLOPS),
@@ -35,12 +35,12 @@ impl TokenSpeeds {
         Self { encoder, training: flops / flops_per_token }
     }
 
-    /// Workers that stay ahead of training.
+    /// Returns the number of workers that stay ahead of training.
     pub(crate) fn needed(self) -> usize {
         (HEADROOM * self.training / self.encoder.max(f64::MIN_POSITIVE)).ceil().max(1.0) as usize
     }
 
-    /// The workers of a run, `most` at most where it leaves their number open.
+    /// Returns the number of workers of a run; for `auto` at most `most`.
     pub(crate) fn workers(self, config: &RunConfig, most: usize) -> usize {
         match config.data.num_workers {
             NumWorkers::Fixed(workers) => workers,

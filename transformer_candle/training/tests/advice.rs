@@ -1,4 +1,4 @@
-//! What a new run is told of its settings.
+//! Advice that a new run gives on its settings.
 
 #![allow(clippy::unwrap_used)]
 

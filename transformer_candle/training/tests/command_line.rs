@@ -1,4 +1,4 @@
-//! The aliases `train` and `orchestrate` as a shell sees them.
+//! The programs `train` and `orchestrate`, run as processes.
 
 #![allow(clippy::unwrap_used)]
 

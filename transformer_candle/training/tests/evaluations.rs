@@ -1,4 +1,4 @@
-//! What training writes after evaluations, and when evaluations end it.
+//! Evaluations during training: their samples, and early stopping.
 
 #![allow(clippy::unwrap_used)]
 
@@ -25,7 +25,7 @@ fn train(workshop: &Workshop, name: &str, overrides: &[&str], options: &RunOptio
     run_training(workshop.run(name, overrides), options, &StopSignal::new()).unwrap()
 }
 
-/// The lines that do not depend on time: what was evaluated, written and why it ended.
+/// Returns the metrics that do not depend on time: evaluations, samples and the reason for the end.
 fn lines(workshop: &Workshop, name: &str) -> Vec<Value> {
     ["evaluation", "sample", "end"].iter().flat_map(|kind| workshop.metrics(name, kind)).collect()
 }
@@ -105,7 +105,7 @@ fn a_prompt_without_room_behind_it_is_refused() {
     assert!(!workshop.path().join("run/metrics.jsonl").exists());
 }
 
-/// A learning rate at which nothing is learnt: no evaluation improves by a tenth.
+/// Overrides with a learning rate at which nothing is learnt: no evaluation improves by 0.1.
 const STALLED: [&str; 5] = [
     "optimizer.learning_rate=1e-9",
     "scheduler.min_lr=0",

@@ -1,4 +1,4 @@
-//! Ctrl-C as a process sees it: the first is a request, the second an order.
+//! Ctrl-C in a process of its own: the first one requests a stop, the second one exits immediately.
 
 #![allow(clippy::unwrap_used)]
 

@@ -34,8 +34,7 @@ impl RankRules {
     }
 
     /// Returns the findings that a step adds, one sentence each. Steps whose micro-batches cannot be shared evenly, as
-    /// while
-    /// the batch grows, are skipped: there a rank has more to do and is not slow.
+    /// while the batch grows, are skipped: there a rank has more to do and is not slow.
     pub(super) fn step(&mut self, times: &RankTimes, step_seconds: f64) -> Vec<String> {
         if !times.is_even || times.compute_seconds.len() != self.hosts.len() {
             return Vec::new();

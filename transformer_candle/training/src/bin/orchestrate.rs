@@ -35,8 +35,7 @@ fn refuse(reason: &str) -> ExitCode {
     ExitCode::from(2)
 }
 
-/// Returns the paths to try for the Python command: in the active environment, this folder's, the repository's, then
-/// PATH.
+/// Returns the paths to try for the Python command: of the active environment, this folder's, the repository's, PATH.
 fn candidates() -> impl Iterator<Item = PathBuf> {
     let active = env::var_os("VIRTUAL_ENV").map(|environment| PathBuf::from(environment).join("bin"));
     // `transformer_candle/training` is two folders below the repository's root.

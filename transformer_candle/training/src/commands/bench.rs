@@ -24,7 +24,7 @@ const MEASURED_SECONDS: f64 = 0.5;
 const MEASURED_STEPS: [f64; 2] = [2.0, 50.0];
 /// Seconds that a prediction of the step's time may take: with a time budget below this there is none.
 const PREDICTION_SECONDS: f64 = 10.0;
-/// Minimum time that steps are timed before it is the prediction's turn, and the other way round.
+/// Steps and the prediction's operations are timed in turns of at least this long.
 const TURN: Duration = Duration::from_millis(250);
 /// M, N and K of the largest GEMM that measures a GPU's speed.
 const MAX_GEMM_SIZE: usize = 8192;
@@ -290,9 +290,7 @@ impl Bench {
     }
 }
 
-/// Returns the number of steps of `seconds` each in the pass that times operations one by one: a few short steps are
-/// not
-/// representative.
+/// Returns how many steps of `seconds` each time operations one by one: a few short steps are not representative.
 fn steps_to_measure(seconds: f64) -> u32 {
     let [least, most] = MEASURED_STEPS;
     (MEASURED_SECONDS / seconds).clamp(least, most) as u32

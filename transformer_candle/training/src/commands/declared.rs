@@ -30,7 +30,7 @@ pub struct DeclaredOption {
     pub help: String,
     /// Whether it may be given again.
     pub repeatable: bool,
-    /// Whether the command must have it.
+    /// Whether it must be given.
     pub required: bool,
 }
 

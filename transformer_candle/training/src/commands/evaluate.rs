@@ -124,8 +124,7 @@ pub(super) fn main(options: &EvaluateOptions, output: &mut dyn Output, stop: &St
 }
 
 /// Loads the run that a checkpoint belongs to, with the revisions of data sets that it was trained on: that of the
-/// first
-/// folder above it that holds a resolved config. None where no folder does.
+/// first folder above it that holds a resolved config. None where no folder does.
 fn run_of(directory: &Path, state: Option<&TrainerState>) -> Option<Result<ResolvedRun>> {
     // `.` has no folder above it by its name.
     let directory = directory.canonicalize().ok()?;

@@ -61,8 +61,8 @@ impl dyn Output + '_ {
     }
 }
 
-/// Converts the result of a write to stdout. A closed pipe is no error, as its reader wants no more; a full disk is
-/// one.
+/// Converts the result of a write to stdout: a full disk is an error; a closed pipe, whose reader wants no more, is
+/// none.
 pub(super) fn delivered(written: io::Result<()>) -> Result<()> {
     match written {
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),

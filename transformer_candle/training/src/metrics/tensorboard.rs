@@ -25,8 +25,7 @@ pub(super) struct EventFile {
 
 impl MetricsSink for EventFile {
     /// Opens an event file for a run with its events up to the step `rewind_to`, without it empty. Other runs may have
-    /// files
-    /// in the same folder.
+    /// files in the same folder.
     fn open(folder: &Path, run: &str, rewind_to: Option<u64>) -> Result<Self> {
         fs::create_dir_all(folder).map_err(TrainerError::io("create", folder))?;
         atomic_file::remove_leftovers(folder, |name| is_leftover(name, run));
@@ -109,8 +108,7 @@ fn is_event_file(name: &str, run: &str) -> bool {
 }
 
 /// Returns the events up to a step, each once where several files have it. Within one file a step may have several
-/// events
-/// of a kind.
+/// events of a kind.
 fn kept(files: &[PathBuf], last_step: u64) -> io::Result<Vec<Event>> {
     let mut seen = HashSet::new();
     let mut events = Vec::new();
@@ -140,8 +138,7 @@ fn write_all(writer: &mut impl Write, events: &[Event]) -> io::Result<()> {
     std::iter::once(&version).chain(events).try_for_each(|event| writer.write_all(&tfrecord::record(event)))
 }
 
-/// Returns an unused `events.out.tfevents.<seconds>.<host>.<process>.<count>.<run>`, as TensorBoard's own writers name
-/// files.
+/// Returns an unused path, named as TensorBoard does: `events.out.tfevents.<seconds>.<host>.<process>.<count>.<run>`.
 fn unused_name(folder: &Path, run: &str) -> PathBuf {
     let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
     let (seconds, process) = (now() as u64, std::process::id());

@@ -2,10 +2,8 @@
 //! step needs anyway: it takes no further message and changes no bit of those sums.
 //!
 //! At that sum a rank has computed its gradients and has not updated its weights. So its times are measured from the
-//! sum
-//! of the step before to this one, within steps only: the update and the exchange of weights of the step before, then
-//! the
-//! wait for data, the gradients and their exchange.
+//! sum of the step before to this one, within steps only: the update and the exchange of weights of the step before,
+//! then the wait for data, the gradients and their exchange.
 
 use std::time::{Duration, Instant};
 
@@ -82,7 +80,7 @@ impl RankMeter {
         (self.data_wait, self.usage) = (data_wait, usage);
     }
 
-    /// Sums numbers over all ranks as [`super::Exchange::sum`], and exchanges the figures of each with them.
+    /// Sums numbers over all ranks as [`super::Exchange::sum`] does, and exchanges the figures of each with them.
     ///
     /// # Errors
     /// Those of [`super::Exchange::sum`].

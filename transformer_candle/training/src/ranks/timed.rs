@@ -1,6 +1,5 @@
 //! An exchange that counts the time in which it keeps its rank from computing: the part of transfers that no
-//! computation
-//! overlaps, and the wait for other ranks.
+//! computation overlaps, and the wait for other ranks.
 
 use std::{
     mem,

@@ -35,11 +35,11 @@ pub struct ComponentEvaluation {
     pub name: String,
     /// The component's mixture weight, a fraction of 1.
     pub share: f64,
-    /// As in [`EvaluationReport`].
+    /// Mean loss, as in [`EvaluationReport`].
     pub loss: f64,
-    /// As in [`EvaluationReport`].
+    /// Bits per byte, as in [`EvaluationReport`].
     pub bits_per_byte: Option<f64>,
-    /// As in [`EvaluationReport`].
+    /// Number of target tokens, as in [`EvaluationReport`].
     pub tokens: u64,
 }
 

@@ -1,8 +1,7 @@
 //! The steps that are logged.
 
 /// Decides which steps are logged: the first, every `log_every_n_steps`th and the last. Metrics and plain progress
-/// lines
-/// use it.
+/// lines use it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct LogInterval {
     every: u64,

@@ -18,7 +18,7 @@ pub struct StageReport {
     pub sequence_length: usize,
     /// Sequences of an optimizer step.
     pub sequences_per_step: usize,
-    /// Sequences that are left out of the shuffle windows that the stage before had begun.
+    /// Sequences that are left out because the stage before had begun their shuffle windows and not finished them.
     pub left_out: u64,
 }
 

@@ -23,8 +23,7 @@ pub struct StepReport {
     /// Target tokens per second of this step, those of all ranks together.
     pub tokens_per_second: f64,
     /// Model FLOPs over the nominal dense BF16 peak of the GPU, or of all ranks' GPUs; none where no peak is known, as
-    /// on a
-    /// CPU.
+    /// on a CPU.
     pub mfu: Option<f64>,
     /// Wall time of the step.
     pub step_seconds: f64,

@@ -64,8 +64,7 @@ impl UtilizationReport {
     }
 
     /// Converts a sample of this process to one of all ranks, given the usage of each; for one process it stays as it
-    /// is. None
-    /// while a rank has not been sampled. The GPU stays this process's.
+    /// is. None while a rank has not been sampled. The GPU stays this process's.
     pub(crate) fn of_ranks(self, all: &[RankUsage]) -> Option<Self> {
         if all.len() < 2 {
             return Some(self);

@@ -65,8 +65,7 @@ impl Trainer {
     }
 
     /// Completes the prompts of `runtime.evaluation.prompts`; returns no samples if the loss is not finite. None if the
-    /// signal
-    /// is raised meanwhile: the run that resumes then repeats the evaluation with its samples.
+    /// signal is raised meanwhile: the run that resumes then repeats the evaluation with its samples.
     fn samples(&mut self, report: &EvaluationReport, stop: &StopSignal) -> Result<Option<Vec<SampleReport>>> {
         let pool = self.engine.pool();
         let (prompts, tokenizer) = (&self.prompts, &self.data.tokenizer);

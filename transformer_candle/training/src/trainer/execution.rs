@@ -1,7 +1,6 @@
 //! How a step is computed (micro-batch, accumulation, recompute mode, virtual shards), kept from a checkpoint by the
-//! run
-//! that resumes it: with another split the sums of gradients round differently, and the weights would differ from an
-//! uninterrupted run's.
+//! run that resumes it: with another split the sums of gradients round differently, and the weights would differ from
+//! an uninterrupted run's.
 
 use std::path::Path;
 
@@ -88,7 +87,7 @@ pub(super) fn keep(run: &mut ResolvedRun, checkpoint: &Path, saved: Option<&Exec
     Ok(note)
 }
 
-/// Does the same for a run in stages: `batch_size: auto` of each becomes the checkpoint's micro-batch.
+/// Does what [`keep`] does for a run in stages: `batch_size: auto` of each becomes the checkpoint's micro-batch.
 fn keep_stages(run: &mut ResolvedRun, checkpoint: &Path, saved: &Execution) -> Result<()> {
     let mut changes = runtime_changes(run, saved);
     let stages = run.config.stages.iter_mut().flatten();

@@ -34,8 +34,7 @@ pub(super) fn restore(device: &Device, saved: Option<&MatmulAlgorithms>) -> Resu
 }
 
 /// Gives all ranks the same algorithms: for each operation and shape that of the lowest rank that has chosen one. A
-/// rank
-/// whose GPU does not support it keeps its own.
+/// rank whose GPU does not support it keeps its own.
 pub(super) fn share(ranks: &Ranks, device: &Device) -> Result<()> {
     let (Some(exchange), Some(gpu)) = (ranks.exchange(), device.as_cuda()) else { return Ok(()) };
     let own = serde_json::to_string(&gpu.choices()).expect("choices are texts by name");
@@ -48,8 +47,7 @@ pub(super) fn share(ranks: &Ranks, device: &Device) -> Result<()> {
 }
 
 /// Returns the note for a run that resumes on another device than its checkpoint's; None where it is the same. A device
-/// of
-/// `None` stands for a CPU.
+/// of `None` stands for a CPU.
 fn device_change_note(was: Option<&str>, is: Option<&str>) -> Option<String> {
     (was != is).then(|| {
         let named = |device: Option<&str>| device.unwrap_or("a CPU").to_owned();

@@ -1,6 +1,5 @@
 //! Records steps and observes the run beside them: the interval of logging, the time spent between steps, the
-//! utilization
-//! of the machine, and advice on what holds the run back.
+//! utilization of the machine, and advice on what holds the run back.
 
 use std::{mem, time::Duration};
 
@@ -87,8 +86,7 @@ impl Observation {
     }
 
     /// Records a step if it is to be logged (`always` logs it in any case), then the utilization sampled during it and
-    /// the
-    /// advice that both lead to. `ranks` are the figures of each rank; empty for one process.
+    /// the advice that both lead to. `ranks` are the figures of each rank; empty for one process.
     pub(super) fn step(
         &mut self,
         report: &StepReport,

@@ -30,8 +30,7 @@ pub(super) enum AgreedBatch {
 
 /// Decides whether all ranks compute the next step. Signals reach them at different times, and a rank that leaves the
 /// others waiting takes the whole run down; so none stops unless all do. `own_stop` is the signal of this process,
-/// `stop`
-/// the one that is raised on all ranks.
+/// `stop` the one that is raised on all ranks.
 pub(super) fn agree_on_batch(
     ranks: &Ranks,
     batch: Result<Batch>,
@@ -133,8 +132,7 @@ pub(super) fn times(figures: &[RankFigures], is_even: bool) -> Option<RankTimes>
 }
 
 /// Connects the memory of the ranks' devices, which must be all CPUs or all GPUs; with
-/// `runtime.deterministic_reduction`,
-/// which gives equal bits on any number of ranks, the GPUs must be equal.
+/// `runtime.deterministic_reduction`, which gives equal bits on any number of ranks, the GPUs must be equal.
 pub(super) fn connect(ranks: &Ranks, device: &Device, config: &RunConfig) -> Result<()> {
     let Some(exchange) = ranks.exchange() else { return Ok(()) };
     let mut facts = BTreeMap::from([("the kind of device".to_owned(), json!(format!("{:?}", device.kind())))]);

@@ -55,8 +55,7 @@ impl Prompts {
     }
 
     /// Generates a few tokens on a GPU, so that the algorithms of the GEMMs are chosen, and saved with the first
-    /// checkpoint,
-    /// before they are needed: a resumed run then generates the same texts.
+    /// checkpoint, before they are needed: a resumed run then generates the same texts.
     pub(super) fn warm_up(&self, generator: &mut Generator) -> Result<()> {
         for (_, tokens) in &self.encoded {
             generator.generate(tokens, WARM_UP_TOKENS, &[], &self.settings, |_| ControlFlow::Continue(()))?;

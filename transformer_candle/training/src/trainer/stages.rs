@@ -69,10 +69,9 @@ impl Stages {
 
 impl Trainer {
     /// Enters the stage of the next step: switches to its buffers, its stream and its learning rate. Returns whether
-    /// the next
-    /// batch must end with the shuffle window in use because a stage waits for that. Until a step is taken in the
-    /// stage, the
-    /// trainer's position is the one before it, so that checkpoints do not depend on whether it was entered.
+    /// the next batch must end with the shuffle window in use because a stage waits for that. Until a step is taken in
+    /// the stage, the trainer's position is the one before it, so that checkpoints do not depend on whether it was
+    /// entered.
     pub(super) fn enter_due_stage(&mut self, interrupted: &dyn Fn() -> bool) -> Result<bool> {
         let Some(next) = self.stages.due(self.position.step) else { return Ok(false) };
         if self.stages.waits(next, self.data.stream.is_between_windows()) {

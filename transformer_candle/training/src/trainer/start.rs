@@ -45,22 +45,19 @@ impl Trainer {
     }
 
     /// Resumes a run at a checkpoint, bit for bit as if it had never stopped: its micro-batch, accumulation and
-    /// recompute mode
-    /// are the checkpoint's too, unless `rebatch` takes the config's.
+    /// recompute mode are the checkpoint's too, unless `rebatch` takes the config's.
     ///
     /// # Errors
     /// Those of [`Trainer::new`]; [`TrainerError::Checkpoint`] if there is no intact checkpoint to resume from;
     /// [`TrainerError::ChangedOnResume`] and [`TrainerError::RebatchedOnResume`] if the config differs in a key that
-    /// must not
-    /// change on resume; [`TrainerError::OutOfMemoryOnResume`] if the checkpoint's micro-batch no longer fits.
+    /// must not change on resume; [`TrainerError::OutOfMemoryOnResume`] if the checkpoint's micro-batch no longer fits.
     pub fn resume(run: ResolvedRun, from: &ResumeFrom, rebatch: bool) -> Result<Self> {
         let options = RunOptions { resume: Some(from.clone()), rebatch, ..RunOptions::default() };
         Self::start(run, &options, &HubSettings::from_environment(), &StopSignal::new())
     }
 
     /// Starts a run as [`Trainer::new`] or [`Trainer::resume`] does, as the options say, unless the signal is raised
-    /// meanwhile.
-    /// `hub.retries` shows the requests that it waits for.
+    /// meanwhile. `hub.retries` shows the requests that it waits for.
     pub fn start(run: ResolvedRun, options: &RunOptions, hub: &HubSettings, stop: &StopSignal) -> Result<Self> {
         let (cancel, rank_info) = (stop.cancel_token(), options.ranks.rank_info());
         let mut planned = PlannedRun::new(run, options, &cancel)?;
@@ -113,7 +110,7 @@ impl Trainer {
         Ok(trainer)
     }
 
-    /// Marks the best checkpoint and prunes old ones, which the last save may not have come to.
+    /// Marks the best checkpoint and prunes old ones, in case the last save was interrupted before that.
     fn complete_last_save(&mut self) -> Result<()> {
         let latest = checkpoint::latest(self.checkpoint_directory());
         match latest.filter(|latest| self.saved.as_ref() == Some(latest)) {
@@ -196,8 +193,7 @@ fn saved(run: &ResolvedRun, resumed: Option<&ResumePoint>) -> Option<PathBuf> {
 }
 
 /// Opens the ledger and the metrics, rewound to the checkpoint, and writes the resolved config and the environment.
-/// Only
-/// the first rank writes.
+/// Only the first rank writes.
 fn open_records(
     (run, environment, rank_info): (&ResolvedRun, &Environment, RankInfo),
     state: Option<&TrainerState>,

@@ -28,7 +28,7 @@ runtime:
   evaluation: {every_n_steps: 5, max_batches: 2}
 ";
 
-/// A folder with everything that a run needs. Gone when dropped.
+/// A temporary folder with the tokenizer and the text of runs, removed on drop.
 pub struct Workshop {
     folder: TempDir,
 }
@@ -45,7 +45,7 @@ impl Workshop {
         self.folder.path()
     }
 
-    /// The run directory of this name, with its config.
+    /// Creates the run directory of this name, with its config, and returns its path.
     pub fn run_directory(&self, name: &str) -> PathBuf {
         let directory = self.path().join(name);
         fs::create_dir_all(&directory).unwrap();
@@ -60,12 +60,12 @@ impl Workshop {
         RunConfig::load(&self.run_directory(name).join("training.yaml"), &overrides).unwrap()
     }
 
-    /// Overrides with which a run trains on three parts of the run's text and one of a smaller one.
+    /// Returns overrides for training on a mixture of the text, with weight 3, and a smaller text, with weight 1.
     pub fn mixture(&self) -> [String; 2] {
         self.weighed(3.0, 1.0)
     }
 
-    /// The same with other weights.
+    /// Returns overrides for training on a mixture of the text and a smaller one, with these weights.
     pub fn weighed(&self, large: f64, small: f64) -> [String; 2] {
         let [text, few] = ["text.jsonl", "few.jsonl"].map(|name| self.path().join(name));
         fs::write(&few, documents(20)).unwrap();
@@ -74,25 +74,25 @@ impl Workshop {
         ["data.train_shards=[]".to_owned(), format!("data.mixture=[{sources}]")]
     }
 
-    /// The lines of a run's metrics of one kind.
+    /// Returns the lines of one kind in a run's metrics.
     pub fn metrics(&self, name: &str, kind: &str) -> Vec<Value> {
         let text = fs::read_to_string(self.path().join(name).join("metrics.jsonl")).unwrap();
         let lines = text.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
         lines.filter(|line| line["kind"] == kind).collect()
     }
 
-    /// (step, loss) of each line, exactly as written.
+    /// Returns (step, loss) of each line of a kind, exactly as written.
     pub fn losses(&self, name: &str, kind: &str) -> Vec<(u64, String)> {
         let lines = self.metrics(name, kind);
         lines.iter().map(|line| (line["step"].as_u64().unwrap(), line["loss"].to_string())).collect()
     }
 
-    /// A file of a checkpoint.
+    /// Reads a file of a run's checkpoint.
     pub fn saved(&self, name: &str, step: u64, file: &str) -> Vec<u8> {
         fs::read(self.path().join(name).join(format!("checkpoints/step-{step:08}")).join(file)).unwrap()
     }
 
-    /// The names of a run's checkpoints.
+    /// Returns the names of a run's checkpoints.
     pub fn checkpoints(&self, name: &str) -> Vec<String> {
         let entries = fs::read_dir(self.path().join(name).join("checkpoints")).unwrap();
         let mut names: Vec<String> =
@@ -103,7 +103,7 @@ impl Workshop {
     }
 }
 
-/// Sentences with a pattern to learn, made by a small generator of numbers (Lehmer's, MINSTD).
+/// Generates documents whose sentences have a pattern to learn, with a small random number generator (MINSTD).
 fn documents(count: u64) -> String {
     let (animals, verbs) = (["cat", "dog", "owl", "bee", "hen"], ["sees", "hears", "likes", "meets"]);
     let mut state = 1_u64;
@@ -121,7 +121,7 @@ fn documents(count: u64) -> String {
     lines
 }
 
-/// The 256 bytes, three merges and end-of-text.
+/// Returns a byte-level BPE tokenizer: the 256 bytes, three merges and end-of-text.
 fn tokenizer_json() -> String {
     let mut alphabet: Vec<char> = tokenizers::pre_tokenizers::byte_level::ByteLevel::alphabet().into_iter().collect();
     alphabet.sort_unstable();

@@ -1,4 +1,4 @@
-//! Programs in an empty folder.
+//! Runs programs in an empty folder.
 
 #![allow(clippy::unwrap_used)]
 
@@ -7,14 +7,14 @@ use std::process::{Command, Output};
 
 use tempfile::TempDir;
 
-/// A program in an empty folder, with nothing in its environment that could help it.
+/// Returns a command that runs a program in this folder with an empty environment.
 pub fn command(program: &str, folder: &TempDir, arguments: &[&str]) -> Command {
     let mut command = Command::new(program);
     command.args(arguments).current_dir(folder.path()).env_clear();
     command
 }
 
-/// What a program says that refuses what it was asked, and leaves nothing behind.
+/// Runs a program that must refuse its arguments with this exit code and write no files; returns its stderr.
 pub fn refused(program: &str, arguments: &[&str], code: i32) -> String {
     let folder = tempfile::tempdir().unwrap();
     let Output { status, stdout, stderr } = command(program, &folder, arguments).output().unwrap();
@@ -26,7 +26,7 @@ pub fn refused(program: &str, arguments: &[&str], code: i32) -> String {
     stderr
 }
 
-/// Help and version end a program well, and say nothing on stderr.
+/// Checks that `--help` and `--version` succeed, and print nothing to stderr.
 pub fn answers_help_and_version(program: &str) {
     let folder = tempfile::tempdir().unwrap();
     for flag in ["--help", "--version"] {

@@ -17,17 +17,17 @@ use training::{
 
 use super::*;
 
-/// What ranks have sent and not yet received.
+/// Parts of buffers that were sent and not yet received.
 type Parcels = BTreeMap<(usize, usize), VecDeque<Vec<u8>>>;
 
-/// Where the ranks leave what they tell each other.
+/// The shared memory through which the ranks exchange.
 #[derive(Debug)]
 struct Meeting {
     barrier: Barrier,
     said: Mutex<Vec<Vec<u8>>>,
-    /// By sender and receiver, in the order in which they were sent.
+    /// The parts by sender and receiver, in the order in which they were sent.
     parcels: Mutex<Parcels>,
-    /// Swaps that have begun, of all ranks.
+    /// Number of swaps that have begun on all ranks.
     swaps: AtomicUsize,
 }
 
@@ -38,12 +38,12 @@ impl Meeting {
     }
 }
 
-/// One rank of threads.
+/// The exchange of one rank, which is a thread.
 #[derive(Debug)]
 struct ThreadRank {
     rank_info: RankInfo,
     meeting: Arc<Meeting>,
-    /// What it receives in the swap that is under way, and what has been sent.
+    /// The parts that it receives in the current swap, and those that it has sent; None between swaps.
     under_way: Mutex<Option<UnderWay>>,
 }
 
@@ -149,7 +149,7 @@ impl Exchange for ThreadRank {
     }
 }
 
-/// Trains with several ranks; how each one ended. `overrides` are those of a rank.
+/// Trains with several ranks, and returns the outcome of each. `overrides` returns the overrides of a rank.
 fn train_ranks<'a>(
     workshop: &Workshop,
     name: &str,
@@ -159,7 +159,7 @@ fn train_ranks<'a>(
     train_at(&Meeting::new(world_size), workshop, name, (world_size, options), overrides)
 }
 
-/// The same, in which the ranks meet somewhere.
+/// Trains as [`train_ranks`] does, with ranks that exchange through `meeting`.
 fn train_at<'a>(
     meeting: &Arc<Meeting>,
     workshop: &Workshop,
@@ -248,7 +248,7 @@ fn metrics_have_the_times_of_all_ranks() {
         assert!(number("slowest_rank_seconds").to_bits() == seconds[slowest].to_bits());
         assert!(number("median_rank_seconds").to_bits() == seconds[other].to_bits());
         assert!(seconds[other] > 0.0 && number("exchange_seconds") > 0.0);
-        // Of the first rank these are parts of its steps, though not of this one alone.
+        // These are parts of the first rank's steps, though not of this step alone.
         steps += number("step_seconds");
         parts += seconds[0] + number("exchange_seconds");
         let in_step = number("tokens") - std::mem::replace(&mut tokens, number("tokens"));

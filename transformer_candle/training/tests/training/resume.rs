@@ -1,4 +1,4 @@
-//! Resuming: bit for bit, and what may change.
+//! Resuming: it is bitwise exact, and some settings may change.
 
 use std::{fs, thread, time::Duration};
 

@@ -1,4 +1,4 @@
-//! Stages: every one is a run of its shape, and a kill anywhere around a boundary changes nothing.
+//! Stages: each computes what a run of its shape does, and a stop anywhere around a boundary changes nothing.
 
 use std::{collections::BTreeMap, fmt::Write as _, fs, path::Path};
 
@@ -20,7 +20,7 @@ const THREE: &str = "stages=[{steps: 4, sequence_length: 16, sequences_per_step:
                      {steps: 3, sequence_length: 64, sequences_per_step: 3, batch_size: 1, learning_rate: 2.0e-3}, \
                      {steps: 3}]";
 
-/// What a run leaves behind that depends on what it was trained on: checkpoints, ledger, losses.
+/// Returns the files and metrics of a run that depend on its data: the last checkpoint, ledger, losses and stages.
 fn left_behind(workshop: &Workshop, name: &str) -> BTreeMap<String, Vec<u8>> {
     let run = workshop.path().join(name);
     let last = workshop.checkpoints(name).pop().unwrap();

@@ -1,6 +1,5 @@
 //! The part of a start before the data is opened: the run's device, its directory, the checkpoint to resume from and
-//! its
-//! memory plan.
+//! its memory plan.
 
 use std::{ops::RangeInclusive, path::Path, sync::Arc};
 
