@@ -49,7 +49,9 @@ def after_sweep(adamw: Row, muon: Row) -> list[Row]:
     """Return the rows that follow the sweep, from its winners; parts of the recipe are compared at half the tokens."""
     half = muon.changed("half", f"scheduler.total_steps={STEPS // 2}", "scheduler.warmup_steps=24")
     linear = "scheduler.decay_fraction=0.95"  # all that follows the warm-up
+    embedding_rate = "optimizer.embedding_learning_rate_scale=10"
     recipe = [
+        half.changed("embedding-rate", embedding_rate),
         half.changed("linear", linear),
         half.changed("cosine", "scheduler.strategy=cosine"),
         half.changed("min-lr", f"scheduler.min_lr={0.1 * rate_of(muon):g}"),
@@ -60,7 +62,8 @@ def after_sweep(adamw: Row, muon: Row) -> list[Row]:
     ]
     larger = [replace(row, name=row.name.replace("10m", "25m"), config="25m") for row in (adamw, muon)]
     seeds = [row.with_seed(seed) for seed in SEEDS[1:] for row in (adamw, half, muon)]
-    return [half, *recipe, adamw.changed("linear", linear), *larger, *seeds]
+    references = [adamw.changed("embedding-rate", embedding_rate), adamw.changed("linear", linear)]
+    return [half, *recipe, *references, *larger, *seeds]
 
 
 def rate_of(row: Row) -> float:

@@ -1,4 +1,4 @@
-//! Where each parameter lies in the flat buffers.
+//! The layout of the flat buffers: the place of each parameter.
 //!
 //! Weights, gradients and optimizer state are one flat buffer each with the same layout, so that clipping and `AdamW`
 //! are one pass over each. Parameters lie kind by kind, those of a kind in the order of the model. What trains comes
@@ -19,7 +19,7 @@ const ALIGNMENT: usize = 64;
 /// A parameter and its place.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Parameter {
-    /// What it is.
+    /// The description of the parameter.
     pub spec: ParameterSpec,
     /// First element in the flat buffers.
     pub offset: usize,
@@ -28,7 +28,7 @@ pub struct Parameter {
 /// One tensor as `transformers` names it, and its range of the flat buffers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HfTensor {
-    /// `model.layers.0.self_attn.q_proj.weight`, ...
+    /// The name on disk: `model.layers.0.self_attn.q_proj.weight`, ...
     pub name: String,
     /// Matrices are `[outputs, inputs]`.
     pub shape: Vec<usize>,
@@ -76,7 +76,7 @@ impl NextOffsets {
     }
 }
 
-/// The elements up to the next parameter.
+/// The elements from a parameter to the next, padding included.
 fn aligned_elements(spec: &ParameterSpec) -> usize {
     spec.elements().next_multiple_of(ALIGNMENT)
 }
@@ -123,14 +123,15 @@ impl ParameterLayout {
         })
     }
 
-    /// Into how many parts [`crate::Decoder::forward_backward_in_parts`] divides a micro-batch: the head, then a block each.
+    /// The number of parts that [`crate::Decoder::forward_backward_in_parts`] divides a micro-batch into: the head,
+    /// then a block each.
     pub fn backward_parts(&self) -> usize {
         self.shape.num_layers + 1
     }
 
-    /// The part of a micro-batch, from 0, after which the gradient of a parameter does not change any more. The backward
-    /// pass begins with the head and ends with the first block and the embedding, which a tied head is; the few norms
-    /// and biases are counted with these.
+    /// The part of a micro-batch, from 0, after which the gradient of a parameter does not change any more. The
+    /// backward pass begins with the head and ends with the first block and the embedding, which a tied head is; the
+    /// few norms and biases are counted with these.
     pub fn completed_by(&self, parameter: &Parameter) -> usize {
         let last = self.shape.num_layers;
         match (parameter.spec.kind, parameter.spec.layer) {
@@ -150,7 +151,7 @@ impl ParameterLayout {
         self.elements
     }
 
-    /// The elements of a kind in a flat buffer.
+    /// The range of a kind's elements in a flat buffer.
     pub fn range(&self, kind: ParameterKind) -> Range<usize> {
         let end = self.kind_starts.get(kind as usize + 1);
         self.kind_starts[kind as usize]..end.copied().unwrap_or(self.elements)
@@ -163,7 +164,7 @@ impl ParameterLayout {
 
     /// Elements at the front of a flat buffer that weight decay applies to.
     pub fn decayed_elements(&self) -> usize {
-        self.range(ParameterKind::VectorOrEmbedding).start.min(self.trainable_elements())
+        self.range(ParameterKind::Embedding).start.min(self.trainable_elements())
     }
 
     /// The parameter of this name.
@@ -186,7 +187,7 @@ mod tests {
             for Parameter { spec, offset } in layout.by_offset() {
                 assert!(*offset >= end && offset % ALIGNMENT == 0, "{}", spec.name);
                 assert!(layout.range(spec.kind).contains(offset), "{}", spec.name);
-                let decayed = spec.kind != ParameterKind::VectorOrEmbedding;
+                let decayed = !matches!(spec.kind, ParameterKind::Embedding | ParameterKind::Vector);
                 assert_eq!(decayed, *offset < layout.decayed_elements(), "{}", spec.name);
                 end = offset + spec.elements();
             }
@@ -201,8 +202,8 @@ mod tests {
         let kind = |name: &str| layout.get(name).unwrap().spec.kind;
         assert_eq!(kind("lm_head"), ParameterKind::Head);
         assert!(["layers.2.down", "layers.0.qkv"].iter().all(|name| kind(name) == ParameterKind::Projection));
-        let undecayed = ["embed_tokens", "layers.1.mlp_norm", "final_norm"];
-        assert!(undecayed.iter().all(|name| kind(name) == ParameterKind::VectorOrEmbedding));
+        assert_eq!(kind("embed_tokens"), ParameterKind::Embedding);
+        assert!(["layers.1.mlp_norm", "final_norm"].iter().all(|name| kind(name) == ParameterKind::Vector));
     }
 
     #[test]

@@ -12,26 +12,27 @@ use crate::lora::AdapterParameters;
 use crate::lora_shape::LoraShape;
 use run_config::TargetModule;
 
-/// Everything that the rest of the crate knows of a parameter.
+/// The description of a parameter: everything that the rest of the crate knows of it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ParameterSpec {
     /// `embed_tokens`, `layers.0.qkv`, `final_norm`, ...
     pub name: String,
     /// The decoder block that it is in, from 0; none outside of the blocks.
     pub layer: Option<usize>,
-    /// In memory; matrices are `[outputs, inputs]`.
+    /// The shape in memory; matrices are `[outputs, inputs]`.
     pub shape: Vec<usize>,
-    /// What the optimizer does with it.
+    /// The kind, which decides how the optimizer treats it.
     pub kind: ParameterKind,
     /// Its values before the first step.
     pub initial: InitialValues,
-    /// Whether every token is multiplied with it: what operations are counted by.
+    /// Whether every token is multiplied with it, as FLOPs are counted.
     pub in_matmul: bool,
     /// The tensors on disk that its rows are. Rows of none are padding: zero, without a gradient.
     pub hugging_face: Vec<TensorRows>,
 }
 
-/// What the optimizer treats alike, in the order of the flat buffers: beside adapters nothing else trains.
+/// Kinds of parameters that the optimizer treats alike, in the order of the flat buffers: in a model with adapters
+/// nothing else trains.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ParameterKind {
     /// The matrices of adapters. Weight decay applies.
@@ -40,14 +41,16 @@ pub enum ParameterKind {
     Projection,
     /// An untied head. Weight decay applies.
     Head,
-    /// Norms, biases and the embedding, which a tied head is: decay would pull norms away from one, and rows of rare
-    /// tokens to zero between their gradients.
-    VectorOrEmbedding,
+    /// The token embedding, which a tied head is. No weight decay: it would pull the rows of rare tokens to zero
+    /// between their gradients.
+    Embedding,
+    /// Norms and biases. No weight decay: it would pull norms away from one.
+    Vector,
 }
 
 impl ParameterKind {
     /// Every kind, in the order of the flat buffers.
-    pub const ALL: [Self; 4] = [Self::Adapter, Self::Projection, Self::Head, Self::VectorOrEmbedding];
+    pub const ALL: [Self; 5] = [Self::Adapter, Self::Projection, Self::Head, Self::Embedding, Self::Vector];
 }
 
 /// The distribution of a parameter's values before the first step.
@@ -72,9 +75,9 @@ pub enum InitialValues {
 /// Rows of a parameter that are one tensor on disk.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TensorRows {
-    /// As `transformers` names it, `model.layers.0.self_attn.q_proj.weight`, or peft the tensors of adapters.
+    /// The name in `transformers`, `model.layers.0.self_attn.q_proj.weight`, or for tensors of adapters in peft.
     pub name: String,
-    /// The parameter's row that is the tensor's first.
+    /// The row of the parameter at which the tensor begins.
     pub first_row: usize,
     /// The tensor's rows.
     pub rows: usize,
@@ -130,7 +133,7 @@ impl ParameterSpec {
             name,
             layer: None,
             shape: vec![hugging_face.iter().map(|tensor| tensor.rows).sum()],
-            kind: ParameterKind::VectorOrEmbedding,
+            kind: ParameterKind::Vector,
             initial,
             in_matmul: false,
             hugging_face,
@@ -149,7 +152,7 @@ fn stacked(tensors: impl IntoIterator<Item = (String, usize)>) -> Vec<TensorRows
     tensors.into_iter().map(place).collect()
 }
 
-/// Something for each parameter of a model: its place, its buffers, ...
+/// A value for each parameter of a model: its place, its buffers, ...
 #[derive(Clone, Debug)]
 pub struct Parameters<T> {
     /// Token embedding `[V, D]`.
@@ -162,7 +165,7 @@ pub struct Parameters<T> {
     pub head: T,
 }
 
-/// Something for each parameter of one decoder block.
+/// A value for each parameter of one decoder block.
 #[derive(Clone, Debug)]
 pub struct BlockParameters<T> {
     /// Query, key and value projections, one below the other `[P, D]`.
@@ -185,17 +188,17 @@ pub struct BlockParameters<T> {
     pub mlp_norm: T,
 }
 
-/// Something for each parameter of the adapters of one block, by the projection that they are beside. There are none
+/// A value for each parameter of the adapters of one block, by the projection that they are beside. There are none
 /// where every weight trains.
 #[derive(Clone, Debug)]
 pub struct BlockAdapters<T> {
-    /// Of queries, keys and values.
+    /// Adapters of the query, key and value projections.
     pub qkv: Vec<AdapterParameters<T>>,
-    /// Of attention's output.
+    /// Adapters of attention's output projection.
     pub attention_output: Vec<AdapterParameters<T>>,
-    /// Of gate and up.
+    /// Adapters of the gate and up projections.
     pub gate_up: Vec<AdapterParameters<T>>,
-    /// Of down.
+    /// Adapters of the down projection.
     pub down: Vec<AdapterParameters<T>>,
 }
 
@@ -209,7 +212,7 @@ impl<T: Clone> Parameters<T> {
             ParameterSpec::matrix(name.to_owned(), [v, d], std, [(format!("{tensor}.weight"), vocab_size)])
         };
         let embed_tokens = add(ParameterSpec {
-            kind: ParameterKind::VectorOrEmbedding,
+            kind: ParameterKind::Embedding,
             in_matmul: tie_embeddings,
             ..table("embed_tokens", "model.embed_tokens", shape.init_std)
         })?;
@@ -283,8 +286,8 @@ impl<T> BlockParameters<T> {
     }
 }
 
-/// The adapters of the modules, with their outputs, that are packed in one projection of these inputs; initial values
-/// are peft's: A as `torch.nn.Linear` is, B zero.
+/// Adds the adapters of modules, given with their outputs, that are packed in one projection of these inputs; initial
+/// values are peft's: A as `torch.nn.Linear` is, B zero.
 fn adapters<T, E>(
     shape: &ModelShape,
     layer: usize,
@@ -350,8 +353,8 @@ impl ModelShape {
     /// Floating-point operations of a training step per token: six per parameter of a matmul that trains, four per one
     /// that does not, and causal attention.
     ///
-    /// `6 * N + 6 * L * A * T`: of each parameter's 6 the forward pass takes 2, the gradient of the inputs 2 and that of
-    /// the weight 2; attention takes half of the full `12 * L * A * T` because a position sees only those before it
+    /// `6 * N + 6 * L * A * T`: of each parameter's 6 the forward pass takes 2, the gradient of the inputs 2 and that
+    /// of the weight 2; attention takes half of the full `12 * L * A * T` because a position sees only those before it
     /// (LLM.Q's count; `PaLM`, appendix B, without the half).
     pub fn flops_per_token(&self, sequence_length: usize) -> f64 {
         let attention = (self.num_layers * self.heads().query_width() * sequence_length) as f64;

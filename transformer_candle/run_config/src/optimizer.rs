@@ -35,6 +35,10 @@ pub struct OptimizerConfig {
     /// reported loss stays the cross-entropy.
     #[schemars(range(min = 0, max = 1))]
     pub z_loss: f64,
+    /// Multiplies the learning rate of the token embedding, whose rows have gradients only in steps with their
+    /// token. Measured with Muon and an untied head: 10 saves tokens. A tied head is the embedding.
+    #[schemars(range(max = 1000), extend("exclusiveMinimum" = 0))]
+    pub embedding_learning_rate_scale: f64,
     /// Settings of `algorithm: muon`.
     pub muon: MuonConfig,
 }
@@ -50,6 +54,7 @@ impl Default for OptimizerConfig {
             epsilon: 1e-8,
             max_grad_norm: Some(1.0),
             z_loss: 0.0,
+            embedding_learning_rate_scale: 1.0,
             muon: MuonConfig::default(),
         }
     }

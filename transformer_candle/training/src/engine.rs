@@ -1,7 +1,7 @@
-//! What computes a step: decoder, optimizer and micro-batch over the planned buffers, without data, checkpoints and
-//! metrics.
+//! The training engine: decoder, optimizer and micro-batch over the planned buffers. It computes steps and knows no
+//! data, checkpoints or metrics.
 //!
-//! A step asks for everything it needs and waits once, at its end, for three numbers
+//! A step launches everything it needs and waits once, at its end, for three numbers
 //! (docs/decisions/011-one-wait-per-step.md).
 
 mod buffers;
@@ -28,7 +28,7 @@ pub use self::{
     buffers::{EvaluationBuffers, RunBuffers, StagedBuffers},
     micro_batch::{MicroBatch, MicroBatchPlan},
     optimizer::{
-        Algorithm, Optimizer, OptimizerPlan, ParameterGroup, StateLayout, StateTensor, StepOutcome, UpdateRule,
+        Optimizer, OptimizerPlan, ParameterGroup, StateLayout, StateTensor, StepOutcome, UpdateRule, parameter_groups,
     },
     settings::{EngineSettings, model_shape},
     shard::{Shard, shards},
@@ -43,27 +43,27 @@ use crate::{error::Result, pool, stop::StopSignal};
 pub struct Engine {
     /// Weights, gradients and activations.
     pub decoder: Decoder,
-    /// What changes the weights.
+    /// The optimizer, over the decoder's weights and gradients.
     pub optimizer: Optimizer,
-    /// Where the device finds its tokens.
+    /// The micro-batch on the device: token ids, targets and document starts.
     pub micro_batch: MicroBatch,
-    /// The ranks that share the optimizer's work.
+    /// The shards of the ranks, and the exchange of gradients and weights between them.
     pub sharding: Sharding,
-    /// How a step is summed alike by any number of ranks; none if it is summed in the order of its micro-batches.
+    /// Sums a step in an order that does not depend on the number of ranks; none without `deterministic_reduction`.
     pub reduction: Option<TreeReduction>,
-    /// What continues `runtime.evaluation.prompts` with the current weights; none without prompts.
+    /// Continues `runtime.evaluation.prompts` with the current weights; none without prompts.
     pub generator: Option<Generator>,
-    /// What computes the stages behind the current one, in the same memory.
+    /// Decoder and micro-batch of each later stage, in order, in the same memory.
     later_stages: VecDeque<StageEngine>,
     /// The current stage, from 0.
     stage: usize,
     device: Device,
     pool: Arc<ThreadPool>,
-    /// Of the run: what dropout is drawn from.
+    /// The run's seed, from which dropout masks are drawn.
     seed: u64,
 }
 
-/// What differs between the stages of a run.
+/// The part of an engine that differs between the stages of a run.
 struct StageEngine {
     decoder: Decoder,
     micro_batch: MicroBatch,
@@ -78,7 +78,7 @@ impl StageEngine {
         })
     }
 
-    /// Runs everything that a step of one of several ranks, or of one, and an evaluation run.
+    /// Runs every operation of forward, backward and an evaluation; with several ranks also the backward pass in parts.
     fn warm_up(decoder: &mut Decoder, micro_batch: &mut MicroBatch, has_ranks: bool) -> Result<()> {
         let sequences = micro_batch.sequences();
         let batch = synthetic(sequences, decoder.sequence_length(), decoder.shape().vocab_size);
@@ -94,8 +94,8 @@ impl StageEngine {
 }
 
 impl Engine {
-    /// Allocates every buffer of the stages of a run, at least one, and begins with the first. All weights are zero: fill
-    /// them, then [`Engine::warm_up`].
+    /// Allocates every buffer of a run with these stages (at least one); the first one is the current stage. All
+    /// weights are zero: fill them, then [`Engine::warm_up`].
     ///
     /// # Errors
     /// [`crate::TrainerError::Kernel`] if the device has too little memory, [`crate::TrainerError::Request`] if the threads
@@ -132,8 +132,8 @@ impl Engine {
         })
     }
 
-    /// Fills the weights as a run of this seed begins with, and warms up. Zeros would do neither for measuring nor for
-    /// choosing algorithms: a GPU computes them faster.
+    /// Fills the weights with the initial values of a run of this seed, and warms up. Zeros would falsify measurements
+    /// and the choice of algorithms: a GPU computes them faster.
     pub fn initialize(&mut self, seed: u64) -> Result<()> {
         let Self { pool, decoder, optimizer, .. } = self;
         let shape = decoder.shape().clone();
@@ -143,9 +143,9 @@ impl Engine {
         self.warm_up()
     }
 
-    /// Runs on a GPU everything that a step and an evaluation run, in this stage and in those behind it, so that kernels
-    /// are loaded, the fastest algorithm of each matmul is found and the CUDA graphs of later stages are captured before
-    /// the first step is measured. Weights and optimizer stay as they are.
+    /// Runs every operation of a step and of an evaluation on a GPU, in this stage and in later ones, so that kernels
+    /// are loaded, the fastest algorithm of each matmul is found and the CUDA graphs of later stages are captured
+    /// before the first step is measured. Weights and optimizer stay as they are.
     pub fn warm_up(&mut self) -> Result<()> {
         if self.device.as_cuda().is_none() {
             return Ok(());
@@ -162,7 +162,7 @@ impl Engine {
         })
     }
 
-    /// Exchanges gradients and weights with the other ranks once, so that what connects GPUs has its memory before the
+    /// Exchanges gradients and weights with the other ranks once, so that NCCL has allocated its memory before the
     /// first step. Weights, which are the same on all ranks, stay as they are.
     pub fn warm_up_exchange(&mut self) -> Result<()> {
         if self.device.as_cuda().is_none() {
@@ -177,7 +177,7 @@ impl Engine {
         })
     }
 
-    /// Makes a stage that is not before the current one the current one. Allocates nothing.
+    /// Makes `stage` (from 0) the current one, if it is not an earlier one. Allocates nothing.
     pub fn enter_stage(&mut self, stage: usize) {
         while self.stage < stage
             && let Some(StageEngine { decoder, micro_batch }) = self.later_stages.pop_front()
@@ -188,8 +188,8 @@ impl Engine {
         }
     }
 
-    /// Forward and backward of this rank's micro-batches, then the update. None if the signal was raised before the last
-    /// micro-batch: then the weights are as before. With several ranks all see the signal or none.
+    /// Runs forward and backward of this rank's micro-batches, then the update. None if the signal was raised before
+    /// the last micro-batch: then the weights are as before. With several ranks all see the signal or none.
     pub fn step(
         &mut self,
         batch: &Batch,
@@ -248,18 +248,18 @@ impl Engine {
         })
     }
 
-    /// Where it computes.
+    /// The device that the engine runs on.
     pub fn device(&self) -> &Device {
         &self.device
     }
 
-    /// The threads that compute on a CPU, one of which launches on a GPU: work on the engine's buffers belongs inside.
+    /// The thread pool that computes on a CPU and launches on a GPU: run work on the engine's buffers inside it.
     pub fn pool(&self) -> Arc<ThreadPool> {
         Arc::clone(&self.pool)
     }
 }
 
-/// What the dropout of a step is drawn from; neighbouring seeds and steps give unlike ones.
+/// Returns the seed of a step's dropout masks, a hash of the run's seed and the step.
 fn step_seed(seed: u64, step: u64) -> u64 {
     mix(mix(seed) ^ step)
 }

@@ -3,7 +3,7 @@
 use run_config::{BatchSize, Format, RunConfig, presets};
 
 /// Key of the smoke config, a value it may not have, and a word that the message must hold.
-const BAD_VALUES: [(&str, &str, &str); 129] = [
+const BAD_VALUES: [(&str, &str, &str); 130] = [
     ("model.vocab_size", "0", "from 1"),
     ("model.vocab_size", "1e9", "16777216"),
     ("model.vocab_size", "many", "integer"),
@@ -98,6 +98,7 @@ const BAD_VALUES: [(&str, &str, &str); 129] = [
     ("optimizer.epsilon", "0", "greater than 0"),
     ("optimizer.max_grad_norm", "0", "null for none"),
     ("optimizer.z_loss", "-0.1", "from 0"),
+    ("optimizer.embedding_learning_rate_scale", "0", "greater than 0"),
     ("runtime.utilization_every", "0s", "null for no samples"),
     ("runtime.evaluation.prompts", "The", "write a list"),
     ("runtime.evaluation.prompts", "[\"\"]", "an empty string"),
@@ -135,7 +136,7 @@ const BAD_VALUES: [(&str, &str, &str); 129] = [
     ("runtime.activation_recompute", "full", "one of"),
 ];
 
-/// The same in the sections inside `runtime`.
+/// Bad values, as in [`BAD_VALUES`], of keys in the sections inside `runtime`.
 const BAD_RUNTIME_VALUES: [(&str, &str, &str); 13] = [
     ("runtime.checkpoint", "5", "section"),
     ("runtime.checkpoint.every_n_steps", "0", "from 1"),
@@ -170,7 +171,7 @@ const UNKNOWN_KEYS: [(&str, &str); 14] = [
     ("runtime.logging.tensorbord", "runtime.logging.tensorboard"),
 ];
 
-/// Overrides that only together are wrong, the key that is named, and a word of the message.
+/// Overrides that are wrong only together, the key that is named, and a word of the message.
 const BAD_TOGETHER: [(&[&str], &str, &str); 13] = [
     (&["data.tokens_per_step=8192", "data.sequences_per_step=16"], "data.tokens_per_step", "sequences_per_step is 16"),
     (

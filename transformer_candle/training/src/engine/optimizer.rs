@@ -1,8 +1,8 @@
 //! The optimizer: clip by the global norm, then each group's update rule over its range of the flat buffers.
 //!
 //! The learning rate and the bias corrections are pure functions of the step's number, so the only state is what
-//! [`Optimizer::state`] lists. A step whose gradient norm is not finite changes nothing; it still counts as a step. That is decided
-//! where the gradients are: nothing is read back before the update is under way.
+//! [`Optimizer::state`] lists. A step whose gradient norm is not finite changes nothing; it still counts as a step.
+//! That is decided on the device: nothing is read back before the update is launched.
 
 mod groups;
 mod orthogonal;
@@ -20,8 +20,8 @@ use kernels::{
 use model::{Decoder, ParameterLayout};
 use run_config::RunConfig;
 
-pub use self::groups::{Algorithm, ParameterGroup, UpdateRule};
-use self::groups::{FIRST_MOMENT, MOMENTUM, SECOND_MOMENT, in_shard, state_layouts};
+use self::groups::{FIRST_MOMENT, MOMENTUM, SECOND_MOMENT, adamw_settings, in_shard, state_layouts};
+pub use self::groups::{ParameterGroup, UpdateRule, parameter_groups};
 pub(crate) use self::orthogonal::flops as muon_flops;
 use self::orthogonal::{Batching, FlatBuffers, MuonGroup, MuonPlan};
 use self::state::MASTER_LOW_BITS;
@@ -36,25 +36,25 @@ use crate::{error::Result, ranks::RankMeter};
 /// The optimizer's settings and its buffers in a memory plan.
 #[derive(Clone, Debug)]
 pub struct OptimizerPlan {
-    algorithm: Algorithm,
+    adamw: adamw::AdamW,
     max_grad_norm: Option<f32>,
     /// The parameters that this rank updates.
     shard: Shard,
-    /// Those of each group.
+    /// The parameter groups, each with its part of the shard.
     groups: Vec<(ParameterGroup, Shard)>,
     state: Vec<(StateLayout, BufferId)>,
     muon: Option<MuonPlan>,
     scalars: BufferId,
-    /// Where a GPU receives the next step's scalars.
+    /// The staging buffer through which a GPU receives the next step's scalars; none on a CPU.
     scalars_staging: Option<BufferId>,
     norm: BufferId,
-    /// The norm of each range of the shard.
+    /// The gradient norm of each range of the shard.
     range_norms: BufferId,
     outcome: BufferId,
     workspace: BufferId,
 }
 
-/// Length of the buffer that what a step did is read from; the constants below index it.
+/// Length of the buffer from which a step's outcome is read; the constants below index it.
 const OUTCOME: usize = 3;
 const LOSS: usize = 0;
 const GRAD_NORM: usize = 1;
@@ -72,8 +72,7 @@ impl OptimizerPlan {
             _ => Batching::Single,
         };
         let shard = shards(layout, rank_info.world_size).swap_remove(rank_info.rank);
-        let algorithm = Algorithm::from_config(config);
-        let of_all_ranks = algorithm.groups(layout);
+        let of_all_ranks = parameter_groups(config, layout);
         let groups = in_shard(&of_all_ranks, &shard);
         let layouts = state_layouts(&of_all_ranks, layout.trainable_elements(), precision, &shard);
         let muon_settings = groups.iter().find_map(|(group, _)| match group.rule {
@@ -85,7 +84,7 @@ impl OptimizerPlan {
         let workspace = grad_norm::workspace_elements(largest, device);
         let scalars = [groups.len() * adamw::SCALARS];
         Self {
-            algorithm,
+            adamw: adamw_settings(config),
             max_grad_norm: config.max_grad_norm.map(|norm| norm as f32),
             groups,
             state: layouts.into_iter().map(|layout| (layout.clone(), layout.add_to(plan))).collect(),
@@ -110,12 +109,12 @@ impl OptimizerPlan {
 /// An optimizer over the weights and gradients of a decoder.
 #[derive(Debug)]
 pub struct Optimizer {
-    algorithm: Algorithm,
+    adamw: adamw::AdamW,
     max_grad_norm: Option<f32>,
     groups: Vec<BoundGroup>,
     state: Vec<StateTensor>,
     scalars_upload: Upload<f32>,
-    /// Those of each range of this rank's parameters, and a place for its norm.
+    /// The gradients of each range of this rank's shard, and the element of `range_norms` that receives their norm.
     gradients: Vec<(Buffer, Buffer)>,
     norm: Buffer,
     range_norms: Buffer,
@@ -124,17 +123,17 @@ pub struct Optimizer {
     workspace: Buffer,
 }
 
-/// A parameter group with views of what this rank has of it.
+/// A parameter group with views of this rank's part of it.
 #[derive(Debug)]
 struct BoundGroup {
     learning_rate_scale: f64,
     weight_decay: f32,
-    /// The step's numbers, see [`adamw`].
+    /// The step's scalars, such as the learning rate: see [`adamw`].
     scalars: Buffer,
     rule: BoundRule,
 }
 
-/// An update rule with what it updates.
+/// An update rule with views of the buffers that it reads and updates.
 #[derive(Debug)]
 enum BoundRule {
     AdamW { settings: adamw::AdamW, ranges: Vec<AdamWRange> },
@@ -145,7 +144,7 @@ enum BoundRule {
 #[derive(Debug)]
 struct AdamWRange {
     weights: Buffer,
-    /// Of the f32 master weights, beside bf16 weights.
+    /// Low bits of the f32 master weights; none with f32 weights.
     low_bits: Option<Buffer>,
     gradients: Buffer,
     first_moment: Buffer,
@@ -155,7 +154,7 @@ struct AdamWRange {
 /// The result of one optimizer step.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct StepOutcome {
-    /// What [`Decoder::loss`] has accumulated.
+    /// The step's loss, accumulated in [`Decoder::loss`].
     pub loss: f32,
     /// Global norm of the gradients before clipping.
     pub grad_norm: f32,
@@ -182,7 +181,7 @@ impl Optimizer {
         });
         let staging = plan.scalars_staging.map(|id| arena.buffer(id));
         Ok(Self {
-            algorithm: plan.algorithm,
+            adamw: plan.adamw,
             max_grad_norm: plan.max_grad_norm,
             groups: groups.collect::<kernels::Result<_>>()?,
             state,
@@ -203,9 +202,9 @@ impl Optimizer {
         self.outcome(decoder)
     }
 
-    /// Uploads the numbers of step `step` (from 1) of the run, for [`Optimizer::update`]. Waits for nothing.
+    /// Uploads learning rate and bias corrections of step `step` (from 1) for [`Optimizer::update`]. Waits for nothing.
     pub fn prepare(&mut self, step: u64, learning_rate: f64) -> Result<()> {
-        let &adamw::AdamW { beta1, beta2, .. } = self.algorithm.adamw();
+        let adamw::AdamW { beta1, beta2, .. } = self.adamw;
         let correction = |beta: f64| (1.0 - beta.powf(step as f64)) as f32;
         let staged = self.scalars_upload.stage()?;
         staged.fill(0.0);
@@ -269,7 +268,7 @@ impl Optimizer {
         })?)
     }
 
-    /// What the step did: on a GPU the one wait of a step, for three numbers that are copied as one.
+    /// Returns what the step did. On a GPU this is the one wait of a step, for three numbers in one copy.
     pub fn outcome(&mut self, decoder: &Decoder) -> Result<StepOutcome> {
         let apply = self.groups[0].scalars.view(adamw::APPLY, &[1])?;
         for (place, number) in [(LOSS, decoder.loss()), (GRAD_NORM, &self.norm), (APPLIED, &apply)] {
@@ -285,13 +284,13 @@ impl Optimizer {
         &self.state
     }
 
-    /// The same, to fill them from a checkpoint.
+    /// Returns the tensors of [`Optimizer::state`], to fill them from a checkpoint.
     pub fn state_mut(&mut self) -> &mut [StateTensor] {
         &mut self.state
     }
 
-    /// Calls `fill` with the low bits of all f32 master weights, beside bf16 weights. Those of other ranks are dropped: they
-    /// take 2 bytes per parameter meanwhile.
+    /// Calls `fill` with the low bits of all f32 master weights (None with f32 weights) and keeps those of this rank.
+    /// The others take 2 bytes per parameter meanwhile.
     pub fn fill_low_bits(&mut self, fill: impl FnOnce(Option<&mut Buffer>) -> Result<()>) -> Result<()> {
         let Some(StateTensor { layout, buffer }) = self.state.iter_mut().find(|tensor| tensor.is_low_bits()) else {
             return fill(None);
@@ -310,14 +309,14 @@ impl Optimizer {
         Ok(())
     }
 
-    /// The low bits of the f32 master weights of this rank, beside bf16 weights.
+    /// The low bits of this rank's f32 master weights; none with f32 weights.
     pub fn low_bits_mut(&mut self) -> Option<&mut Buffer> {
         self.state.iter_mut().find(|tensor| tensor.is_low_bits()).map(|tensor| &mut tensor.buffer)
     }
 }
 
 impl BoundGroup {
-    /// What a rank has of a group; `muon` binds the matrices of one that Muon updates.
+    /// Binds this rank's part of a group; `muon` binds the matrices of a group that Muon updates.
     fn bind(
         (group, shard): &(ParameterGroup, Shard),
         scalars: Buffer,

@@ -17,7 +17,7 @@ use run_config::RunConfig;
 
 use super::{StepPart, cpu_speed::CpuSpeed};
 use crate::{
-    engine::{Algorithm, Engine, EngineSettings, StepOf, UpdateRule, synthetic_batch},
+    engine::{Engine, EngineSettings, StepOf, UpdateRule, parameter_groups, synthetic_batch},
     error::Result,
     ranks::RankInfo,
     stop::StopSignal,
@@ -41,7 +41,7 @@ const FEWEST_LAYERS: usize = 2;
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Calibration {
     pub(crate) seconds: f64,
-    /// The same by part; what is left is between operations.
+    /// Seconds of each part of the step; the rest is between operations.
     pub(crate) parts: BTreeMap<StepPart, f64>,
 }
 
@@ -76,7 +76,8 @@ pub(crate) struct Calibrator<'a> {
 }
 
 impl<'a> Calibrator<'a> {
-    /// Allocates an engine for as large a part of the step as ends in time, and takes a step to warm up.
+    /// Allocates an engine for the largest part of the step that ends in time, and takes a step to warm up; none where
+    /// there is too little memory or time.
     ///
     /// # Errors
     /// If the threads cannot be started, or an operation fails.
@@ -123,7 +124,7 @@ impl<'a> Calibrator<'a> {
         Ok(())
     }
 
-    /// The run's step by the medians of what was timed so far.
+    /// Predicts the run's step from the medians of what was timed so far.
     pub(crate) fn predict(&self) -> Calibration {
         let Self { step, sample, config, shape, step_seconds, operations, .. } = self;
         let counts =
@@ -133,7 +134,7 @@ impl<'a> Calibrator<'a> {
     }
 }
 
-/// What is timed instead of the run's step.
+/// The reduced step that is timed instead of the run's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Sample {
     layers: usize,
@@ -142,7 +143,7 @@ struct Sample {
 }
 
 impl Sample {
-    /// About how long a step of it takes.
+    /// Estimates the seconds that a step of it takes.
     fn seconds(&self, StepOf { config, shape, .. }: StepOf<'_>, matmul: CpuSpeed) -> f64 {
         let shape = ModelShape { num_layers: self.layers, ..shape.clone() };
         let sequence_length = config.data.sequence_length;
@@ -150,7 +151,7 @@ impl Sample {
         tokens * shape.flops_per_token(sequence_length) / (UTILIZATION * matmul.flops)
     }
 
-    /// The largest part of the step that ends in time, or the smallest there is.
+    /// Returns the largest part of the step that ends in time, or else the smallest.
     fn choose(step: StepOf<'_>, matmul: CpuSpeed) -> Self {
         let StepOf { config, shape, settings } = step;
         let all = config.data.sequences_per_step;
@@ -184,14 +185,14 @@ impl Sample {
     }
 }
 
-/// The middle of these numbers, the mean of the two middle ones of an even number.
+/// Returns the median; of an even count, the mean of the two middle numbers.
 pub(crate) fn median(mut numbers: Vec<f64>) -> f64 {
     numbers.sort_by(f64::total_cmp);
     let half = numbers.len() / 2;
     if numbers.len().is_multiple_of(2) { f64::midpoint(numbers[half - 1], numbers[half]) } else { numbers[half] }
 }
 
-/// How much more often a run's step calls an operation than a timed one.
+/// Compares how often the run's step and the timed one call an operation.
 struct Counts<'a> {
     run: (&'a RunConfig, &'a ModelShape),
     timed: (&'a RunConfig, &'a ModelShape),
@@ -199,8 +200,8 @@ struct Counts<'a> {
 }
 
 impl Counts<'_> {
-    /// The run's step: the timed one, whatever was between its operations included, times what the sum of its operations
-    /// is multiplied by.
+    /// Predicts the run's step: the timed one, including the time between its operations, times the factor by which the
+    /// sum of its operations grows.
     fn scale(&self, step_seconds: f64, operations: &BTreeMap<&'static str, f64>) -> Calibration {
         let mut parts: BTreeMap<StepPart, f64> = BTreeMap::new();
         for (operation, seconds) in operations {
@@ -216,13 +217,13 @@ impl Counts<'_> {
         if timed == 0.0 { 1.0 } else { run / timed }
     }
 
-    /// Calls of an operation in the run's step per call in the timed one, each as long as that.
+    /// Returns the calls of an operation in the run's step per call in the timed one, counted in calls of equal length.
     fn calls_per_timed_call(&self, operation: &str) -> f64 {
         match operation.split("::").next().unwrap_or_default() {
             "attention" | "linear" | "rope" | "swiglu" | "qk_norm" | "bias" => {
                 self.tokens * self.ratio(|_, shape| shape.num_layers)
             }
-            // Two of a block, and the last one.
+            // Two per block, and the final norm.
             "add_rms_norm" | "rms_norm" => self.tokens * self.ratio(|_, shape| 2 * shape.num_layers + 1),
             "muon" => self.ratio(|_, shape| shape.num_layers),
             "adamw" => self.ratio(adamw_elements),
@@ -235,7 +236,7 @@ impl Counts<'_> {
 
 /// Parameters that `AdamW` updates.
 fn adamw_elements(config: &RunConfig, shape: &ModelShape) -> usize {
-    let groups = Algorithm::from_config(&config.optimizer).groups(&ParameterLayout::new(shape));
+    let groups = parameter_groups(&config.optimizer, &ParameterLayout::new(shape));
     let by_adamw = groups.iter().filter(|group| matches!(group.rule, UpdateRule::AdamW(_)));
     by_adamw.map(|group| group.range.len()).sum()
 }

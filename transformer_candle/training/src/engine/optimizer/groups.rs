@@ -1,13 +1,13 @@
-//! Which rule updates which parameters, and the state that the rules keep.
+//! Parameter groups: which rule updates which parameters, and the state that the rules keep.
 //!
-//! A new algorithm is a variant of [`Algorithm`] that divides the parameters into groups, a variant of [`UpdateRule`]
+//! A new algorithm is an arm of [`parameter_groups`] that divides the parameters into groups, a variant of [`UpdateRule`]
 //! that lists its state, and an arm of the optimizer's update. Plan, checkpoints and `gpu-check` read the list.
 
 use std::ops::Range;
 
 use kernels::{DType, adamw, memory::Category, muon};
 use model::{ParameterKind, ParameterLayout, Precision};
-use run_config::{MuonPolynomials, OptimizerConfig};
+use run_config::{Algorithm, MuonPolynomials, OptimizerConfig};
 
 use super::state::{MASTER_LOW_BITS, StateLayout};
 use crate::engine::shard::Shard;
@@ -19,77 +19,44 @@ pub(super) const SECOND_MOMENT: &str = "second_moment";
 /// Muon's running mean of the gradients.
 pub(super) const MOMENTUM: &str = "momentum";
 
-/// How gradients change the weights, each algorithm with its own settings.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Algorithm {
-    /// `AdamW` for every parameter.
-    AdamW {
-        /// The same for every parameter.
-        settings: adamw::AdamW,
-        /// Of the parameters that decay.
-        weight_decay: f32,
-    },
-    /// Muon for the projections of the decoder blocks, `AdamW` for the rest.
-    Muon {
-        /// Of the projections.
-        settings: muon::Muon,
-        /// Of embedding, head and norms.
-        adamw: adamw::AdamW,
-        /// Of the parameters that decay.
-        weight_decay: f32,
-    },
+/// Returns the groups of the parameters that train, none of them empty. Together they cover the trainable elements of
+/// the flat buffers.
+pub fn parameter_groups(config: &OptimizerConfig, layout: &ParameterLayout) -> Vec<ParameterGroup> {
+    let (decayed, all, ratio) = (layout.decayed_elements(), layout.trainable_elements(), layout.width_ratio());
+    let embedding = layout.range(ParameterKind::Embedding);
+    let group = |range: Range<usize>, rule, learning_rate_scale, weight_decay: f64| {
+        let weight_decay = (weight_decay / learning_rate_scale) as f32;
+        ParameterGroup { range: range.start.min(all)..range.end.min(all), rule, learning_rate_scale, weight_decay }
+    };
+    let adamw = UpdateRule::AdamW(adamw_settings(config));
+    let matrices = match config.algorithm {
+        Algorithm::AdamW => vec![group(0..decayed, adamw, ratio, config.weight_decay)],
+        // The spectral norm of an update of Muon grows with the root of the width, of one of AdamW with the width.
+        Algorithm::Muon => vec![
+            group(layout.range(ParameterKind::Projection), muon_rule(config), ratio.sqrt(), config.weight_decay),
+            group(layout.range(ParameterKind::Head), adamw, ratio, config.weight_decay),
+        ],
+    };
+    let others = match config.embedding_learning_rate_scale {
+        1.0 => vec![group(decayed..all, adamw, 1.0, 0.0)],
+        scale => vec![group(embedding.clone(), adamw, scale, 0.0), group(embedding.end..all, adamw, 1.0, 0.0)],
+    };
+    matrices.into_iter().chain(others).filter(|group| !group.range.is_empty()).collect()
 }
 
-impl Algorithm {
-    /// The algorithm that the keys of a config describe.
-    pub fn from_config(config: &OptimizerConfig) -> Self {
-        let &OptimizerConfig { algorithm, beta1, beta2, epsilon, weight_decay, ref muon, .. } = config;
-        let (adamw, weight_decay) = (adamw::AdamW { beta1, beta2, epsilon }, weight_decay as f32);
-        match algorithm {
-            run_config::Algorithm::AdamW => Self::AdamW { settings: adamw, weight_decay },
-            run_config::Algorithm::Muon => {
-                let polynomials = match muon.polynomials {
-                    MuonPolynomials::Quintic => muon::Polynomials::Quintic,
-                    MuonPolynomials::PolarExpress => muon::Polynomials::PolarExpress,
-                };
-                Self::Muon { settings: muon::Muon { momentum: muon.momentum, polynomials }, adamw, weight_decay }
-            }
-        }
-    }
+/// `AdamW`'s settings in a config.
+pub(super) fn adamw_settings(config: &OptimizerConfig) -> adamw::AdamW {
+    let &OptimizerConfig { beta1, beta2, epsilon, .. } = config;
+    adamw::AdamW { beta1, beta2, epsilon }
+}
 
-    /// The groups of the parameters that train, which cover the flat buffers from their first element to the last of these.
-    /// None is empty.
-    pub fn groups(&self, layout: &ParameterLayout) -> Vec<ParameterGroup> {
-        let (decayed, all, ratio) = (layout.decayed_elements(), layout.trainable_elements(), layout.width_ratio());
-        let group = |range, rule, learning_rate_scale, weight_decay| {
-            let weight_decay = (f64::from(weight_decay) / learning_rate_scale) as f32;
-            ParameterGroup { range, rule, learning_rate_scale, weight_decay }
-        };
-        let groups = match *self {
-            Self::AdamW { settings, weight_decay } => {
-                let rule = UpdateRule::AdamW(settings);
-                vec![group(0..decayed, rule, ratio, weight_decay), group(decayed..all, rule, 1.0, 0.0)]
-            }
-            Self::Muon { settings, adamw, weight_decay } => {
-                let (muon, adamw) = (UpdateRule::Muon(settings), UpdateRule::AdamW(adamw));
-                vec![
-                    // The spectral norm of an update of Muon grows with the root of the width, of one of AdamW with
-                    // the width.
-                    group(layout.range(ParameterKind::Projection), muon, ratio.sqrt(), weight_decay),
-                    group(layout.range(ParameterKind::Head), adamw, ratio, weight_decay),
-                    group(decayed..all, adamw, 1.0, 0.0),
-                ]
-            }
-        };
-        groups.into_iter().filter(|group| !group.range.is_empty()).collect()
-    }
-
-    /// The settings of the groups that `AdamW` updates.
-    pub(super) fn adamw(&self) -> &adamw::AdamW {
-        match self {
-            Self::AdamW { settings, .. } | Self::Muon { adamw: settings, .. } => settings,
-        }
-    }
+/// Muon with a config's settings.
+fn muon_rule(config: &OptimizerConfig) -> UpdateRule {
+    let polynomials = match config.muon.polynomials {
+        MuonPolynomials::Quintic => muon::Polynomials::Quintic,
+        MuonPolynomials::PolarExpress => muon::Polynomials::PolarExpress,
+    };
+    UpdateRule::Muon(muon::Muon { momentum: config.muon.momentum, polynomials })
 }
 
 /// Parameters that one rule updates with one weight decay.
@@ -97,15 +64,15 @@ impl Algorithm {
 pub struct ParameterGroup {
     /// Their elements of the flat buffers.
     pub range: Range<usize>,
-    /// How a gradient changes them.
+    /// The rule that updates them.
     pub rule: UpdateRule,
     /// Multiplies the learning rate of every step (`model.base_hidden_size`).
     pub learning_rate_scale: f64,
-    /// Decoupled, multiplied by the scaled learning rate: that much more as the rate is scaled down.
+    /// Decoupled weight decay: the config's over `learning_rate_scale`, so that the scale does not change the decay.
     pub weight_decay: f32,
 }
 
-/// How the gradient of a group changes its weights.
+/// The rule by which a group's gradients change its weights.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum UpdateRule {
     /// See [`kernels::adamw`].
@@ -124,14 +91,14 @@ impl UpdateRule {
     }
 }
 
-/// The groups that have parameters in a rank's shard, with what they have there.
+/// Returns the groups that have parameters in a rank's shard, each with its part of the shard.
 pub(super) fn in_shard(groups: &[ParameterGroup], shard: &Shard) -> Vec<(ParameterGroup, Shard)> {
     let part = |group: &ParameterGroup| (group.clone(), shard.overlap(&group.range));
     groups.iter().map(part).filter(|(_, part)| !part.is_empty()).collect()
 }
 
-/// Every tensor of state that these groups need, in the order in which they are saved, as far as it lies in a rank's
-/// shard. One that several groups keep is one tensor, from the first one's first element to the last one's last.
+/// Returns the layout of a rank's state tensors for these groups, in the order in which they are saved. State that
+/// several groups keep is one tensor, from the first one's first element to the last one's last.
 pub(super) fn state_layouts(
     groups: &[ParameterGroup],
     elements: usize,
@@ -171,20 +138,16 @@ mod tests {
         let layout = ParameterLayout::new(&ModelShape::new(&ModelConfig::default(), 100));
         let all = 0..layout.elements();
         let groups_of = |algorithm| {
-            let groups = Algorithm::from_config(&OptimizerConfig { algorithm, ..Default::default() }).groups(&layout);
+            let config = OptimizerConfig { algorithm, embedding_learning_rate_scale: 10.0, ..Default::default() };
+            let groups = parameter_groups(&config, &layout);
             let ends = groups.iter().map(|group| group.range.end);
-            assert!(
-                groups.iter().map(|group| group.range.start).eq([0].into_iter().chain(ends.clone()).take(groups.len()))
-            );
+            assert!(groups.iter().map(|group| group.range.start).eq([0].into_iter().chain(ends).take(groups.len())));
             assert_eq!(groups[groups.len() - 1].range.end, layout.elements());
+            let scaled = groups.iter().filter(|group| group.learning_rate_scale > 1.0).map(|group| &group.range);
+            assert!(scaled.eq([&layout.range(ParameterKind::Embedding)]));
             groups
         };
-        let muon = state_layouts(
-            &groups_of(run_config::Algorithm::Muon),
-            all.end,
-            Precision::Bf16,
-            &Shard::whole(all.clone()),
-        );
+        let muon = state_layouts(&groups_of(Algorithm::Muon), all.end, Precision::Bf16, &Shard::whole(all.clone()));
         let projections = layout.range(ParameterKind::Projection);
         let rest = projections.end..layout.elements();
         assert_eq!(
@@ -196,7 +159,7 @@ mod tests {
                 (MASTER_LOW_BITS, 0..layout.elements())
             ]
         );
-        let groups = groups_of(run_config::Algorithm::AdamW);
+        let groups = groups_of(Algorithm::AdamW);
         for (precision, names) in [
             (Precision::Fp32, &["first_moment", "second_moment"][..]),
             (Precision::Bf16, &["first_moment", "second_moment", "master_remainder"]),
