@@ -28,7 +28,7 @@ help:
 	@echo "make test    set-up, cargo test, doc tests, pytest without its slow tests, which make ci runs too"
 	@echo "make build   .venv with the release extension, and target/release"
 	@echo "make cuda    the same for NVIDIA GPUs: one program and one wheel that run with and without one"
-	@echo "make lint    rustfmt, clippy (with and without CUDA), ruff, mypy, stubtest"
+	@echo "make lint    rustfmt, clippy (with and without CUDA), rustdoc's links, ruff, mypy, stubtest"
 	@echo "make oracle  compare with PyTorch and transformers (a second venv of 6 GB)"
 	@echo "make check-kernels check-cuda    the GPU kernels, and training with them, on a machine without a GPU"
 	@echo "make bench   training speed against PyTorch on this CPU, data speed against datasets and DataLoader"
@@ -78,6 +78,7 @@ lint: $(VENV)/.dev $(VENV)/.extension-dev
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets --locked -- -D warnings
 	$(STAND_IN) cargo clippy -p kernels -p model -p training -p gpu_check -p cli -p python_bindings --features cuda --all-targets --locked -- -D warnings
+	RUSTDOCFLAGS="-D warnings -A rustdoc::private_intra_doc_links" cargo doc --workspace --no-deps --document-private-items --locked
 	$(BIN)/ruff format --check
 	$(BIN)/ruff check
 	$(BIN)/mypy

@@ -76,7 +76,7 @@
 //!
 //! # Memory
 //!
-//! However large shards and row groups are, a stream holds at most the sum of ([`memory_bound`]):
+//! However large shards and row groups are, a stream holds at most the sum of ([`memory_bound()`]):
 //!
 //! - the window in use, as tokens, and the one in preparation, as text and then as tokens twice (by document and
 //!   joined): together four times the text of a window, which is `shuffle_buffer_size` documents and at most 64 MiB,

@@ -19,7 +19,7 @@ pub struct Linear {
 }
 
 impl Linear {
-    /// The map of this name by these weights, [O, I], this bias, [O], and these adapters.
+    /// The linear map with weights `[O, I]`, bias `[O]` and adapters; `name` is for profiles.
     pub(crate) fn new(name: &'static str, weight_OI: Weight, bias_O: Option<Weight>, adapters: Vec<Adapter>) -> Self {
         Self { name, weight_OI, bias_O, adapters }
     }

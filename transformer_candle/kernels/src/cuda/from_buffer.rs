@@ -42,8 +42,8 @@ impl From<&mut Buffer> for Operand {
 }
 
 impl Workspace {
-    /// The workspace in an F32 buffer, from its first multiple of 256 bytes on; of [`WORKSPACE_ELEMENTS`], 32 MiB are
-    /// left wherever it lies.
+    /// Returns the workspace in an F32 buffer, from its first multiple of 256 bytes on: at least 32 MiB of a buffer of
+    /// [`crate::cuda::WORKSPACE_ELEMENTS`], wherever it lies.
     pub(crate) fn from_buffer(buffer: &Buffer) -> Self {
         let end = buffer.address() + buffer.elements() * buffer.dtype().size_in_bytes();
         let address = buffer.address().next_multiple_of(WORKSPACE_ALIGNMENT);

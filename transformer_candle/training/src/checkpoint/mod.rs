@@ -10,7 +10,7 @@
 //!   best            "step-00000800": the lowest held-out loss
 //! ```
 //!
-//! [`save`] writes into a staging directory, fsyncs and renames it ([`staging`]); [`newest_intact`] finds where to resume;
+//! [`save()`] writes into a staging directory, fsyncs and renames it ([`staging`]); [`newest_intact`] finds where to resume;
 //! [`Checkpoint`] checks every byte that it reads against the manifest.
 
 mod base_model;
