@@ -2,7 +2,8 @@
 //!
 //! The learning rate and the bias corrections are pure functions of the step's number, so the only state is what
 //! [`Optimizer::state`] lists. A step whose gradient norm is not finite changes nothing; it still counts as a step.
-//! That is decided on the device: nothing is read back before the update is launched.
+//! That is decided on the device: nothing is read back before the update is launched, unless ranks or virtual shards
+//! sum their norms on the host.
 
 mod groups;
 mod orthogonal;
