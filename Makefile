@@ -20,6 +20,9 @@ CUDA := export CARGO_BUILD_BUILD_DIR="$(TARGET)" CARGO_TARGET_DIR="$(TARGET)/cud
 	environment="$$(PYTHON=$(PYTHON) tools/cuda/toolchain.sh "$(TARGET)/cuda-toolchain")" && eval "$$environment" &&
 STAND_IN := environment="$$(tools/cuda/stand_in.sh "$(TARGET)/cuda-emulated/libraries")" && eval "$$environment" &&
 
+# Runs two commands at the same time; fails if one of them fails.
+side_by_side = $(1) & $(2); status=$$?; wait $$! && exit $$status
+
 .PHONY: help demo test set-up build cuda cuda-emulated lint format ci oracle check-kernels check-cuda learning-proof bench bench-cpu bench-data bench-quality check-examples audit lock wheel binaries clean
 .NOTPARALLEL:
 
@@ -45,7 +48,7 @@ demo: set-up
 # `make test SELECTED=` runs the slow ones too.
 SELECTED ?= -m "not slow"
 test: set-up
-	$(MAKE) $(VENV)/.dev & cargo test --workspace --locked; status=$$?; wait $$! && exit $$status
+	$(call side_by_side,$(MAKE) $(VENV)/.dev,cargo test --workspace --locked)
 	$(BIN)/python -m pytest $(WAITING) --ignore=tests/oracles --ignore=tests/cuda_emulator $(SELECTED)
 
 build: $(VENV)/.requirements
@@ -91,7 +94,7 @@ format: $(VENV)/.dev
 
 # Installing torch unpacks 5.6 GB on one core; the others compile meanwhile.
 ci:
-	$(MAKE) $(ORACLE)/.requirements & $(MAKE) lint; status=$$?; wait $$! && exit $$status
+	$(call side_by_side,$(MAKE) $(ORACLE)/.requirements,$(MAKE) lint)
 	$(MAKE) oracle
 	$(MAKE) check-kernels
 	$(MAKE) check-cuda
@@ -151,7 +154,7 @@ wheel: $(VENV)/.requirements
 
 # Packages are unpacked on one core; the trainer compiles meanwhile.
 set-up:
-	$(MAKE) $(VENV)/.requirements & $(MAKE) binaries; status=$$?; wait $$! && exit $$status
+	$(call side_by_side,$(MAKE) $(VENV)/.requirements,$(MAKE) binaries)
 	$(MAKE) $(VENV)/.extension-dev
 
 binaries:

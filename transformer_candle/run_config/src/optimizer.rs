@@ -36,7 +36,8 @@ pub struct OptimizerConfig {
     #[schemars(range(min = 0, max = 1))]
     pub z_loss: f64,
     /// Multiplies the learning rate of the token embedding, whose rows have gradients only in steps with their
-    /// token. 10 saves a quarter of the steps of a 10 M model with an untied head. A tied head is the embedding.
+    /// token. With 10 a model of 10 M parameters with an untied head needed 183 steps of Muon instead of 244. A tied
+    /// head is the embedding.
     #[schemars(range(max = 1000), extend("exclusiveMinimum" = 0))]
     pub embedding_learning_rate_scale: f64,
     /// Settings of `algorithm: muon`.
