@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from orchestrator import terminal
 from orchestrator.command_error import ExitCode
-from orchestrator.distributed.attempt import Attempt, Process
+from orchestrator.distributed.attempt import POLL_INTERVAL, Attempt, Process
 from orchestrator.distributed.failures import PATIENCE, Failure, FailureBoard
 
 if TYPE_CHECKING:
@@ -151,10 +151,15 @@ class Heartbeat:
         """End this process, and say why if it is the first rank of this machine: it cannot ask the others."""
         own, rank_info = self._attempt.own, self._attempt.rank_info
         self._ending.acquire(timeout=PATIENCE)  # its holder may be waiting for the store
-        if all(own.rank < other.rank for other in self._attempt.of_this_machine()):
+        reporter = min([own, *self._attempt.of_this_machine()], key=lambda process: process.rank)
+        if reporter == own:
             server = "torchrun" if rank_info.store_is_served else f"rank 0 on {self._attempt.processes[0].host}"
             reason = f"the store of {server} at {rank_info.address}:{rank_info.port} {how}"
             terminal.complain(f"orchestrate: {Failure.of(own, reason)}")
+        else:  # if this process ended first, the trainer there would take it for the reason
+            give_up = time.monotonic() + PATIENCE
+            while reporter.is_running() and time.monotonic() < give_up:
+                time.sleep(POLL_INTERVAL)
         os._exit(ExitCode.UNEXPECTED)
 
 
