@@ -22,7 +22,6 @@ def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> run.Bench:
 
 def test_every_row_is_a_valid_config(bench: run.Bench) -> None:
     known = list(bench.known_rows().values())
-    known += rows.after_sweep(rows.sweep("adamw")[2], rows.sweep("muon")[2])
     assert len({row.name for row in known}) == len(set(known))
     for row in known:
         RunConfig.load(run.HERE / f"{row.config}.yaml", overrides=bench.overrides(row))
@@ -45,16 +44,16 @@ def test_a_stopped_row_resumes_and_gets_a_result(bench: run.Bench) -> None:
     assert "| tiny |" in report.table(report.load(bench.results), {})
 
 
-def test_rows_after_the_sweep_are_known_once_it_has_winners(bench: run.Bench) -> None:
-    swept = [*rows.sweep("adamw"), *rows.sweep("muon")]
-    assert not any(name.endswith("-half") for name in bench.known_rows())
+def test_a_sweep_keeps_the_better_half_until_one_row_wins(bench: run.Bench) -> None:
     bench.results.mkdir()
-    for number, row in enumerate(swept):
-        curve = [[step, step, 1.0, 4.0 - number / 100] for step in (rows.QUARTER, rows.STEPS)]
-        result = {"text": bench.text, "curve": curve, "complete": number % 6 > 2}
-        (bench.results / f"{row.name}.json").write_text(json.dumps(result))
-    halves = [name for name in bench.known_rows() if name.endswith("-half")]
-    assert halves == [f"{swept[-1].name}-half"]
+    for algorithm in rows.RATES:
+        for number, row in enumerate(rows.sweep(algorithm)):
+            curve = [[rows.QUARTER, 1, 1.0, 4.0 - number / 100], [rows.STEPS, 2, 2.0, 3.0 + number / 100]]
+            (bench.results / f"{row.name}.json").write_text(json.dumps({"text": bench.text, "curve": curve}))
+    assert [row.name for row in bench.finalists()[0]] == ["10m-adamw-0.008", "10m-adamw-0.005", "10m-adamw-0.003"]
+    winners = [row.name for row in bench.winners()]
+    assert winners == ["10m-adamw-0.003", "10m-muon-0.005"]
+    assert f"{winners[1]}-half-embedding-rate-qk-norm" in bench.known_rows()
 
 
 def test_held_out_files_are_not_trained_on(bench: run.Bench) -> None:

@@ -46,24 +46,26 @@ def sweep(algorithm: str, config: str = "10m") -> list[Row]:
 
 
 def after_sweep(adamw: Row, muon: Row) -> list[Row]:
-    """Return the rows that follow the sweep, from its winners; parts of the recipe are compared at half the tokens."""
-    half = muon.changed("half", f"scheduler.total_steps={STEPS // 2}", "scheduler.warmup_steps=24")
-    linear = "scheduler.decay_fraction=0.95"  # all that follows the warm-up
+    """Return the rows that follow the sweep, from its winners; Muon's are trained on half the tokens.
+
+    The parts of the recipe are compared with the embedding's own rate, which gains most, and so is AdamW.
+    """
     embedding_rate = "optimizer.embedding_learning_rate_scale=10"
+    adamw_tuned = adamw.changed("embedding-rate", embedding_rate)
+    half = muon.changed("half", f"scheduler.total_steps={STEPS // 2}", "scheduler.warmup_steps=24")
+    tuned = half.changed("embedding-rate", embedding_rate)
     recipe = [
-        half.changed("embedding-rate", embedding_rate),
-        half.changed("linear", linear),
-        half.changed("cosine", "scheduler.strategy=cosine"),
-        half.changed("min-lr", f"scheduler.min_lr={0.1 * rate_of(muon):g}"),
-        half.changed("polar-express", "optimizer.muon.polynomials=polar_express"),
-        half.changed("z-loss", "optimizer.z_loss=1e-4"),
-        half.changed("batch-warmup", "scheduler.batch_warmup_steps=61", "scheduler.batch_warmup_start=4"),
-        half.changed("qk-norm", "model.architecture=qwen3"),
+        tuned.changed("linear", "scheduler.decay_fraction=0.95"),  # all that follows the warm-up
+        tuned.changed("cosine", "scheduler.strategy=cosine"),
+        tuned.changed("min-lr", f"scheduler.min_lr={0.1 * rate_of(muon):g}"),
+        tuned.changed("polar-express", "optimizer.muon.polynomials=polar_express"),
+        tuned.changed("z-loss", "optimizer.z_loss=1e-4"),
+        tuned.changed("batch-warmup", "scheduler.batch_warmup_steps=61", "scheduler.batch_warmup_start=4"),
+        tuned.changed("qk-norm", "model.architecture=qwen3"),
     ]
-    larger = [replace(row, name=row.name.replace("10m", "25m"), config="25m") for row in (adamw, muon)]
-    seeds = [row.with_seed(seed) for seed in SEEDS[1:] for row in (adamw, half, muon)]
-    references = [adamw.changed("embedding-rate", embedding_rate), adamw.changed("linear", linear)]
-    return [half, *recipe, *references, *larger, *seeds]
+    larger = [replace(row, name=row.name.replace("10m", "25m"), config="25m") for row in (adamw_tuned, tuned)]
+    seeds = [row.with_seed(seed) for seed in SEEDS[1:] for row in (adamw_tuned, tuned)]
+    return [adamw_tuned, half, tuned, *recipe, *seeds, *larger]
 
 
 def rate_of(row: Row) -> float:
@@ -72,20 +74,19 @@ def rate_of(row: Row) -> float:
     return float(next(override for override in row.overrides if override.startswith(key)).removeprefix(key))
 
 
-def transfer(is_scaled: bool) -> list[Row]:
-    """Return AdamW runs of several rates at two widths, scaled by the width (muP) or not, a quarter long."""
-    widths = {128: (344, 2, 1), 512: (1376, 8, 2)}
+def transfer() -> list[Row]:
+    """Return AdamW runs of several rates at two widths, the larger one scaled (muP) or not, a quarter long."""
+    widths = {"128": (128, 344, 2, 1), "512": (512, 1376, 8, 2), "512-scaled": (512, 1376, 8, 2)}
     rows = []
-    for width, (intermediate, heads, kv_heads) in widths.items():
-        sizes = (
-            f"model.hidden_size={width}", f"model.intermediate_size={intermediate}", "model.num_layers=4",
+    for name, (hidden, intermediate, heads, kv_heads) in widths.items():
+        keys = (
+            f"model.hidden_size={hidden}", f"model.intermediate_size={intermediate}", "model.num_layers=2",
             f"model.num_attention_heads={heads}", f"model.num_key_value_heads={kv_heads}",
             f"scheduler.total_steps={QUARTER}", "scheduler.warmup_steps=24",
+            *["model.base_hidden_size=128"] * name.endswith("scaled"),
         )  # fmt: skip
-        scaled = ("model.base_hidden_size=128",) if is_scaled else ()
-        for rate in (1e-3, 2e-3, 4e-3, 8e-3):
-            name = f"width{width}-{'scaled' if is_scaled else 'plain'}-{rate:g}"
-            rows.append(Row(name, "10m", (*sizes, *scaled, f"optimizer.learning_rate={rate:g}")))
+        rates = (1e-3, 2e-3, 4e-3, 8e-3)
+        rows += [Row(f"width{name}-{rate:g}", "10m", (*keys, f"optimizer.learning_rate={rate:g}")) for rate in rates]
     return rows
 
 

@@ -16,7 +16,7 @@ import json
 import os
 import subprocess
 import sys
-from itertools import chain
+from itertools import chain, starmap
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -83,11 +83,6 @@ class Bench:
         subprocess.run(command, check=True)
         last = [record for record in self.metrics(row) if record["kind"] == "evaluation"][-1]
         self.write_result(row, row.name, self.curve(row), last["bits_per_byte"], complete=max_steps is None)
-
-    def is_complete(self, row: Row) -> bool:
-        """Whether the row has been trained to its end."""
-        result = self.result(row.name)
-        return bool(result and result["complete"])
 
     def metrics(self, row: Row) -> list[dict[str, Any]]:
         file = self.root / "runs" / row.name / "metrics.jsonl"
@@ -157,12 +152,10 @@ class Bench:
         return [min(rows, key=self.loss) for rows in self.finalists()]
 
     def known_rows(self) -> dict[str, Row]:
-        """Return every row that can be trained now: those after the sweep once it has winners."""
-        swept = [*chain(*map(sweep, RATES))]
-        rows = [*swept, *transfer(False), *transfer(True)]
-        if all(self.result(row.name) for row in swept) and all(map(self.is_complete, chain(*self.finalists()))):
-            rows += after_sweep(*self.winners())
-        return {row.name: row for row in rows}
+        """Return every row by name; those after the sweep for each rate, whichever wins."""
+        swept = [sweep(algorithm) for algorithm in RATES]
+        rows = [*chain(*swept), *chain(*starmap(after_sweep, zip(*swept, strict=True)))]
+        return {row.name: row for row in [*rows, *transfer()]}
 
     def train_everything(self) -> None:
         """Train the sweeps by successive halving, then the rows of their winners, then the widths."""
@@ -170,7 +163,7 @@ class Bench:
             self.train(row, QUARTER)
         for row in chain(*self.finalists()):
             self.train(row)
-        for row in [*after_sweep(*self.winners()), *transfer(False), *transfer(True)]:
+        for row in [*after_sweep(*self.winners()), *transfer()]:
             self.train(row)
 
 
