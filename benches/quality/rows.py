@@ -62,6 +62,7 @@ def after_sweep(adamw: Row, muon: Row) -> list[Row]:
         tuned.changed("z-loss", "optimizer.z_loss=1e-4"),
         tuned.changed("batch-warmup", "scheduler.batch_warmup_steps=61", "scheduler.batch_warmup_start=4"),
         tuned.changed("qk-norm", "model.architecture=qwen3"),
+        tuned.changed("zeros", "model.residual_init_std=0"),
     ]
     larger = [replace(row, name=row.name.replace("10m", "25m"), config="25m") for row in (adamw_tuned, tuned)]
     seeds = [row.with_seed(seed) for seed in SEEDS[1:] for row in (adamw_tuned, tuned)]
