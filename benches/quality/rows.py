@@ -14,6 +14,13 @@ STEPS = 976
 QUARTER = STEPS // 4
 SEEDS = (1, 2, 3)
 
+RECIPE = {
+    "embedding-rate": "optimizer.embedding_learning_rate_scale=10",
+    "zeros": "model.residual_init_std=0",
+    "qk-norm": "model.architecture=qwen3",
+}
+"""What gains much, by name."""
+
 
 @dataclass(frozen=True)
 class Row:
@@ -25,8 +32,10 @@ class Row:
     seed: int = 1
 
     def changed(self, suffix: str, *overrides: str) -> Row:
-        """Return the run with further overrides, named with a suffix."""
-        return replace(self, name=f"{self.name}-{suffix}", overrides=(*self.overrides, *overrides))
+        """Return the run with further overrides, in place of its own of the same keys, and named with a suffix."""
+        keys = {override.partition("=")[0] for override in overrides}
+        kept = [override for override in self.overrides if override.partition("=")[0] not in keys]
+        return replace(self, name=f"{self.name}-{suffix}", overrides=(*kept, *overrides))
 
     def with_seed(self, seed: int) -> Row:
         """Return the run with another seed, and so other initial weights and another order of the data."""
@@ -45,28 +54,53 @@ def sweep(algorithm: str, config: str = "10m") -> list[Row]:
     ]
 
 
-def after_sweep(adamw: Row, muon: Row) -> list[Row]:
-    """Return the rows that follow the sweep, from its winners; Muon's are trained on half the tokens.
+def shortened(row: Row, name: str, steps: int) -> Row:
+    """Return the run with fewer steps and the same share of them for warm-up and decay."""
+    return row.changed(name, f"scheduler.total_steps={steps}", f"scheduler.warmup_steps={steps // 20}")
 
-    The parts of the recipe are compared with the embedding's own rate, which gains most, and so is AdamW.
+
+def after_sweep(adamw: Row, muon: Row) -> list[Row]:
+    """Return the rows that follow the sweep, from its winners.
+
+    AdamW is trained with the recipe too, Muon with it on half of the tokens. The recipe's parts, and what did not make
+    it into the recipe, are compared on a quarter.
     """
-    embedding_rate = "optimizer.embedding_learning_rate_scale=10"
-    adamw_tuned = adamw.changed("embedding-rate", embedding_rate)
-    half = muon.changed("half", f"scheduler.total_steps={STEPS // 2}", "scheduler.warmup_steps=24")
-    tuned = half.changed("embedding-rate", embedding_rate)
-    recipe = [
-        tuned.changed("linear", "scheduler.decay_fraction=0.95"),  # all that follows the warm-up
-        tuned.changed("cosine", "scheduler.strategy=cosine"),
-        tuned.changed("min-lr", f"scheduler.min_lr={0.1 * rate_of(muon):g}"),
-        tuned.changed("polar-express", "optimizer.muon.polynomials=polar_express"),
-        tuned.changed("z-loss", "optimizer.z_loss=1e-4"),
-        tuned.changed("batch-warmup", "scheduler.batch_warmup_steps=61", "scheduler.batch_warmup_start=4"),
-        tuned.changed("qk-norm", "model.architecture=qwen3"),
-        tuned.changed("zeros", "model.residual_init_std=0"),
+    reference = adamw.changed("recipe", *RECIPE.values())
+    half, quarter = shortened(muon, "half", STEPS // 2), shortened(muon, "quarter", QUARTER)
+    winner, short = half.changed("recipe", *RECIPE.values()), quarter.changed("recipe", *RECIPE.values())
+    parts = [
+        quarter,
+        short,
+        *(
+            quarter.changed(f"recipe-without-{left_out}", *(key for part, key in RECIPE.items() if part != left_out))
+            for left_out in RECIPE
+        ),
+        quarter.changed("embedding-rate", RECIPE["embedding-rate"]),
+        *(short.changed(name, *keys) for name, keys in variants(rate_of(muon)).items()),
     ]
-    larger = [replace(row, name=row.name.replace("10m", "25m"), config="25m") for row in (adamw_tuned, tuned)]
-    seeds = [row.with_seed(seed) for seed in SEEDS[1:] for row in (adamw_tuned, tuned)]
-    return [adamw_tuned, half, tuned, *recipe, *seeds, *larger]
+    larger = [replace(row, name=row.name.replace("10m", "25m"), config="25m") for row in (reference, winner)]
+    seeds = [row.with_seed(seed) for seed in SEEDS[1:] for row in (reference, winner)]
+    return [half, half.changed("embedding-rate", RECIPE["embedding-rate"]), winner, reference, *parts, *seeds, *larger]
+
+
+def variants(rate: float) -> dict[str, tuple[str, ...]]:
+    """Return changes of a row of a quarter of the tokens and Muon's best rate, by name."""
+    return {
+        "decay-0.2": ("scheduler.decay_fraction=0.2",),
+        "linear": ("scheduler.decay_fraction=0.95",),  # all that follows the warm-up
+        "cosine": ("scheduler.strategy=cosine",),
+        "min-lr": (f"scheduler.min_lr={0.1 * rate:g}",),
+        "polar-express": ("optimizer.muon.polynomials=polar_express",),
+        "z-loss": ("optimizer.z_loss=1e-4",),
+        # The same tokens: 122 steps of 10 sequences on average instead of 16.
+        "batch-warmup": (
+            f"scheduler.total_steps={QUARTER + 45}", "scheduler.batch_warmup_steps=122",
+            "scheduler.batch_warmup_start=4",
+        ),
+        # The embedding keeps its own rate.
+        "lower-rate": (f"optimizer.learning_rate={rate / 1.5:g}", "optimizer.embedding_learning_rate_scale=15"),
+        "higher-rate": (f"optimizer.learning_rate={rate * 2:g}", "optimizer.embedding_learning_rate_scale=5"),
+    }  # fmt: skip
 
 
 def rate_of(row: Row) -> float:
