@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from itertools import pairwise
 from pathlib import Path
 from statistics import mean, stdev
@@ -45,10 +45,15 @@ def reached(result: Result, loss: float) -> float | None:
     return point
 
 
+def kind(config: str, overrides: Collection[str]) -> str:
+    """Return what a row's time per token depends on: its config, optimizer and whether it has QK-norm."""
+    algorithm = next(key.partition("=")[2] for key in overrides if key.startswith("optimizer.algorithm="))
+    return f"{config}-{algorithm}" + "-qk-norm" * ("model.architecture=qwen3" in overrides)
+
+
 def seconds_per_token(result: Result, speed: dict[str, float]) -> float:
-    """Return the time per token of a result's config and optimizer, all measured in one run."""
-    algorithm = next(key.partition("=")[2] for key in result["overrides"] if key.startswith("optimizer.algorithm="))
-    return speed[f"{result['config']}-{algorithm}"]
+    """Return the time per token of rows of a result's kind, all measured in one run."""
+    return speed[kind(result["config"], result["overrides"])]
 
 
 def seconds(result: Result, speed: dict[str, float]) -> float:

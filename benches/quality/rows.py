@@ -59,15 +59,19 @@ def shortened(row: Row, name: str, steps: int) -> Row:
     return row.changed(name, f"scheduler.total_steps={steps}", f"scheduler.warmup_steps={steps // 20}")
 
 
+def with_recipe(row: Row) -> Row:
+    """Return the run with every part of the recipe."""
+    return row.changed("recipe", *RECIPE.values())
+
+
 def after_sweep(adamw: Row, muon: Row) -> list[Row]:
     """Return the rows that follow the sweep, from its winners.
 
     AdamW is trained with the recipe too, Muon with it on half of the tokens. The recipe's parts, and what did not make
     it into the recipe, are compared on a quarter.
     """
-    reference = adamw.changed("recipe", *RECIPE.values())
     half, quarter = shortened(muon, "half", STEPS // 2), shortened(muon, "quarter", QUARTER)
-    winner, short = half.changed("recipe", *RECIPE.values()), quarter.changed("recipe", *RECIPE.values())
+    reference, winner, short = map(with_recipe, (adamw, half, quarter))
     parts = [
         quarter,
         short,

@@ -3,7 +3,7 @@
     .venv-oracle/bin/python benches/quality/run.py --root DIR              the whole bench, row by row
     .venv-oracle/bin/python benches/quality/run.py --root DIR ROW...       these rows
     .venv-oracle/bin/python benches/quality/run.py --root DIR --list       every row's result
-    .venv-oracle/bin/python benches/quality/run.py --root DIR --speed      the time per token of AdamW and Muon
+    .venv-oracle/bin/python benches/quality/run.py --root DIR --speed      the time per token of each kind of row
 
 It can be killed at any time and started again: a row resumes from its checkpoint, a complete one is not repeated. To
 repeat everything, write the results elsewhere with --results.
@@ -22,8 +22,8 @@ from statistics import median
 from typing import Any
 
 import text
-from report import SPEED, load
-from rows import QUARTER, RATES, Row, after_sweep, better_half, sweep, transfer
+from report import SPEED, kind, load
+from rows import QUARTER, RATES, Row, after_sweep, better_half, sweep, transfer, with_recipe
 
 HERE = Path(__file__).resolve().parent
 REPOSITORY = HERE.parents[1]
@@ -123,15 +123,16 @@ class Bench:
         self.results.mkdir(exist_ok=True)
         (self.results / f"{name}.json").write_text(json.dumps(result) + "\n")
 
-    def measure_speed(self, rounds: int = 5, steps: int = 3) -> None:
-        """Write the seconds per token of each config with each optimizer, the medians of interleaved rounds."""
-        measured: dict[str, list[float]] = {}
+    def measure_speed(self, rounds: int = 3, steps: int = 3) -> None:
+        """Write the seconds per token of each kind of row, the medians of interleaved rounds."""
+        swept = [sweep(algorithm, config)[0] for config in ("10m", "25m") for algorithm in RATES]
+        rows = {kind(row.config, row.overrides): row for row in [*swept, *map(with_recipe, swept)]}
+        measured: dict[str, list[float]] = {name: [] for name in rows}
         for _ in range(rounds):
-            for config in ("10m", "25m"):
-                for algorithm in RATES:
-                    bench = [str(self.program), "bench", *self.flags(sweep(algorithm, config)[0]), f"--steps={steps}"]
-                    done = json.loads(subprocess.run(bench, capture_output=True, check=True).stdout)
-                    measured.setdefault(f"{config}-{algorithm}", []).append(1 / done["tokens_per_second"])
+            for name, row in rows.items():
+                bench = [str(self.program), "bench", *self.flags(row), f"--steps={steps}"]
+                done = json.loads(subprocess.run(bench, capture_output=True, check=True).stdout)
+                measured[name].append(1 / done["tokens_per_second"])
         speed = {name: median(values) for name, values in measured.items()}
         self.results.mkdir(exist_ok=True)
         (self.results / SPEED).write_text(json.dumps({"machine": machine(), **speed}, indent=1) + "\n")

@@ -131,20 +131,23 @@ fn twenty_bf16_steps_stay_close_to_pytorch() {
     }
 }
 
-/// Compares two steps of Muon: each projection, in its shape on disk, with Muon's reference, all else with `AdamW`'s.
+/// Compares two steps of each algorithm: with Muon, each projection in its shape on disk with Muon's reference, all else
+/// with `AdamW`'s.
 #[test]
-fn muon_updates_each_projection_by_itself_and_adamw_the_rest() {
+fn every_parameter_is_updated_by_its_rule_and_rate() {
     const DECAY: f32 = 0.1;
-    let mut config = OptimizerConfig {
-        algorithm: Algorithm::Muon,
-        weight_decay: f64::from(DECAY),
-        max_grad_norm: None,
-        ..OptimizerConfig::default()
-    };
+    let mut config =
+        OptimizerConfig { weight_decay: f64::from(DECAY), max_grad_norm: None, ..OptimizerConfig::default() };
     let settings = muon::Muon { momentum: config.muon.momentum, polynomials: muon::Polynomials::Quintic };
     let adamw = adamw::AdamW { beta1: config.beta1, beta2: config.beta2, epsilon: config.epsilon };
-    let cases = [("model_tied", None, 1.0), ("model_untied", None, 10.0), ("model_untied", Some(16), 1.0)];
-    for (name, base_hidden_size, embedding_scale) in cases {
+    let cases = [
+        (Algorithm::Muon, "model_tied", None, 1.0),
+        (Algorithm::Muon, "model_untied", None, 10.0),
+        (Algorithm::Muon, "model_untied", Some(16), 1.0),
+        (Algorithm::AdamW, "model_untied", Some(16), 10.0),
+    ];
+    for (algorithm, name, base_hidden_size, embedding_scale) in cases {
+        config.algorithm = algorithm;
         let mut golden = Golden::load(name);
         golden.shape.base_hidden_size = base_hidden_size;
         config.embedding_learning_rate_scale = embedding_scale;
@@ -166,20 +169,22 @@ fn muon_updates_each_projection_by_itself_and_adamw_the_rest() {
             for tensor in &tensors {
                 let range = tensor.offset..tensor.offset + tensor.elements;
                 let gradient: Vec<f64> = gradients[range.clone()].iter().map(|&value| f64::from(value)).collect();
+                let is_projection = tensor.name.ends_with("_proj.weight");
                 let scale = match tensor.name.as_str() {
-                    name if name.ends_with("_proj.weight") => ratio.sqrt(),
+                    _ if is_projection && algorithm == Algorithm::Muon => ratio.sqrt(),
+                    _ if is_projection => ratio,
                     "lm_head.weight" => ratio,
                     "model.embed_tokens.weight" => embedding_scale,
                     _ => 1.0,
                 };
                 let (scalars, decay) = (scalars(scale), f64::from(DECAY) / scale);
-                if tensor.name.ends_with("_proj.weight") {
+                if is_projection && algorithm == Algorithm::Muon {
                     let shape = [tensor.shape[0], tensor.shape[1]];
                     let state = (&mut expected[range.clone()], &mut first[range]);
                     muon::reference::step(state, &gradient, shape, &scalars, &settings, decay);
                     continue;
                 }
-                let decay = if tensor.name == "lm_head.weight" { decay } else { 0.0 };
+                let decay = if is_projection || tensor.name == "lm_head.weight" { decay } else { 0.0 };
                 for (index, gradient) in range.zip(gradient) {
                     let state = [expected[index], first[index], second[index]];
                     [expected[index], first[index], second[index]] =
@@ -191,7 +196,7 @@ fn muon_updates_each_projection_by_itself_and_adamw_the_rest() {
         for tensor in &tensors {
             let range = tensor.offset..tensor.offset + tensor.elements;
             let worst = range.map(|index| (ours[index] - expected[index]).abs()).fold(0.0, f64::max);
-            assert!(worst < 1e-5, "{name} {}: {worst:e}", tensor.name);
+            assert!(worst < 1e-5, "{algorithm:?} {name} {}: {worst:e}", tensor.name);
         }
     }
 }
