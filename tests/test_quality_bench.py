@@ -53,7 +53,7 @@ def test_a_sweep_keeps_the_better_half_until_one_row_wins(bench: run.Bench) -> N
     assert [row.name for row in bench.finalists()[0]] == ["10m-adamw-0.008", "10m-adamw-0.005", "10m-adamw-0.003"]
     winners = [row.name for row in bench.winners()]
     assert winners == ["10m-adamw-0.003", "10m-muon-0.005"]
-    assert f"{winners[1]}-quarter-recipe-without-zeros" in bench.known_rows()
+    assert f"{winners[1]}-quarter-recipe-polar-express" in bench.known_rows()
 
 
 def test_held_out_files_are_not_trained_on(bench: run.Bench) -> None:

@@ -246,13 +246,11 @@ impl<T> BlockParameters<T> {
         let ModelShape { hidden_size: d, intermediate_size: i, .. } = *shape;
         let add = &mut |spec| add(ParameterSpec { layer: Some(layer), ..spec });
         // Sums over twice the inputs are of one size if their weights are smaller by sqrt(2).
-        let scale = shape.width_ratio().sqrt();
-        let std = shape.init_std * scale;
+        let std = shape.init_std * shape.width_ratio().sqrt();
         let heads = shape.heads();
         let (p, a, k, e) = (heads.packed_width(), heads.query_width(), heads.key_width(), heads.head_size);
-        // What adds to the residual stream is smaller, so that the stream's variance does not grow with the layers.
-        let default_std = || std * (1.0 / (2.0 * shape.num_layers as f64).sqrt());
-        let residual_std = shape.residual_init_std.map_or_else(default_std, |residual_std| residual_std * scale);
+        // What adds to the residual stream is scaled down, so that the stream's variance does not grow with the layers.
+        let residual_std = std * (1.0 / (2.0 * shape.num_layers as f64).sqrt());
         let name = |name: &str| format!("layers.{layer}.{name}");
         let tensors = |tensors: &[(&str, usize)], what: &str| {
             let full = |&(name, rows): &(&str, usize)| (format!("model.layers.{layer}.{name}.{what}"), rows);

@@ -42,8 +42,6 @@ pub struct ModelShape {
     pub tie_embeddings: bool,
     /// Standard deviation of the initial weights; of the matrices' at `base_hidden_size`.
     pub init_std: f64,
-    /// That of the projections that write to the residual stream; none for `init_std / sqrt(2 num_layers)`.
-    pub residual_init_std: Option<f64>,
     /// The hidden size that initialisation and learning rates were tuned at; none to use them as they are.
     pub base_hidden_size: Option<usize>,
     /// The adapters that train beside the weights, which are then frozen; None where every weight trains.
@@ -69,7 +67,6 @@ impl ModelShape {
             norm_epsilon: config.norm_epsilon,
             tie_embeddings: config.tie_embeddings,
             init_std: config.init_std,
-            residual_init_std: config.residual_init_std,
             base_hidden_size: config.base_hidden_size,
             lora: None,
         }
@@ -128,7 +125,6 @@ pub(crate) mod tests {
             norm_epsilon: 1e-5,
             tie_embeddings: true,
             init_std: 0.02,
-            residual_init_std: None,
             base_hidden_size: None,
             lora: None,
         }

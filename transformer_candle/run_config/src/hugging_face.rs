@@ -119,7 +119,6 @@ impl ModelConfig {
             norm_epsilon: config.rms_norm_eps,
             tie_embeddings: config.tie_word_embeddings,
             init_std: config.initializer_range,
-            residual_init_std: None,
             base_hidden_size: None,
         })
     }

@@ -19,7 +19,7 @@ const LARGEST_CONFIG_JSON: u64 = 16 << 20;
 const ADJUSTABLE: [&str; 4] = ["max_position_embeddings", "rope_theta", "rope_scaling", "norm_epsilon"];
 
 /// Keys of `model` that a pretrained model says nothing about.
-const OWN: [&str; 4] = ["init_from", "init_std", "residual_init_std", "base_hidden_size"];
+const OWN: [&str; 3] = ["init_from", "init_std", "base_hidden_size"];
 
 /// Fills in the keys of `model` that the document leaves out, from the pretrained model, and reports those that
 /// contradict it. If that model is gone, the run's own [`RESOLVED_CONFIG`] takes its place.

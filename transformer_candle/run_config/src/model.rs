@@ -56,14 +56,10 @@ pub struct ModelConfig {
     /// Whether the output head is the embedding table itself. Saves `vocab_size * hidden_size`
     /// parameters, a large part of a small model.
     pub tie_embeddings: bool,
-    /// Standard deviation of the initial weights (0.02 in GPT-2).
+    /// Standard deviation of the initial weights (0.02 in GPT-2); divided by `sqrt(2 * num_layers)`
+    /// for projections that write to the residual stream.
     #[schemars(range(max = 1), extend("exclusiveMinimum" = 0))]
     pub init_std: f64,
-    /// Standard deviation of the initial projections that write to the residual stream: attention output
-    /// and MLP down. With 0 every block passes its input through at first. Default: `init_std / sqrt(2 *
-    /// num_layers)`.
-    #[schemars(range(min = 0, max = 1))]
-    pub residual_init_std: Option<f64>,
     /// Hidden size at which `optimizer.learning_rate` and `init_std` were tuned, to use them at another
     /// one (the widths of μP, Yang et al., 2022, without multipliers in the forward pass). With r =
     /// `base_hidden_size / hidden_size`: initial projections are scaled by sqrt(r) and the head by r;
@@ -91,7 +87,6 @@ impl Default for ModelConfig {
             norm_epsilon: 1e-5,
             tie_embeddings: true,
             init_std: 0.02,
-            residual_init_std: None,
             base_hidden_size: None,
         }
     }

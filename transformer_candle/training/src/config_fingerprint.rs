@@ -97,7 +97,7 @@ pub fn compute(run: &ResolvedRun, tokenizer_hash: &str, sources: &[SourceDescrip
         "architecture" => model.architecture == Architecture::Llama,
         "head_dim" => model.head_size() * model.num_attention_heads == model.hidden_size,
         "rope_scaling" => model.rope_scaling.rope_type == RopeType::Default,
-        key => ["init_from", "init_std", "residual_init_std", "base_hidden_size"].contains(&key),
+        key => ["init_from", "init_std", "base_hidden_size"].contains(&key),
     };
     let sizes = sizes.into_iter().filter(|(key, _)| !is_default(key));
     fingerprint.extend(sizes.map(|(key, value)| (format!("model.{key}"), value)));

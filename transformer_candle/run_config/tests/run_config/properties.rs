@@ -43,7 +43,6 @@ fn model() -> impl Strategy<Value = ModelConfig> {
             norm_epsilon: epsilon,
             tie_embeddings,
             init_std: std,
-            residual_init_std: tie_embeddings.then_some(std),
             base_hidden_size: (!tie_embeddings).then_some(64),
         },
     )
