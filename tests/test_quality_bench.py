@@ -56,6 +56,11 @@ def test_a_sweep_keeps_the_better_half_until_one_row_wins(bench: run.Bench) -> N
     assert f"{winners[1]}-quarter-recipe-polar-express" in bench.known_rows()
 
 
+def test_an_unknown_row_is_told_with_near_ones(bench: run.Bench) -> None:
+    with pytest.raises(SystemExit, match=r"no such row: 10m-muon-0\.003-half-recip\. .*10m-muon-0\.003-half-recipe"):
+        bench.row("10m-muon-0.003-half-recip")
+
+
 def test_held_out_files_are_not_trained_on(bench: run.Bench) -> None:
     train, held_out = (
         {json.loads(line)["text"] for line in (bench.root / "text" / name).read_text().splitlines()}

@@ -27,6 +27,12 @@ from torch import Tensor, nn
 from torch_llama import IGNORED, Trainer, shape_of
 from transformers import PreTrainedTokenizerFast
 
+FOLLOWED = {
+    "model.architecture": "llama", "model.base_hidden_size": None, "optimizer.algorithm": "adamw",
+    "optimizer.embedding_learning_rate_scale": 1.0, "optimizer.z_loss": 0.0, "scheduler.strategy": "wsd",
+    "scheduler.batch_warmup_steps": 0,
+}  # fmt: skip
+"""Keys that change a run of ours, with the only values that are trained in PyTorch."""
 MAX_VALUE = {torch.float8_e4m3fn: 448.0, torch.float8_e5m2: 57344.0}
 
 
@@ -97,8 +103,10 @@ class Peer:
         values = config.to_dict()
         self.settings, self.data, self.runtime = values["optimizer"], values["data"], values["runtime"]
         self.scheduler = values["scheduler"]
-        if self.settings["algorithm"] != "adamw" or self.scheduler["strategy"] != "wsd":
-            sys.exit(f"{row.name}: PyTorch's rows are trained by AdamW on a WSD schedule")
+        for key, followed in FOLLOWED.items():
+            section, name = key.split(".")
+            if values[section][name] != followed:
+                sys.exit(f"{row.name}: {key} is {values[section][name]}; rows in PyTorch have {followed}")
         dtype = torch.bfloat16 if self.runtime["precision"] == "bf16" else torch.float32
         shape = shape_of(values["model"], self.data)
         self.trainer = Trainer(shape, torch.device("cpu"), False, False, "flash", dtype)
@@ -216,11 +224,8 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=os.cpu_count())
     arguments = parser.parse_args()
     bench = Bench(arguments.root.resolve(), BUILT, arguments.results.resolve())
-    known = bench.known_rows()
-    if arguments.row not in known:
-        sys.exit(f"no such row: {arguments.row}. There are: {', '.join(known)}")
     torch.set_num_threads(arguments.threads)
-    Peer(bench, known[arguments.row], arguments.fp8).train()
+    Peer(bench, bench.row(arguments.row), arguments.fp8).train()
 
 
 if __name__ == "__main__":

@@ -96,6 +96,7 @@ def variants(rate: float) -> dict[str, tuple[str, ...]]:
             f"scheduler.total_steps={QUARTER + 45}", "scheduler.batch_warmup_steps=122",
             "scheduler.batch_warmup_start=4",
         ),
+        **{f"init-std-{std:g}": (f"model.init_std={std:g}",) for std in (0.005, 0.01, 0.05)},
         # The embedding keeps its own rate.
         "lower-rate": (f"optimizer.learning_rate={rate / 1.5:g}", "optimizer.embedding_learning_rate_scale=15"),
         "higher-rate": (f"optimizer.learning_rate={rate * 2:g}", "optimizer.embedding_learning_rate_scale=5"),
@@ -109,18 +110,18 @@ def rate_of(row: Row) -> float:
 
 
 def transfer() -> list[Row]:
-    """Return AdamW runs of several rates at two widths, the larger one scaled (muP) or not, a quarter long."""
+    """Return AdamW runs of several rates at two widths, the larger one scaled (muP) or not, on a quarter."""
     widths = {"128": (128, 344, 2, 1), "512": (512, 1376, 8, 2), "512-scaled": (512, 1376, 8, 2)}
     rows = []
     for name, (hidden, intermediate, heads, kv_heads) in widths.items():
         keys = (
             f"model.hidden_size={hidden}", f"model.intermediate_size={intermediate}", "model.num_layers=2",
             f"model.num_attention_heads={heads}", f"model.num_key_value_heads={kv_heads}",
-            f"scheduler.total_steps={QUARTER}", "scheduler.warmup_steps=24",
             *["model.base_hidden_size=128"] * name.endswith("scaled"),
         )  # fmt: skip
-        rates = (1e-3, 2e-3, 4e-3, 8e-3)
-        rows += [Row(f"width{name}-{rate:g}", "10m", (*keys, f"optimizer.learning_rate={rate:g}")) for rate in rates]
+        for rate in (1e-3, 2e-3, 4e-3, 8e-3):
+            whole = Row(f"width{name}-{rate:g}", "10m", (*keys, f"optimizer.learning_rate={rate:g}"))
+            rows.append(shortened(whole, "quarter", QUARTER))
     return rows
 
 

@@ -16,6 +16,7 @@ import json
 import os
 import subprocess
 import sys
+from difflib import get_close_matches
 from itertools import chain, starmap
 from pathlib import Path
 from statistics import median
@@ -158,6 +159,14 @@ class Bench:
         rows = [*chain(*swept), *chain(*starmap(after_sweep, zip(*swept, strict=True)))]
         return {row.name: row for row in [*rows, *transfer()]}
 
+    def row(self, name: str) -> Row:
+        """Return the row of this name. End the program if there is none."""
+        known = self.known_rows()
+        if name not in known:
+            near = get_close_matches(name, known, n=5) or [*known][:5]
+            sys.exit(f"no such row: {name}. benches/quality/rows.py names them, for example {', '.join(near)}")
+        return known[name]
+
     def train_everything(self) -> None:
         """Train the sweeps by successive halving, then the rows of their winners, then the widths."""
         for row in chain(*map(sweep, RATES)):
@@ -198,11 +207,8 @@ def main() -> None:
     if arguments.speed:
         bench.measure_speed()
         return
-    known = bench.known_rows()
-    if unknown := [name for name in arguments.rows if name not in known]:
-        sys.exit(f"no such row: {', '.join(unknown)}. There are: {', '.join(known)}")
-    for name in arguments.rows:
-        bench.train(known[name])
+    for row in [*map(bench.row, arguments.rows)]:  # a misspelled name is told before any row is trained
+        bench.train(row)
     if not arguments.rows:
         bench.train_everything()
 

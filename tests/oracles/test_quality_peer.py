@@ -39,6 +39,18 @@ def test_a_row_in_pytorch_is_the_same_run(bench: run.Bench, row: run.Row, tolera
     assert (theirs["tokens"] < 6 * 4 * 32) or row is ADAMW
 
 
+@pytest.mark.parametrize("key", peer.FOLLOWED)
+def test_a_row_that_pytorch_would_not_follow_is_refused(bench: run.Bench, key: str) -> None:
+    other = {
+        "model.architecture": "qwen3", "model.base_hidden_size": 16, "optimizer.algorithm": "muon",
+        "optimizer.embedding_learning_rate_scale": 10.0, "optimizer.z_loss": 1e-4, "scheduler.strategy": "cosine",
+        "scheduler.batch_warmup_steps": 2,
+    }  # fmt: skip
+    row = ADAMW.changed("other", f"{key}={other[key]}")
+    with pytest.raises(SystemExit, match=f"tiny-other: {key} is {other[key]}; rows in PyTorch have "):
+        Peer(bench, row)
+
+
 def test_a_stopped_peer_resumes_bit_for_bit(bench: run.Bench) -> None:
     whole = Peer(bench, FP32)
     whole.train()
