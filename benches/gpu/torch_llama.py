@@ -339,7 +339,8 @@ def limit_memory(text: str, device: torch.device) -> int | None:
     unit = next((unit for unit in units if text.endswith(unit)), None)
     size = int(text.removesuffix(unit)) * units[unit] if unit else int(text)
     usable = int(USABLE_FRACTION * size) - CONTEXT_BYTES
-    torch.cuda.set_per_process_memory_fraction(min(1.0, usable / torch.cuda.mem_get_info(device)[1]), device)
+    index = torch.cuda.current_device() if device.index is None else device.index
+    torch.cuda.set_per_process_memory_fraction(min(1.0, usable / torch.cuda.mem_get_info(index)[1]), index)
     return usable
 
 

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use dataset::{Batch, CancelToken, DocumentTokens};
 use kernels::Device;
 use model::ModelShape;
-use run_config::{ActivationRecompute, Format, Precision, RunConfig};
+use run_config::{ActivationRecompute, Algorithm, Format, Precision, RunConfig};
 
 use super::device_under_test::{BufferContents, DeviceUnderTest, Random, relative_error};
 use super::part::Size;
@@ -51,6 +51,7 @@ struct TrainingCase {
 #[derive(Clone, Copy)]
 struct RunSettings {
     precision: Precision,
+    algorithm: Algorithm,
     micro_batch: usize,
     graphs: bool,
 }
@@ -66,8 +67,9 @@ struct TrainedState {
 pub(super) fn check(device: &DeviceUnderTest, size: Size, seed: u64, findings: &mut Findings<'_>) -> Result<()> {
     let case = TrainingCase::new(size, seed)?;
     let cpu = DeviceUnderTest::new(Device::Cpu);
-    let with_precision = |precision| RunSettings { precision, micro_batch: case.sequences / 2, graphs: true };
-    let (fp32, bf16) = (with_precision(Precision::Fp32), with_precision(Precision::Bf16));
+    let with =
+        |precision, algorithm| RunSettings { precision, algorithm, micro_batch: case.sequences / 2, graphs: true };
+    let (fp32, bf16) = (with(Precision::Fp32, Algorithm::AdamW), with(Precision::Bf16, Algorithm::AdamW));
     let exact = case.train(&cpu, 1, fp32)?;
     let rounded = case.train(&cpu, 1, bf16)?;
     let on_fp32 = case.train(device, 1, fp32)?;
@@ -88,6 +90,14 @@ pub(super) fn check(device: &DeviceUnderTest, size: Size, seed: u64, findings: &
     let small = case.train(device, 5, RunSettings { micro_batch: 1, ..bf16 })?;
     findings
         .add(row("training bf16, micro-batches of 1").within(relative_error(&small.losses, &on_bf16.losses), bound));
+
+    let muon = with(Precision::Bf16, Algorithm::Muon);
+    let (rounded, on_muon) = (case.train(&cpu, 1, muon)?, case.train(device, 6, muon)?);
+    findings.add(row("training bf16, Muon: losses").within(relative_error(&on_muon.losses, &rounded.losses), bound));
+    let eager = case.train(device, 7, RunSettings { graphs: false, ..muon })?;
+    findings.add(same(row("training bf16, Muon, without graphs"), &on_muon, &eager));
+    let resumed = case.train_in_two(device, 8, muon)?;
+    findings.add(same(row(&format!("training bf16, Muon, saved after {} steps", case.first)), &on_muon, &resumed));
     Ok(())
 }
 
@@ -142,6 +152,7 @@ impl TrainingCase {
     fn engine(&self, device: &Device, settings: RunSettings) -> Result<Engine> {
         let mut config = RunConfig::parse(&self.text, Format::Yaml, &[])?;
         config.runtime.precision = settings.precision;
+        config.optimizer.algorithm = settings.algorithm;
         let engine_settings = EngineSettings {
             micro_batch: settings.micro_batch,
             activation_recompute: ActivationRecompute::Selective,
@@ -151,6 +162,7 @@ impl TrainingCase {
         let mut engine = memory_plan::allocate(&config, &self.shape, engine_settings, device)?;
         if !settings.graphs {
             engine.decoder.run_eagerly();
+            engine.optimizer.run_eagerly();
         }
         Ok(engine)
     }
@@ -296,7 +308,12 @@ mod tests {
     fn a_correct_device_learns_with_any_seed() {
         for seed in 0..100 {
             let case = TrainingCase::new(Size::Small, seed).unwrap();
-            let settings = RunSettings { precision: Precision::Fp32, micro_batch: case.sequences, graphs: false };
+            let settings = RunSettings {
+                precision: Precision::Fp32,
+                algorithm: Algorithm::AdamW,
+                micro_batch: case.sequences,
+                graphs: false,
+            };
             let losses = case.train(&DeviceUnderTest::new(Device::Cpu), 1, settings).unwrap().losses;
             let (first, last) = (losses[0], losses[losses.len() - 1]);
             assert!(f64::from(last) < 0.98 * LEARNED_RATIO * f64::from(first), "seed {seed}: {first} to {last}");

@@ -69,7 +69,7 @@ impl OptimizerPlan {
         let precision = runtime.precision;
         // GEMMs of several matrices may round differently, and which are together depends on the number of ranks.
         let batching = match (device, runtime.deterministic_reduction) {
-            (DeviceKind::Cuda, None) => Batching::UpToLargest,
+            (DeviceKind::Cuda, None) => Batching::Together,
             _ => Batching::Single,
         };
         let shard = shards(layout, rank_info.world_size).swap_remove(rank_info.rank);
@@ -267,6 +267,15 @@ impl Optimizer {
             BoundRule::AdamW { .. } => Ok(()),
             BoundRule::Muon(muon) => muon.warm_up(),
         })?)
+    }
+
+    /// Captures no CUDA graph from now on: every launch is one of its own.
+    pub fn run_eagerly(&mut self) {
+        for group in &mut self.groups {
+            if let BoundRule::Muon(muon) = &mut group.rule {
+                muon.run_eagerly();
+            }
+        }
     }
 
     /// Returns what the step did. On a GPU this is the one wait of a step, for three numbers in one copy.

@@ -5,7 +5,7 @@
 //! are packed in memory.
 
 use kernels::{
-    Buffer, DType, DeviceKind,
+    Buffer, DType, DeviceKind, GraphCache,
     memory::{Arena, BufferId, Category, Plan},
     muon::{self, Muon},
 };
@@ -46,10 +46,14 @@ fn footprint([m, n]: [usize; 2]) -> usize {
 pub(super) enum Batching {
     /// One matrix at a time, as on a CPU: how it is rounded does not depend on the rank's other matrices.
     Single,
-    /// As many of a shape as take no more memory than the largest matrix: its GEMMs fill a GPU alone, those of smaller
-    /// ones together.
-    UpToLargest,
+    /// As many of a shape as take no more memory than the largest matrix, whose GEMMs fill a GPU alone, or than
+    /// [`BATCH_ELEMENTS`].
+    Together,
 }
+
+/// Elements of updates and Gram matrices that are orthogonalised together even if the largest matrix has fewer: the
+/// time of a small model's step is that of its launches. At most 64 MiB of BF16, every second iterate included.
+const BATCH_ELEMENTS: usize = 1 << 24;
 
 /// Returns the batches of the projections in a rank's shard, shape by shape.
 fn batches(layout: &ParameterLayout, batching: Batching, shard: &Shard) -> Vec<MatrixBatch> {
@@ -63,11 +67,11 @@ fn batches(layout: &ParameterLayout, batching: Batching, shard: &Shard) -> Vec<M
             None => by_shape.push(MatrixBatch { shape, offsets: vec![tensor.offset] }),
         }
     }
-    let largest = by_shape.iter().map(|batch| footprint(batch.shape)).max().unwrap_or(0);
+    let room = by_shape.iter().map(|batch| footprint(batch.shape)).fold(BATCH_ELEMENTS, usize::max);
     let divide = |MatrixBatch { shape, offsets }: MatrixBatch| {
         let matrices = match batching {
             Batching::Single => 1,
-            Batching::UpToLargest => largest / footprint(shape),
+            Batching::Together => room / footprint(shape),
         };
         let batch = |offsets: &[usize]| MatrixBatch { shape, offsets: offsets.to_vec() };
         offsets.chunks(matrices).map(batch).collect::<Vec<_>>()
@@ -134,6 +138,8 @@ pub(super) struct MuonGroup {
     settings: Muon,
     batches: Vec<BoundBatch>,
     workspace: Buffer,
+    /// The update of all matrices: hundreds of launches, some shorter than the call that launches them.
+    graphs: GraphCache<()>,
 }
 
 /// A batch with the views that it is orthogonalised in.
@@ -175,18 +181,26 @@ impl MuonGroup {
             settings: plan.settings,
             batches: batches.collect::<kernels::Result<_>>()?,
             workspace: arena.buffer(plan.workspace),
+            graphs: GraphCache::default(),
         })
     }
 
-    /// Updates every matrix once.
+    /// Updates every matrix once, with the same `weight_decay` in every call.
     pub(super) fn update(&mut self, scalars: &Buffer, weight_decay: f32) -> kernels::Result<()> {
-        let Self { settings, batches, workspace } = self;
-        batches.iter_mut().try_for_each(|batch| batch.update(scalars, settings, weight_decay, workspace))
+        let Self { settings, batches, workspace, graphs } = self;
+        graphs.run(scalars.device(), (), || {
+            batches.iter_mut().try_for_each(|batch| batch.update(scalars, settings, weight_decay, workspace))
+        })
+    }
+
+    /// Captures no graph from now on.
+    pub(super) fn run_eagerly(&mut self) {
+        self.graphs = GraphCache::eager();
     }
 
     /// Orthogonalises copies of the weights, so that a GPU chooses its algorithms on numbers like those of a step.
     pub(super) fn warm_up(&mut self) -> kernels::Result<()> {
-        let Self { settings, batches, workspace } = self;
+        let Self { settings, batches, workspace, .. } = self;
         batches.iter_mut().try_for_each(|batch| {
             batch.matrices.iter_mut().try_for_each(|matrix| matrix.update.copy_from(&matrix.weight))?;
             batch.orthogonalize(settings, workspace)
@@ -250,10 +264,10 @@ mod tests {
 
     use super::*;
 
-    fn layout() -> ParameterLayout {
+    fn layout(hidden_size: usize) -> ParameterLayout {
         let config = ModelConfig {
-            hidden_size: 64,
-            intermediate_size: 192,
+            hidden_size,
+            intermediate_size: 3 * hidden_size,
             num_layers: 3,
             num_attention_heads: 4,
             num_key_value_heads: 2,
@@ -262,10 +276,14 @@ mod tests {
         ParameterLayout::new(&ModelShape::new(&config, 100))
     }
 
+    fn sizes(layout: &ParameterLayout, batching: Batching) -> Vec<[usize; 3]> {
+        batches(layout, batching, &Shard::whole(0..layout.elements())).iter().map(MatrixBatch::sizes).collect()
+    }
+
     #[test]
     fn every_projection_is_in_one_batch_of_its_shape() {
-        let layout = layout();
-        for batching in [Batching::Single, Batching::UpToLargest] {
+        let layout = layout(64);
+        for batching in [Batching::Single, Batching::Together] {
             let batches = batches(&layout, batching, &Shard::whole(0..layout.elements()));
             let mut elements: Vec<(usize, usize)> = Vec::new();
             for MatrixBatch { shape: [m, n], offsets } in &batches {
@@ -282,26 +300,20 @@ mod tests {
     }
 
     #[test]
-    fn small_matrices_are_batched_on_request() {
-        let layout = layout();
-        assert!(
-            batches(&layout, Batching::Single, &Shard::whole(0..layout.elements()))
-                .iter()
-                .all(|batch| batch.offsets.len() == 1)
-        );
-        let sizes: Vec<[usize; 3]> = batches(&layout, Batching::UpToLargest, &Shard::whole(0..layout.elements()))
-            .iter()
-            .map(MatrixBatch::sizes)
-            .collect();
-        let [attention, key_value] = [vec![[2, 64, 64]; 3], vec![[5, 32, 64], [1, 32, 64]]];
-        let expected = [attention, key_value, vec![[1, 192, 64]; 6], vec![[1, 64, 192]; 3]].concat();
-        assert_eq!(sizes, expected);
+    fn matrices_are_batched_on_request_as_far_as_memory_allows() {
+        assert!(sizes(&layout(64), Batching::Single).iter().all(|&[matrices, ..]| matrices == 1));
+        let all = [[6, 64, 64], [6, 32, 64], [6, 192, 64], [3, 64, 192]];
+        assert_eq!(sizes(&layout(64), Batching::Together), all);
+        // The largest matrix has more than `BATCH_ELEMENTS`.
+        let attention = [vec![[2, 4096, 4096]; 3], vec![[5, 2048, 4096], [1, 2048, 4096]]];
+        let expected = [attention.concat(), vec![[1, 12_288, 4096]; 6], vec![[1, 4096, 12_288]; 3]].concat();
+        assert_eq!(sizes(&layout(4096), Batching::Together), expected);
     }
 
     #[test]
     fn flops_are_counted_by_hand() {
         let one = |short: f64, long: f64| 5.0 * (4.0 * short * short * long + 2.0 * short.powi(3));
         let block = 2.0 * one(64.0, 64.0) + 2.0 * one(32.0, 64.0) + 3.0 * one(64.0, 192.0);
-        assert!((flops(&layout()) - 3.0 * block).abs() < 1.0);
+        assert!((flops(&layout(64)) - 3.0 * block).abs() < 1.0);
     }
 }
