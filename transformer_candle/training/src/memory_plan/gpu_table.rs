@@ -61,8 +61,9 @@ const fn mebibytes(number: u64) -> u64 {
 ///
 /// Links: those of the SXM modules of A100, H100 and H200; a slot of 16 lanes of the others.
 ///
-/// Sustained fractions: docs/decisions/012 explains those of the RTX 5090 and the H200, whose upper ones are its
-/// assumptions. The others are estimates from published measurements, none of them ours.
+/// Sustained fractions: those of the H100 and the H200 surround what we measured (docs/experiments/gpu.md).
+/// docs/decisions/012 explains those of the RTX 5090, whose upper ones are its assumptions. The others are estimates
+/// from published measurements.
 pub const GPUS: [GpuSpec; 7] = [
     GpuSpec {
         key: "rtx5090",
@@ -138,9 +139,9 @@ pub const GPUS: [GpuSpec; 7] = [
         watts: 700.0,
         multiprocessors: 132,
         link: NVLINK_4,
-        // GEMMs published at 600 to 750 TFLOP/s of 989; attention as on the H200.
-        low: fractions(0.60, 0.25, 0.15, 0.80),
-        high: fractions(0.76, 0.35, 0.21, 0.90),
+        // Measured in a step of rtx5090_1b: 0.72 to 0.75, 0.30, 0.26, and 0.87 where bytes are all that is moved.
+        low: fractions(0.68, 0.28, 0.23, 0.80),
+        high: fractions(0.77, 0.32, 0.27, 0.90),
     },
     GpuSpec {
         key: "h200",
@@ -151,9 +152,9 @@ pub const GPUS: [GpuSpec; 7] = [
         watts: 700.0,
         multiprocessors: 132,
         link: NVLINK_4,
-        // GEMMs of 8192^3 measured at 770 to 800 TFLOP/s of 989, copies at 4.3 TB/s.
-        low: fractions(0.62, 0.25, 0.15, 0.80),
-        high: fractions(0.79, 0.35, 0.21, 0.90),
+        // GEMMs and attention measured as on the H100; 0.80 of the bandwidth, copies 0.90.
+        low: fractions(0.68, 0.28, 0.23, 0.77),
+        high: fractions(0.77, 0.32, 0.27, 0.90),
     },
 ];
 
