@@ -96,10 +96,12 @@ class Peer:
     """A row's run in PyTorch. Its state is saved at every evaluation."""
 
     def __init__(self, bench: Bench, row: Row, fp8: bool = False) -> None:
-        self.bench, self.row = bench, row
+        self.bench, self.row, self.device = bench, row, torch.device(bench.device)
         self.name = f"{row.name}-pytorch" + "-fp8" * fp8
         folder = bench.root / "runs" / self.name
-        config = RunConfig.load(bench.write_config(row, folder), overrides=bench.overrides(row))
+        # Only the weights and batches are ours.
+        overrides = [*bench.overrides(row), "runtime.device=cpu"]
+        config = RunConfig.load(bench.write_config(row, folder), overrides=overrides)
         values = config.to_dict()
         self.settings, self.data, self.runtime = values["optimizer"], values["data"], values["runtime"]
         self.scheduler = values["scheduler"]
@@ -109,7 +111,7 @@ class Peer:
                 sys.exit(f"{row.name}: {key} is {values[section][name]}; rows in PyTorch have {followed}")
         dtype = torch.bfloat16 if self.runtime["precision"] == "bf16" else torch.float32
         shape = shape_of(values["model"], self.data)
-        self.trainer = Trainer(shape, torch.device("cpu"), False, False, "flash", dtype)
+        self.trainer = Trainer(shape, self.device, False, False, "flash", dtype)
         for group in self.trainer.optimizer.param_groups:
             group["betas"] = (self.settings["beta1"], self.settings["beta2"])
             group["eps"] = self.settings["epsilon"]
@@ -145,7 +147,7 @@ class Peer:
                 break
         count = min(count, (len(tokens) - 1) // length)
         ids = torch.tensor(tokens[: count * length + 1])
-        return torch.stack([ids[:-1], ids[1:]]).view(2, count, length)
+        return torch.stack([ids[:-1], ids[1:]]).view(2, count, length).to(self.device)
 
     def learning_rate(self, step: int) -> float:
         """Return the rate of a step, with warm-up, stable and decay phases; steps count from 1."""
@@ -165,7 +167,8 @@ class Peer:
         for inputs, targets in self.stream:
             started = time.perf_counter()
             self.step += 1
-            self.trainer.tokens = torch.stack([torch.from_numpy(inputs), torch.from_numpy(targets)]).long()
+            tokens = torch.stack([torch.from_numpy(inputs), torch.from_numpy(targets)])
+            self.trainer.tokens = tokens.long().to(self.device)
             for group in self.trainer.optimizer.param_groups:
                 group["lr"] = self.learning_rate(self.step)
             loss, _ = self.trainer.step(self.data["batch_size"])
@@ -206,7 +209,7 @@ class Peer:
 
     def restore(self, config: RunConfig) -> None:
         """Continue from the saved state."""
-        state = torch.load(self.saved)
+        state = torch.load(self.saved, map_location=self.device)
         self.trainer.load(dict(zip(self.trainer.names, state["masters"], strict=True)))
         self.trainer.optimizer.load_state_dict(state["optimizer"])
         self.step, self.tokens = state["step"], state["tokens"]
@@ -221,9 +224,12 @@ def main() -> None:
     parser.add_argument("--fp8", action="store_true", help="round the operands of the blocks' GEMMs to fp8")
     parser.add_argument("--root", type=Path, required=True, help="the folder of the bench, kept from run to run")
     parser.add_argument("--results", type=Path, default=RESULTS, help="the folder of the results")
+    parser.add_argument("--program", type=Path, default=BUILT, help="the trainer, which plans the row")
+    parser.add_argument("--device", default="cpu", help="cpu, or cuda")
     parser.add_argument("--threads", type=int, default=os.cpu_count())
     arguments = parser.parse_args()
-    bench = Bench(arguments.root.resolve(), BUILT, arguments.results.resolve())
+    folders = arguments.root.resolve(), arguments.program.resolve(), arguments.results.resolve()
+    bench = Bench(*folders, arguments.device)
     torch.set_num_threads(arguments.threads)
     Peer(bench, bench.row(arguments.row), arguments.fp8).train()
 

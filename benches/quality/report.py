@@ -16,27 +16,28 @@ from statistics import mean, stdev
 from typing import Any
 
 Result = dict[str, Any]
-SPEED = "speed.json"
+Curve = list[tuple[int, float, float]]
+"""Step, tokens and held-out loss of each evaluation."""
+Speed = dict[str, Any]
+SPEEDS = "speed"
 BEGIN, END = "<!-- tables of report.py -->", "<!-- end of the tables -->"
 
 
 def load(folder: Path) -> dict[str, Result]:
     """Return the results of a folder by the names of their rows."""
-    files = sorted(path for path in folder.glob("*.json") if path.name != SPEED)
-    return {result["row"]: result for result in (json.loads(file.read_text()) for file in files)}
+    results = (json.loads(file.read_text()) for file in sorted(folder.glob("*.json")))
+    return {result["row"]: result for result in results}
 
 
-def load_speed(folder: Path) -> dict[str, float]:
-    """Return the seconds per token by config and optimizer; empty if they are not measured."""
-    path = folder / SPEED
-    return json.loads(path.read_text()) if path.exists() else {}
+def load_speeds(folder: Path) -> list[Speed]:
+    """Return the seconds per token by kind of row, for each machine on which they are measured."""
+    return [json.loads(file.read_text()) for file in sorted((folder / SPEEDS).glob("*.json"))]
 
 
-def reached(result: Result, loss: float) -> float | None:
+def reached(curve: Curve, loss: float) -> float | None:
     """Return the tokens after which the held-out loss stays at or below `loss`; None if it does not."""
     point = None
-    curve = [(0, 0, 0.0, float("inf")), *result["curve"]]
-    for (_, tokens, _, before), (_, next_tokens, _, after) in pairwise(curve):
+    for (_, tokens, before), (_, next_tokens, after) in pairwise([(0, 0.0, float("inf")), *curve]):
         if after > loss:
             point = None
         elif point is None:
@@ -47,79 +48,93 @@ def reached(result: Result, loss: float) -> float | None:
 
 def kind(config: str, overrides: Collection[str]) -> str:
     """Return what a row's time per token depends on: its config, optimizer and whether it has QK-norm."""
-    algorithm = next(key.partition("=")[2] for key in overrides if key.startswith("optimizer.algorithm="))
+    key = "optimizer.algorithm="
+    algorithm = next((text.removeprefix(key) for text in overrides if text.startswith(key)), "adamw")
     return f"{config}-{algorithm}" + "-qk-norm" * ("model.architecture=qwen3" in overrides)
 
 
-def seconds_per_token(result: Result, speed: dict[str, float]) -> float:
-    """Return the time per token of rows of a result's kind, all measured in one run."""
-    return speed[kind(result["config"], result["overrides"])]
+def seconds(result: Result, speeds: list[Speed]) -> float:
+    """Return a row's time: for ours by its machine's measured time per token if there is one, else by its own steps."""
+    speed = next((speed for speed in speeds if speed["machine"] == result["machine"]), None)
+    if speed is None or "-pytorch" in result["row"] or result["row"].startswith("width"):
+        return float(result["seconds"])
+    return float(result["tokens"] * speed[kind(result["config"], result["overrides"])])
 
 
-def seconds(result: Result, speed: dict[str, float]) -> float:
-    """Return a row's time: for ours by the measured time per token if there is one, else by the row's own steps."""
-    ours = speed and "-pytorch" not in result["row"] and not result["row"].startswith("width")
-    return float(result["tokens"] * seconds_per_token(result, speed) if ours else result["seconds"])
+def groups(results: dict[str, Result]) -> dict[str, list[Result]]:
+    """Return rows that differ by their seed only, by the name of the first."""
+    found: dict[str, list[Result]] = {}
+    for name, result in results.items():
+        found.setdefault(name.partition("-seed")[0], []).append(result)
+    return found
 
 
-def table(results: dict[str, Result], speed: dict[str, float]) -> str:
-    """Return in Markdown the rows of each config, the lowest loss first."""
+def mean_curve(results: list[Result]) -> Curve:
+    """Return steps, tokens and mean loss of rows of the same length."""
+    points = zip(*(result["curve"] for result in results), strict=True)
+    return [(seeds[0][0], mean(seed[1] for seed in seeds), mean(seed[3] for seed in seeds)) for seeds in points]
+
+
+def table(results: dict[str, Result], speeds: list[Speed]) -> str:
+    """Return in Markdown the groups of each config, the lowest mean loss first."""
     lines = [
-        "| row | parameters | tokens | seconds | FLOPs | loss | bits per byte | commit | machine |",
-        "|---|--:|--:|--:|--:|--:|--:|---|---|",
+        "| row | parameters | tokens | seconds | FLOPs | seeds | loss | standard deviation | bits per byte | commit "
+        "| machine |",
+        "|---|--:|--:|--:|--:|--:|--:|--:|--:|---|---|",
     ]
-    for result in sorted(results.values(), key=lambda result: (result["config"], result["loss"])):
+    means = {name: mean(seed["loss"] for seed in seeds) for name, seeds in groups(results).items()}
+    for name, seeds in sorted(groups(results).items(), key=lambda group: (group[1][0]["config"], means[group[0]])):
+        first = seeds[0]
+        losses = [seed["loss"] for seed in seeds]
+        deviation = f"{stdev(losses):.4f}" if len(losses) > 1 else ""
         lines.append(
-            f"| {result['row']} | {result['parameters'] / 1e6:.1f} M | {result['tokens'] / 1e6:.2f} M "
-            f"| {seconds(result, speed):,.0f} | {result['flops']:.2e} | {result['loss']:.4f} "
-            f"| {result['bits_per_byte']:.4f} | {result['commit']} | {result['machine']} |"
+            f"| {name} | {first['parameters'] / 1e6:.1f} M | {first['tokens'] / 1e6:.2f} M "
+            f"| {seconds(first, speeds):,.1f} | {first['flops']:.2e} | {len(seeds)} | {means[name]:.4f} | {deviation} "
+            f"| {mean(seed['bits_per_byte'] for seed in seeds):.4f} | {first['commit']} | {first['machine']} |"
         )
     return "\n".join(lines)
 
 
-def compare(results: dict[str, Result], speed: dict[str, float]) -> str:
-    """Return in Markdown the parts of the best 10 M AdamW row's tokens and seconds that our rows need for its loss.
+def compare(results: dict[str, Result], speeds: list[Speed]) -> str:
+    """Return in Markdown the parts of the best AdamW row's tokens and seconds that our rows need for its mean loss.
 
-    Rows have seed 1; losses between evaluations are interpolated. The loss falls most in the decay of a run, so
-    only shorter runs, the rows with `half` in their names, say what fewer tokens reach.
+    The reference is AdamW tuned by its rate, without the recipe. Losses are means over the seeds, interpolated between
+    evaluations. The loss falls most in the decay of a run, so only shorter runs say what fewer tokens reach.
     """
-    ours = {name: result for name, result in results.items() if "-pytorch" not in name and "-seed" not in name}
-    references = [result for name, result in ours.items() if name.startswith("10m-adamw")]
-    base = min(references, key=lambda result: result["loss"])
-    lines = [f"| to {base['row']}'s {base['loss']:.4f} | of its tokens | of its seconds |", "|---|--:|--:|"]
-    for name, result in ours.items():
-        tokens = reached(result, base["loss"])
-        if tokens and result["config"] == base["config"]:
-            ratio = tokens / base["tokens"]
-            seconds = ratio * seconds_per_token(result, speed) / seconds_per_token(base, speed)
-            lines.append(f"| {name} | {ratio:.2f} | {seconds:.2f} |")
+    ours = {name: seeds for name, seeds in groups(results).items() if "-pytorch" not in name}
+    curves = {name: mean_curve(seeds) for name, seeds in ours.items()}
+    plain = [name for name, seeds in ours.items() if is_plain_adamw(name) and len(seeds) > 1]
+    base = min(plain, key=lambda name: curves[name][-1][2])
+    of_base, (_, all_tokens, loss) = kind("10m", ours[base][0]["overrides"]), curves[base][-1]
+    machines = [speed["machine"] for speed in speeds]
+    lines = [
+        f"| to {base}'s {loss:.4f} | of its tokens |" + "".join(f" of its seconds, {name} |" for name in machines),
+        "|---|--:|" + "--:|" * len(machines),
+    ]
+    for name, seeds in ours.items():
+        tokens = reached(curves[name], loss)
+        if tokens and seeds[0]["config"] == "10m" and len(seeds) > 1:
+            ratio, of_row = tokens / all_tokens, kind("10m", seeds[0]["overrides"])
+            parts = [ratio, *(ratio * speed[of_row] / speed[of_base] for speed in speeds)]
+            lines.append(f"| {name} |" + "".join(f" {part:.2f} |" for part in parts))
     return "\n".join(lines)
 
 
-def seeds(results: dict[str, Result]) -> str:
-    """Return in Markdown mean and standard deviation of rows that were trained with several seeds."""
-    groups: dict[str, list[float]] = {}
-    for name, result in results.items():
-        groups.setdefault(name.partition("-seed")[0], []).append(result["loss"])
-    lines = ["| row | seeds | mean loss | standard deviation |", "|---|--:|--:|--:|"]
-    for name, losses in groups.items():
-        if len(losses) > 1:
-            lines.append(f"| {name} | {len(losses)} | {mean(losses):.4f} | {stdev(losses):.4f} |")
-    return "\n".join(lines)
+def is_plain_adamw(name: str) -> bool:
+    """Whether a row is one of the sweep of AdamW's learning rate, without the recipe."""
+    return name.startswith("10m-adamw-") and name.count("-") == 2
 
 
-def sections(results: dict[str, Result], speed: dict[str, float]) -> Iterator[str]:
+def sections(results: dict[str, Result], speeds: list[Speed]) -> Iterator[str]:
     """Yield in Markdown every table that there are results for."""
     complete = {name: result for name, result in results.items() if result["complete"]}
     incomplete = {name: result for name, result in results.items() if not result["complete"]}
+    if any(is_plain_adamw(name) and len(seeds) > 1 for name, seeds in groups(complete).items()):
+        yield "### Tokens and seconds to AdamW's loss\n\n" + compare(complete, speeds)
     if complete:
-        yield "### Complete rows\n\n" + table(complete, speed)
-    if any("-seed" in name for name in complete):
-        yield "### Seeds\n\n" + seeds(complete)
-    if speed and any(name.startswith("10m-adamw") for name in complete):
-        yield "### Tokens and seconds to AdamW's loss\n\n" + compare(complete, speed)
+        yield "### Complete rows\n\n" + table(complete, speeds)
     if incomplete:
-        yield "### Not trained to the end\n\n" + table(incomplete, speed)
+        yield "### Not trained to the end\n\n" + table(incomplete, speeds)
 
 
 def rewrite(document: str, tables: str) -> str:
@@ -134,7 +149,7 @@ def main() -> None:
     parser.add_argument("--results", type=Path, default=Path(__file__).parent / "results", help="what run.py wrote")
     parser.add_argument("--write", type=Path, metavar="FILE", help="the document to write the tables into")
     arguments = parser.parse_args()
-    tables = "\n\n".join(sections(load(arguments.results), load_speed(arguments.results)))
+    tables = "\n\n".join(sections(load(arguments.results), load_speeds(arguments.results)))
     if arguments.write:
         arguments.write.write_text(rewrite(arguments.write.read_text(), tables))
     else:

@@ -1,10 +1,11 @@
 """Trains the rows of the quality bench, and writes a result for each into `results/` beside this file.
 
-    .venv-oracle/bin/python benches/quality/run.py --root DIR              the whole bench, row by row
+    .venv-oracle/bin/python benches/quality/run.py --root DIR              the whole bench
     .venv-oracle/bin/python benches/quality/run.py --root DIR ROW...       these rows
     .venv-oracle/bin/python benches/quality/run.py --root DIR --list       every row's result
     .venv-oracle/bin/python benches/quality/run.py --root DIR --speed      the time per token of each kind of row
 
+With --device cuda --jobs 8 a GPU trains eight rows side by side; NVIDIA's MPS, if it runs, lets them share it well.
 It can be killed at any time and started again: a row resumes from its checkpoint, a complete one is not repeated. To
 repeat everything, write the results elsewhere with --results.
 """
@@ -16,15 +17,17 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from difflib import get_close_matches
-from itertools import chain, starmap
+from itertools import chain
 from pathlib import Path
-from statistics import median
+from statistics import mean, median
 from typing import Any
 
 import text
-from report import SPEED, kind, load
-from rows import QUARTER, RATES, Row, after_sweep, better_half, sweep, transfer, with_recipe
+from report import SPEEDS, kind, load
+from rows import QK_NORM, RATES, Row, after_sweep, contenders, sweep, transfer
 
 HERE = Path(__file__).resolve().parent
 REPOSITORY = HERE.parents[1]
@@ -39,8 +42,8 @@ Curve = list[tuple[int, int, float, float]]
 class Bench:
     """A folder with the bench's text, tokenizer and one run directory per row, and a folder of results."""
 
-    def __init__(self, root: Path, program: Path, results: Path = RESULTS) -> None:
-        self.root, self.program, self.results = root, program, results
+    def __init__(self, root: Path, program: Path, results: Path = RESULTS, device: str = "cpu") -> None:
+        self.root, self.program, self.results, self.device = root, program, results, device
         self.text = text.prepare(root / "text")
         self.tokenizer = root / "artifacts" / "tokenizer" / "quality" / "tokenizer.json"
         if not self.tokenizer.exists():
@@ -51,9 +54,13 @@ class Bench:
     def overrides(self, row: Row) -> list[str]:
         """Return the keys that a row sets, as `KEY=VALUE`."""
         texts = self.root / "text"
+        # All of a step's sequences at once, and the same bits in every run on one GPU.
+        gpu = [f"runtime.device={self.device}", "runtime.deterministic=true", "data.batch_size=16"]
         return [
             f"tokenizer.tokenizer_json={self.tokenizer}", f"data.train_shards=[{texts / 'train.jsonl'}]",
-            f"data.validation_shards=[{texts / 'validation.jsonl'}]", f"runtime.seed={row.seed}", *row.overrides,
+            f"data.validation_shards=[{texts / 'validation.jsonl'}]", f"runtime.seed={row.seed}",
+            *(gpu if self.device != "cpu" else []),
+            *row.overrides,
         ]  # fmt: skip
 
     def write_config(self, row: Row, folder: Path) -> Path:
@@ -81,7 +88,11 @@ class Bench:
         command = [str(self.program), "train", *self.flags(row)]
         command += ["--resume"] * (self.root / "runs" / row.name / "checkpoints" / "latest").exists()
         command += [f"--max-steps={max_steps}"] * bool(max_steps)
-        subprocess.run(command, check=True)
+        log = self.root / "runs" / row.name / "log.txt"
+        with log.open("a") as output:
+            code = subprocess.run(command, stdout=output, stderr=subprocess.STDOUT).returncode
+        if code:
+            sys.exit(f"{row.name} ended with exit code {code}: {log.read_text().strip().splitlines()[-1]}")
         last = [record for record in self.metrics(row) if record["kind"] == "evaluation"][-1]
         self.write_result(row, row.name, self.curve(row), last["bits_per_byte"], complete=max_steps is None)
 
@@ -117,17 +128,19 @@ class Bench:
         _, tokens, seconds, loss = curve[-1]
         result = {
             "row": name, "complete": complete, "config": row.config, "overrides": row.overrides, "seed": row.seed,
-            "text": self.text, "commit": commit.stdout.strip(), "machine": machine(), "loss": loss,
+            "text": self.text, "commit": commit.stdout.strip(), "machine": machine(self.device), "loss": loss,
             "bits_per_byte": bits_per_byte, "parameters": planned["parameters"], "tokens": tokens,
             "seconds": round(seconds, 1), "flops": planned["flops_per_token"] * tokens, "curve": curve,
         }  # fmt: skip
         self.results.mkdir(exist_ok=True)
         (self.results / f"{name}.json").write_text(json.dumps(result) + "\n")
 
-    def measure_speed(self, rounds: int = 3, steps: int = 3) -> None:
-        """Write the seconds per token of each kind of row, the medians of interleaved rounds."""
+    def measure_speed(self, rounds: int, steps: int = 10) -> None:
+        """Write the seconds per token of each kind of row on this machine, the medians of interleaved rounds."""
         swept = [sweep(algorithm, config)[0] for config in ("10m", "25m") for algorithm in RATES]
-        rows = {kind(row.config, row.overrides): row for row in [*swept, *map(with_recipe, swept)]}
+        rows = {
+            kind(row.config, row.overrides): row for row in chain(swept, (row.changed("q", QK_NORM) for row in swept))
+        }
         measured: dict[str, list[float]] = {name: [] for name in rows}
         for _ in range(rounds):
             for name, row in rows.items():
@@ -135,8 +148,11 @@ class Bench:
                 done = json.loads(subprocess.run(bench, capture_output=True, check=True).stdout)
                 measured[name].append(1 / done["tokens_per_second"])
         speed = {name: median(values) for name, values in measured.items()}
-        self.results.mkdir(exist_ok=True)
-        (self.results / SPEED).write_text(json.dumps({"machine": machine(), **speed}, indent=1) + "\n")
+        folder = self.results / SPEEDS
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / f"{self.device}.json").write_text(
+            json.dumps({"machine": machine(self.device), **speed}, indent=1) + "\n"
+        )
 
     def loss(self, row: Row, step: int | None = None) -> float:
         """Return the held-out loss of a row with a result, at a step or at the end."""
@@ -145,18 +161,19 @@ class Bench:
         curve: Curve = result["curve"]
         return next(loss for at, _, _, loss in reversed(curve) if step is None or at == step)
 
-    def finalists(self) -> list[list[Row]]:
-        """Return the better half of each sweep, by the losses after a quarter of the steps."""
-        return [better_half(sweep(algorithm), lambda row: self.loss(row, QUARTER)) for algorithm in RATES]
+    def finalists(self, swept: list[Row]) -> list[Row]:
+        """Return the better half of a sweep, by the losses after a quarter of the steps."""
+        return sorted(swept, key=lambda row: self.loss(row, row.steps // 4))[: len(swept) // 2]
 
-    def winners(self) -> list[Row]:
-        """Return AdamW's and Muon's best rows, once their finalists are complete."""
-        return [min(rows, key=self.loss) for rows in self.finalists()]
+    def winner(self, swept: list[Row]) -> Row:
+        """Return the best row of a sweep whose finalists are complete, by the mean over its seeds."""
+        return min(self.finalists(swept), key=lambda row: mean(map(self.loss, row.seeds())))
 
     def known_rows(self) -> dict[str, Row]:
         """Return every row by name; those after the sweep for each rate, whichever wins."""
-        swept = [sweep(algorithm) for algorithm in RATES]
-        rows = [*chain(*swept), *chain(*starmap(after_sweep, zip(*swept, strict=True)))]
+        swept = contenders()
+        rows = [seed for row in chain(*swept.values()) for seed in row.seeds()]
+        rows += chain(*map(after_sweep, swept["adamw"], swept["muon-half-recipe"]))
         return {row.name: row for row in [*rows, *transfer()]}
 
     def row(self, name: str) -> Row:
@@ -167,18 +184,32 @@ class Bench:
             sys.exit(f"no such row: {name}. benches/quality/rows.py names them, for example {', '.join(near)}")
         return known[name]
 
-    def train_everything(self) -> None:
-        """Train the sweeps by successive halving, then the rows of their winners, then the widths."""
-        for row in chain(*map(sweep, RATES)):
-            self.train(row, QUARTER)
-        for row in chain(*self.finalists()):
-            self.train(row)
-        for row in [*after_sweep(*self.winners()), *transfer()]:
-            self.train(row)
+    def train_all(self, rows: Iterable[Row], jobs: int = 1, to_quarter: bool = False) -> None:
+        """Train rows to the end or to a quarter of their steps, several side by side."""
+        with ThreadPoolExecutor(jobs) as pool:
+            for row in pool.map(lambda row: self.train_and_tell(row, row.steps // 4 if to_quarter else None), rows):
+                print(row, flush=True)
+
+    def train_and_tell(self, row: Row, max_steps: int | None) -> str:
+        """Train a row; return a line with its loss. What the trainer prints is in its run directory's log.txt."""
+        print(f"{row.name} ...", flush=True)
+        self.train(row, max_steps)
+        return f"{row.name:<44} {self.loss(row):.4f}"
+
+    def train_everything(self, jobs: int) -> None:
+        """Train the sweeps by successive halving, then the widths, then the rows of the winners."""
+        swept = contenders()
+        self.train_all(chain(*swept.values()), jobs, to_quarter=True)
+        self.train_all((seed for rows in swept.values() for row in self.finalists(rows) for seed in row.seeds()), jobs)
+        best = [self.winner(swept[name]) for name in ("adamw", "muon-half-recipe")]
+        self.train_all([*transfer(), *after_sweep(*best)], jobs)
 
 
-def machine() -> str:
-    """Return the CPU's name, its cores and its widest vector instructions."""
+def machine(device: str) -> str:
+    """Return the GPU's name, or the CPU's, its cores and its widest vector instructions."""
+    if device != "cpu":
+        query = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
+        return subprocess.run(query, capture_output=True, text=True, check=True).stdout.splitlines()[0]
     text = Path("/proc/cpuinfo").read_text()
     model = next((line.split(": ")[1] for line in text.splitlines() if line.startswith("model name")), "CPU")
     vectors = next((name for name in ("avx512_bf16", "avx512f", "avx2") if name in text), "no AVX2")
@@ -196,21 +227,25 @@ def main() -> None:
     parser.add_argument("--root", type=Path, required=True, help="the folder of the bench, kept from run to run")
     parser.add_argument("--results", type=Path, default=RESULTS, help="the folder of the results")
     parser.add_argument("--program", type=Path, default=BUILT, help="the trainer; `make build` makes it")
+    parser.add_argument("--device", default="cpu", help="cpu, or cuda: other bits, since the micro-batch is larger")
+    parser.add_argument("--jobs", type=int, default=1, metavar="N", help="rows that are trained side by side")
     parser.add_argument("--list", action="store_true", help="print every row's result")
     parser.add_argument("--speed", action="store_true", help="measure the time per token; leave the machine alone")
+    parser.add_argument("--rounds", type=int, default=3, metavar="N", help="of --speed")
     arguments = parser.parse_args()
-    bench = Bench(arguments.root.resolve(), arguments.program.resolve(), arguments.results.resolve())
+    folders = arguments.root.resolve(), arguments.program.resolve(), arguments.results.resolve()
+    bench = Bench(*folders, arguments.device)
     if arguments.list:
         for name, result in load(bench.results).items():
             print(f"{name:<40} {result['loss']:.4f} {result['tokens']:>11,} tokens {result['seconds']:>8,.0f} s")
         return
     if arguments.speed:
-        bench.measure_speed()
+        bench.measure_speed(arguments.rounds)
         return
-    for row in [*map(bench.row, arguments.rows)]:  # a misspelled name is told before any row is trained
-        bench.train(row)
-    if not arguments.rows:
-        bench.train_everything()
+    if arguments.rows:
+        bench.train_all([*map(bench.row, arguments.rows)], arguments.jobs)  # a misspelled name is told first
+    else:
+        bench.train_everything(arguments.jobs)
 
 
 if __name__ == "__main__":
