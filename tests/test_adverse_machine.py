@@ -301,7 +301,7 @@ def test_an_address_space_limit_bounds_what_fits(run: Run, tmp_path: Path) -> No
     limited(run, *run.arguments(*sizes)).refused(4, "does not fit", "ulimit -v")
     assert not (run.folder / "checkpoints").exists()
     model = model_said_to_have(run, tmp_path / "large", head_dim=64, **large)
-    enlarge(model / "model.safetensors", {32: 1024, 64: 32768, 16: 128})
+    enlarge(model / "model.safetensors", {32: 1024, 64: 32768, 16: 128, 8: 64})
     limited(run, TRAINER, "generate", "--checkpoint", model, "--prompt=def").refused(4, "needs", "ulimit -v")
     text = ("--input", run.workspace.write_text())
     limited(run, TRAINER, "evaluate", "--checkpoint", model, *text).refused(4, "needs", "ulimit -v")

@@ -115,7 +115,7 @@ def test_the_card_tells_how_the_model_was_trained(workspace: Workspace) -> None:
     last, best = evaluations[-1], min(row["loss"] for row in evaluations)
     state = json.loads((workspace.run_folder("E") / "checkpoints/step-00000004/trainer_state.json").read_text())
     for words in (
-        "A language model of 30,880 parameters with the architecture `LlamaForCausalLM`",
+        "A language model of 30,912 parameters with the architecture `Qwen3ForCausalLM`",
         f"from random weights for 4 steps ({state['tokens']:,} tokens)",
         'AutoModelForCausalLM.from_pretrained("E-hf", dtype="auto")',
         "| key-value heads | 2 |", "| stored as | F32 |", "local files `book.txt`", "| steps | 4 of 4 |",

@@ -226,7 +226,8 @@ def test_a_run_that_does_not_fit_names_the_way_to_settings_that_do(workspace: Wo
 
 def test_a_run_that_diverges_names_the_way_to_stabler_settings(workspace: Workspace, pretrained: Path) -> None:
     rows = write_rows(workspace.root / "rows.jsonl")
-    guard = "{max_skipped_steps: 3, max_loss_increase: 0.5, window_steps: 2}"
+    # The mean of two batches of 256 tokens varies by 0.6.
+    guard = "{max_skipped_steps: 3, max_loss_increase: 1.0, window_steps: 2}"
     flags = ["--epochs=20", "--checkpoint-every=2", f"--override=runtime.divergence_guard={guard}"]
     small = [flag for flag in SMALL if not flag.startswith("--learning-rate")]
     tune: list[str | Path] = ["--input", rows, "--experiment=chat", *small, "--learning-rate=1", *flags]

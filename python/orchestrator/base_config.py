@@ -29,7 +29,10 @@ FORMATS: dict[str, Literal["yaml", "toml", "json"]] = {
     ".toml": "toml",
     ".json": "json",
 }
-CONTINUED = ("optimizer.algorithm=adamw", "optimizer.learning_rate=5e-5", "scheduler.min_lr=null")
+CONTINUED = (
+    "optimizer.algorithm=adamw", "optimizer.learning_rate=5e-5", "optimizer.embedding_learning_rate_scale=1",
+    "scheduler.min_lr=null",
+)  # fmt: skip
 """Overrides for a pretrained model, in place of values of a preset that only suit randomly initialised weights."""
 
 

@@ -24,6 +24,7 @@ any size (docs/leaderboard.md)."""
 MEASURED_TOKENS, MEASURED_BATCH = 8.0e6, 8192
 """Tokens of the training runs in docs/leaderboard.md, and their tokens per step."""
 BATCH_EXPONENT = 0.383
+EMBEDDING_SCALE = 15
 EVALUATIONS = 20
 WRAP = 118
 
@@ -61,9 +62,10 @@ class Sizes:
 
     @property
     def block_parameters(self) -> int:
-        """The parameters of all blocks: attention, MLP and two norms."""
+        """The parameters of all blocks: attention, MLP, two norms and those of query and key heads."""
         attention = 2 * self.width * self.width + 2 * self.width * self.kv_heads * HEAD_SIZE
-        return self.depth * (attention + 3 * self.width * self.intermediate + 2 * self.width)
+        norms = 2 * self.width + 2 * HEAD_SIZE
+        return self.depth * (attention + 3 * self.width * self.intermediate + norms)
 
     @property
     def tied(self) -> bool:
@@ -101,7 +103,8 @@ def keys(depth: int, vocab_size: int | None = None) -> Keys:
     steps = max(1, round(tokens / batch))
     rate = float(f"{min(HIGHEST_RATE, MEASURED_RATE * math.sqrt(MEASURED_WIDTH / size.width)):.2g}")
     interval = max(1, min(1000, steps // EVALUATIONS))
-    return {**_model(size, length), **_data(length, batch), **_training(rate, steps, interval)}
+    training = {**_optimizer(size, rate), **_schedule(steps), **_runtime(interval)}
+    return {**_model(size, length), **_data(length, batch), **training}
 
 
 def _model(size: Sizes, length: int) -> Keys:
@@ -115,6 +118,11 @@ def _model(size: Sizes, length: int) -> Keys:
     )
     group = size.heads // size.kv_heads
     return {
+        "model.architecture": (
+            "qwen3",
+            "Llama with a norm of each query and key head (QK-norm). Measured: 0.1 nats in half of the tokens of "
+            "docs/leaderboard.md, and no time per token (docs/experiments/learning.md).",
+        ),
         "model.vocab_size": (
             size.vocab_size,
             "4,096 tokens in the rows of docs/leaderboard.md, 16,384 and 32,768 as the shipped presets of this size. "
@@ -163,21 +171,36 @@ def _data(length: int, batch: int) -> Keys:
     }
 
 
-def _training(rate: float, steps: int, interval: int) -> Keys:
+def _optimizer(size: Sizes, rate: float) -> Keys:
     return {
         "optimizer.algorithm": (
             "muon",
-            "measured: in the demo it reached AdamW's loss in two thirds of its tokens (docs/experiments/learning.md); "
-            "it keeps 4 bytes per weight of a projection less (docs/decisions/018).",
+            "measured: it needs less than half of AdamW's tokens for its loss (docs/leaderboard.md); it keeps 4 bytes "
+            "per weight of a projection less (docs/decisions/018).",
         ),
         "optimizer.learning_rate": (
             rate,
             f"measured: {MEASURED_RATE:g} was the best of six at hidden size {MEASURED_WIDTH} (docs/leaderboard.md), "
             f"and {HIGHEST_RATE:g} is the demo's at 192. In between and beyond, by sqrt({MEASURED_WIDTH} / "
             "hidden_size): the spectral norm of a Muon update grows so (docs/decisions/019; not measured at other "
-            f"widths), and at most {HIGHEST_RATE:g}.",
+            f"widths), and at most {HIGHEST_RATE:g}. With the recipe of docs/leaderboard.md, in half of the tokens, "
+            "8e-3 was the best; longer training bears less.",
         ),
-        "optimizer.weight_decay": (0.1, "that of every row of docs/leaderboard.md. Others were not measured."),
+        "optimizer.embedding_learning_rate_scale": (
+            1 if size.tied else EMBEDDING_SCALE,
+            "with a table that is the head as well, more gains nothing (docs/experiments/learning.md)."
+            if size.tied
+            else "measured: 0.3 nats in half of the tokens of docs/leaderboard.md.",
+        ),
+        "optimizer.weight_decay": (
+            0.1,
+            "that of every row of docs/leaderboard.md. Measured: 0 to 1 differ by less than two seeds.",
+        ),
+    }
+
+
+def _schedule(steps: int) -> Keys:
+    return {
         "scheduler.strategy": (
             "wsd",
             "constant, then a linear decay, which can be continued with more tokens. Measured in the demo: a decay to "
@@ -189,8 +212,17 @@ def _training(rate: float, steps: int, interval: int) -> Keys:
             f"{TOKENS_PER_PARAMETER} tokens per parameter use a budget of FLOPs best (Hoffmann et al. 2022). Not "
             "measured by us: our rows train 0.8.",
         ),
-        "scheduler.decay_fraction": (0.4, "that of every row of docs/leaderboard.md. Others were not measured."),
+        "scheduler.decay_fraction": (
+            0.4,
+            "that of every row of docs/leaderboard.md. Measured there: 0.3 is as good, 0.6 and more is worse "
+            "(docs/experiments/learning.md).",
+        ),
         "scheduler.min_lr": (0.0, "the decay goes to zero, as measured in the demo."),
+    }
+
+
+def _runtime(interval: int) -> Keys:
+    return {
         "runtime.precision": (
             "bf16",
             "measured: 2,000 steps end within 0.006 nats of fp32 (docs/experiments/learning.md), in half of the memory "

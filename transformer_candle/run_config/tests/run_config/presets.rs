@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::Path;
 
-use run_config::{BatchSize, Format, RunConfig, ScheduleStrategy, presets};
+use run_config::{Architecture, BatchSize, Format, RunConfig, ScheduleStrategy, presets};
 
 #[test]
 fn every_file_in_configs_loads() {
@@ -24,11 +24,13 @@ fn every_file_in_configs_loads() {
     assert_eq!(names, embedded, "every config is a preset");
 }
 
-/// Counts the parameters: embedding and head, blocks of attention, feed-forward and two norms, and the last norm.
+/// Counts the parameters: embedding and head, blocks of attention, feed-forward, two norms and with QK-norm those of the
+/// heads, and the last norm.
 fn parameters(config: &RunConfig) -> usize {
     let model = &config.model;
     let (width, groups) = (model.hidden_size, model.num_key_value_heads * model.head_size());
-    let block = 2 * width * width + 2 * width * groups + 3 * width * model.intermediate_size + 2 * width;
+    let head_norms = if model.architecture == Architecture::Qwen3 { 2 * model.head_size() } else { 0 };
+    let block = 2 * width * width + 2 * width * groups + 3 * width * model.intermediate_size + 2 * width + head_norms;
     let tables = if model.tie_embeddings { 1 } else { 2 };
     tables * model.vocab_size.unwrap() * width + model.num_layers * block + width
 }
@@ -50,11 +52,11 @@ fn the_comments_of_the_presets_count_right() {
         assert_eq!((config.data.batch_size, config.data.sequences_per_step), (BatchSize::Auto, 64));
     }
     for (name, count, written) in [
-        ("25m", 25_175_424, "25,175,424"),
-        ("125m", 125_854_464, "125,854,464"),
-        ("350m", 349_234_176, "349,234,176"),
-        ("500m", 502_073_600, "502,073,600"),
-        ("1b", 1_036_077_056, "1,036,077,056"),
+        ("25m", 25_176_960, "25,176,960"),
+        ("125m", 125_856_512, "125,856,512"),
+        ("350m", 349_237_760, "349,237,760"),
+        ("500m", 502_076_928, "502,076,928"),
+        ("1b", 1_036_079_616, "1,036,079,616"),
     ] {
         let (config, text) = of(name);
         assert_eq!(parameters(&config), count, "{name}");
