@@ -161,7 +161,7 @@ class Peer:
         return peak * min(1.0, step / max(warmup, 1)) + (self.scheduler["min_lr"] - peak) * into_decay
 
     def train(self, max_steps: int | None = None) -> None:
-        """Train to the end, or for `max_steps` steps, and write the result."""
+        """Train to the end, or for `max_steps` steps, and write the result so far at every evaluation."""
         every, total = self.runtime["evaluation"]["every_n_steps"], self.scheduler["total_steps"]
         end = min(total, self.step + (max_steps or total))
         for inputs, targets in self.stream:
@@ -178,10 +178,10 @@ class Peer:
                 self.losses.append((self.step, self.tokens, self.evaluate()))
                 print(f"{self.name} step {self.step} loss {loss:.4f} held out {self.losses[-1][2]:.4f}", flush=True)
                 self.save()
+                bits = self.losses[-1][2] * self.bits_per_nat
+                self.bench.write_result(self.row, self.name, self.curve(), bits, complete=self.step == total)
             if self.step == end:
                 break
-        bits = self.losses[-1][2] * self.bits_per_nat
-        self.bench.write_result(self.row, self.name, self.curve(), bits, complete=self.step == total)
 
     def curve(self) -> Curve:
         """Return the held-out loss so far."""

@@ -29,7 +29,8 @@ TINY = Shape(
 PEER_SETTINGS = (
     "--launch=none --steps=4 --learning-rate=3e-4 --weight-decay=0.1 --schedule=constant --warmup-steps=0 "
     "--override=optimizer.algorithm=adamw --override=optimizer.beta1=0.9 --override=optimizer.beta2=0.95 "
-    "--override=optimizer.epsilon=1e-8 --override=optimizer.max_grad_norm=1.0 --override=model.init_std=0.05"
+    "--override=optimizer.epsilon=1e-8 --override=optimizer.max_grad_norm=1.0 --override=model.init_std=0.05 "
+    "--override=model.architecture=llama"
 ).split()
 
 
