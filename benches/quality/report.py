@@ -82,15 +82,15 @@ def table(results: dict[str, Result], speeds: list[Speed]) -> str:
         "| machine |",
         "|---|--:|--:|--:|--:|--:|--:|--:|--:|---|---|",
     ]
-    means = {name: mean(seed["loss"] for seed in seeds) for name, seeds in groups(results).items()}
-    for name, seeds in sorted(groups(results).items(), key=lambda group: (group[1][0]["config"], means[group[0]])):
+    losses = {name: [seed["loss"] for seed in seeds] for name, seeds in groups(results).items()}
+    for name, seeds in sorted(groups(results).items(), key=lambda one: (one[1][0]["config"], mean(losses[one[0]]))):
         first = seeds[0]
-        losses = [seed["loss"] for seed in seeds]
-        deviation = f"{stdev(losses):.4f}" if len(losses) > 1 else ""
+        deviation = f"{stdev(losses[name]):.4f}" if len(seeds) > 1 else ""
+        bits = mean(seed["bits_per_byte"] for seed in seeds)
         lines.append(
             f"| {name} | {first['parameters'] / 1e6:.1f} M | {first['tokens'] / 1e6:.2f} M "
-            f"| {seconds(first, speeds):,.1f} | {first['flops']:.2e} | {len(seeds)} | {means[name]:.4f} | {deviation} "
-            f"| {mean(seed['bits_per_byte'] for seed in seeds):.4f} | {first['commit']} | {first['machine']} |"
+            f"| {seconds(first, speeds):,.1f} | {first['flops']:.2e} | {len(seeds)} | {mean(losses[name]):.4f} "
+            f"| {deviation} | {bits:.4f} | {first['commit']} | {first['machine']} |"
         )
     return "\n".join(lines)
 

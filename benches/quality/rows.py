@@ -40,14 +40,14 @@ class Row:
             self if seed == self.seed else replace(self, name=f"{self.name}-seed{seed}", seed=seed) for seed in SEEDS
         ]
 
-    def value(self, key: str) -> str | None:
+    def value(self, key: str, default: str = "") -> str:
         """Return what the row overrides a key with."""
-        return next((text.partition("=")[2] for text in self.overrides if text.startswith(f"{key}=")), None)
+        return next((text.partition("=")[2] for text in self.overrides if text.startswith(f"{key}=")), default)
 
     @property
     def steps(self) -> int:
         """The optimizer steps of the whole run."""
-        return int(self.value("scheduler.total_steps") or STEPS)
+        return int(self.value("scheduler.total_steps", f"{STEPS}"))
 
 
 def sweep(algorithm: str, config: str = "10m") -> list[Row]:
@@ -95,7 +95,7 @@ def after_sweep(adamw: Row, muon: Row) -> list[Row]:
 
 def variants(row: Row) -> dict[str, tuple[str, ...]]:
     """Return changes of a row with the recipe, by name."""
-    steps, rate = row.steps, float(row.value("optimizer.learning_rate") or 0)
+    steps, rate = row.steps, float(row.value("optimizer.learning_rate"))
     return {
         "without-embedding-rate": ("optimizer.embedding_learning_rate_scale=1",),
         "without-qk-norm": ("model.architecture=llama",),

@@ -55,7 +55,7 @@ class Bench:
         """Return the keys that a row sets, as `KEY=VALUE`."""
         texts = self.root / "text"
         # All of a step's sequences at once, and the same bits in every run on one GPU.
-        gpu = [f"runtime.device={self.device}", "runtime.deterministic=true", "data.batch_size=16"]
+        gpu = [f"runtime.device={self.device}", "runtime.deterministic=true", "data.gradient_accumulation_steps=1"]
         return [
             f"tokenizer.tokenizer_json={self.tokenizer}", f"data.train_shards=[{texts / 'train.jsonl'}]",
             f"data.validation_shards=[{texts / 'validation.jsonl'}]", f"runtime.seed={row.seed}",

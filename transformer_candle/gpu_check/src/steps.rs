@@ -90,14 +90,25 @@ pub(super) fn check(device: &DeviceUnderTest, size: Size, seed: u64, findings: &
     let small = case.train(device, 5, RunSettings { micro_batch: 1, ..bf16 })?;
     findings
         .add(row("training bf16, micro-batches of 1").within(relative_error(&small.losses, &on_bf16.losses), bound));
+    check_muon(&case, device, with(Precision::Bf16, Algorithm::Muon), bound, findings)
+}
 
-    let muon = with(Precision::Bf16, Algorithm::Muon);
-    let (rounded, on_muon) = (case.train(&cpu, 1, muon)?, case.train(device, 6, muon)?);
-    findings.add(row("training bf16, Muon: losses").within(relative_error(&on_muon.losses, &rounded.losses), bound));
+/// Checks training with Muon: its losses within `bound` of the CPU's, and equal bits.
+fn check_muon(
+    case: &TrainingCase,
+    device: &DeviceUnderTest,
+    muon: RunSettings,
+    bound: f64,
+    findings: &mut Findings<'_>,
+) -> Result<()> {
+    let row = |check: &str| CheckRow::new(check, &case.sizes);
+    let rounded = case.train(&DeviceUnderTest::new(Device::Cpu), 1, muon)?;
+    let trained = case.train(device, 6, muon)?;
+    findings.add(row("training bf16, Muon: losses").within(relative_error(&trained.losses, &rounded.losses), bound));
     let eager = case.train(device, 7, RunSettings { graphs: false, ..muon })?;
-    findings.add(same(row("training bf16, Muon, without graphs"), &on_muon, &eager));
+    findings.add(same(row("training bf16, Muon, without graphs"), &trained, &eager));
     let resumed = case.train_in_two(device, 8, muon)?;
-    findings.add(same(row(&format!("training bf16, Muon, saved after {} steps", case.first)), &on_muon, &resumed));
+    findings.add(same(row(&format!("training bf16, Muon, saved after {} steps", case.first)), &trained, &resumed));
     Ok(())
 }
 
