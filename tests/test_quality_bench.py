@@ -50,12 +50,12 @@ def test_a_sweep_keeps_the_better_half_until_one_row_wins_by_its_mean_loss(bench
     for number, row in enumerate(swept["adamw"]):
         for seed in row.seeds():
             # The last of the finalists has the lowest loss with the first seed, but not on average.
-            loss = 3.0 + number / 100 + (0.2 * (seed.seed - 2) if number == 5 else 0.0)
+            loss = 3.0 + number / 100 + (0.2 * (seed.seed - 22) if number == 5 else 0.0)
             curve = [[row.steps // 4, 1, 1.0, 4.0 - number / 100], [row.steps, 2, 2.0, loss]]
             (bench.results / f"{seed.name}.json").write_text(json.dumps({"text": bench.text, "curve": curve}))
     assert [row.name for row in bench.finalists(swept["adamw"])] == [f"10m-adamw-0.00{rate}" for rate in (5, 3, 2)]
     assert bench.winner(swept["adamw"]).name == "10m-adamw-0.002"
-    assert "10m-muon-0.005-half-recipe-polar-express-seed3" in bench.known_rows()
+    assert "10m-muon-0.005-half-recipe-polar-express-seed23" in bench.known_rows()
 
 
 def test_rows_are_trained_side_by_side(bench: run.Bench, capsys: pytest.CaptureFixture[str]) -> None:
@@ -65,7 +65,7 @@ def test_rows_are_trained_side_by_side(bench: run.Bench, capsys: pytest.CaptureF
     bench.train_all(TINY.seeds(), jobs=2)
     losses = [bench.loss(row) for row in TINY.seeds()]
     assert len(set(losses)) == 3
-    assert capsys.readouterr().out.splitlines()[-1] == f"{'tiny-seed3':<44} {losses[2]:.4f}"
+    assert capsys.readouterr().out.splitlines()[-1] == f"{'tiny-seed23':<44} {losses[2]:.4f}"
     broken = TINY.changed("broken", "model.num_attention_heads=5")
     with pytest.raises(SystemExit, match=r"tiny-broken ended with exit code 2: .*num_attention_heads"):
         bench.train_all([broken])
@@ -112,9 +112,26 @@ def test_means_over_seeds_are_compared_by_the_times_of_each_machine() -> None:
         {"machine": "a CPU", "10m-adamw": 0.01, "10m-muon": 0.012},
         {"machine": "a GPU", "10m-adamw": 0.001, "10m-muon": 0.002},
     ]
-    lines = report.compare(results, speeds).splitlines()
+    plain = report.REFERENCES["AdamW tuned by its rate"]
+    assert report.compare(results, speeds, report.REFERENCES["AdamW with a recipe of its own"]) == ""
+    lines = report.compare(results, speeds, plain).splitlines()
     assert lines[0] == "| to 10m-adamw-0.001's 3.0000 | of its tokens | of its seconds, a CPU | of its seconds, a GPU |"
     assert lines[2:] == ["| 10m-adamw-0.001 | 1.00 | 1.00 | 1.00 |", "| 10m-muon-0.003 | 0.50 | 0.60 | 1.00 |"]
+
+
+def test_rows_are_grouped_by_all_but_the_seed() -> None:
+    names = ["10m-adamw-0.001", "10m-adamw-0.001-seed22", "10m-adamw-0.001-pytorch", "10m-adamw-0.001-seed22-pytorch"]
+    found = report.groups({name: {"row": name} for name in names})
+    assert {name: len(seeds) for name, seeds in found.items()} == {"10m-adamw-0.001": 2, "10m-adamw-0.001-pytorch": 2}
+
+
+def test_changes_of_a_recipe_are_compared_by_pairs_of_seeds() -> None:
+    losses = {
+        "m-recipe": 2.0, "m-recipe-seed22": 3.0, "m-recipe-seed23": 9.0, "m-recipe-min-lr": 2.5,
+        "m-recipe-min-lr-seed22": 3.7, "m-recipe-min-lr-seed24": 9.0,
+    }  # fmt: skip
+    lines = report.effects({name: {"row": name, "loss": loss} for name, loss in losses.items()}).splitlines()
+    assert lines[2:] == ["| m-recipe | min-lr | 2 | +0.600 | 0.100 |"]
 
 
 def test_the_leaderboard_shows_the_results() -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 from collections.abc import Collection, Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -20,6 +21,11 @@ Curve = list[tuple[int, float, float]]
 """Step, tokens and held-out loss of each evaluation."""
 Speed = dict[str, Any]
 SPEEDS = "speed"
+REFERENCES = {
+    "AdamW tuned by its rate": re.compile(r"10m-adamw-[\d.]+"),
+    "AdamW with a recipe of its own": re.compile(r"10m-adamw-[\d.]+-recipe"),
+}
+"""Rows of which the best is compared with all others, by the title of the table."""
 BEGIN, END = "<!-- tables of report.py -->", "<!-- end of the tables -->"
 
 
@@ -65,7 +71,7 @@ def groups(results: dict[str, Result]) -> dict[str, list[Result]]:
     """Return rows that differ by their seed only, by the name of the first."""
     found: dict[str, list[Result]] = {}
     for name, result in results.items():
-        found.setdefault(name.partition("-seed")[0], []).append(result)
+        found.setdefault(re.sub(r"-seed\d+", "", name), []).append(result)
     return found
 
 
@@ -95,16 +101,17 @@ def table(results: dict[str, Result], speeds: list[Speed]) -> str:
     return "\n".join(lines)
 
 
-def compare(results: dict[str, Result], speeds: list[Speed]) -> str:
-    """Return in Markdown the parts of the best AdamW row's tokens and seconds that our rows need for its mean loss.
+def compare(results: dict[str, Result], speeds: list[Speed], references: re.Pattern[str]) -> str:
+    """Return in Markdown what part of the best reference's tokens and seconds our rows need for its mean loss.
 
-    The reference is AdamW tuned by its rate, without the recipe. Losses are means over the seeds, interpolated between
-    evaluations. The loss falls most in the decay of a run, so only shorter runs say what fewer tokens reach.
+    Losses are means over the seeds, interpolated between evaluations. The loss falls most in the decay of a run, so
+    only shorter runs say what fewer tokens reach. Empty if no reference has several seeds.
     """
-    ours = {name: seeds for name, seeds in groups(results).items() if "-pytorch" not in name}
+    ours = {name: seeds for name, seeds in groups(results).items() if is_compared(name) and len(seeds) > 1}
     curves = {name: mean_curve(seeds) for name, seeds in ours.items()}
-    plain = [name for name, seeds in ours.items() if is_plain_adamw(name) and len(seeds) > 1]
-    base = min(plain, key=lambda name: curves[name][-1][2])
+    base = min(filter(references.fullmatch, ours), key=lambda name: curves[name][-1][2], default=None)
+    if base is None:
+        return ""
     of_base, (_, all_tokens, loss) = kind("10m", ours[base][0]["overrides"]), curves[base][-1]
     machines = [speed["machine"] for speed in speeds]
     lines = [
@@ -112,25 +119,45 @@ def compare(results: dict[str, Result], speeds: list[Speed]) -> str:
         "|---|--:|" + "--:|" * len(machines),
     ]
     for name, seeds in ours.items():
-        tokens = reached(curves[name], loss)
-        if tokens and seeds[0]["config"] == "10m" and len(seeds) > 1:
+        if tokens := reached(curves[name], loss):
             ratio, of_row = tokens / all_tokens, kind("10m", seeds[0]["overrides"])
             parts = [ratio, *(ratio * speed[of_row] / speed[of_base] for speed in speeds)]
             lines.append(f"| {name} |" + "".join(f" {part:.2f} |" for part in parts))
     return "\n".join(lines)
 
 
-def is_plain_adamw(name: str) -> bool:
-    """Whether a row is one of the sweep of AdamW's learning rate, without the recipe."""
-    return name.startswith("10m-adamw-") and name.count("-") == 2
+def is_compared(name: str) -> bool:
+    """Whether a row is one of the contenders: of 10 M, ours, and no variant of a recipe."""
+    return name.startswith("10m-") and "-pytorch" not in name and not re.search("-recipe-", name)
+
+
+def effects(results: dict[str, Result]) -> str:
+    """Return in Markdown how far rows with a change of a recipe end above the row that they change.
+
+    Means over pairs of the same seed, with their standard errors.
+    """
+    lines = ["| recipe | change | pairs of seeds | loss above the recipe's | standard error |", "|---|---|--:|--:|--:|"]
+    above: dict[tuple[str, str], list[float]] = {}
+    for name, result in results.items():
+        row, _, change = re.sub(r"-seed\d+", "", name).partition("-recipe-")
+        recipe = results.get(name.replace(f"-recipe-{change}", "-recipe"))
+        if change and recipe:
+            above.setdefault((f"{row}-recipe", change), []).append(result["loss"] - recipe["loss"])
+    for (row, change), pairs in sorted(above.items(), key=lambda one: (one[0][0], mean(one[1]))):
+        error = f"{stdev(pairs) / len(pairs) ** 0.5:.3f}" if len(pairs) > 1 else ""
+        lines.append(f"| {row} | {change} | {len(pairs)} | {mean(pairs):+.3f} | {error} |")
+    return "\n".join(lines)
 
 
 def sections(results: dict[str, Result], speeds: list[Speed]) -> Iterator[str]:
     """Yield in Markdown every table that there are results for."""
     complete = {name: result for name, result in results.items() if result["complete"]}
     incomplete = {name: result for name, result in results.items() if not result["complete"]}
-    if any(is_plain_adamw(name) and len(seeds) > 1 for name, seeds in groups(complete).items()):
-        yield "### Tokens and seconds to AdamW's loss\n\n" + compare(complete, speeds)
+    for title, references in REFERENCES.items():
+        if parts := compare(complete, speeds, references):
+            yield f"### Tokens and seconds to the loss of {title}\n\n{parts}"
+    if any("-recipe-" in name for name in complete):
+        yield "### Changes of a recipe\n\n" + effects(complete)
     if complete:
         yield "### Complete rows\n\n" + table(complete, speeds)
     if incomplete:

@@ -5,18 +5,24 @@ Contenders are swept by learning rate; what the recipe's parts do is asked of th
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 STEPS = 976
-SEEDS = (1, 2, 3)
+SEEDS = (21, 22, 23, 24, 25, 26)
+"""The first is that of the sweeps, finalists are trained with three, winners with all. Others chose the recipes."""
+FINALIST_SEEDS = 3
 RATES = {"adamw": (5e-4, 1e-3, 1.5e-3, 2e-3, 3e-3, 5e-3), "muon": (1e-3, 2e-3, 3e-3, 5e-3, 8e-3, 1.2e-2)}
 """Peak learning rates of the sweeps. Without the recipe 8e-3 was AdamW's worst of six, so 1.5e-3 is in its place."""
 
 QK_NORM = "model.architecture=qwen3"
-RECIPE = (
-    "optimizer.embedding_learning_rate_scale=15", QK_NORM, "model.init_std=0.01", "optimizer.muon.momentum=0.85",
-)  # fmt: skip
-"""What gains much, with a warm-up over 1 % of the steps instead of 5 %. The momentum is Muon's alone."""
+RECIPES = {
+    "adamw": ("optimizer.embedding_learning_rate_scale=10", QK_NORM),
+    "muon": (
+        "optimizer.embedding_learning_rate_scale=15", QK_NORM, "model.init_std=0.01", "optimizer.muon.momentum=0.85",
+    ),
+}  # fmt: skip
+"""What gains much with each optimizer. Muon's recipe also has a warm-up over 1 % of the steps instead of 5 %."""
 
 
 @dataclass(frozen=True)
@@ -26,7 +32,7 @@ class Row:
     name: str
     config: str
     overrides: tuple[str, ...]
-    seed: int = 1
+    seed: int = SEEDS[0]
 
     def changed(self, suffix: str, *overrides: str) -> Row:
         """Return the run with further overrides, in place of its own of the same keys, and named with a suffix."""
@@ -34,10 +40,11 @@ class Row:
         kept = [override for override in self.overrides if override.partition("=")[0] not in keys]
         return replace(self, name=f"{self.name}-{suffix}", overrides=(*kept, *overrides))
 
-    def seeds(self) -> list[Row]:
-        """Return the run with each seed, and so other initial weights and another order of the data."""
+    def seeds(self, count: int = FINALIST_SEEDS) -> list[Row]:
+        """Return the run with the first seeds, and so other initial weights and another order of the data."""
         return [
-            self if seed == self.seed else replace(self, name=f"{self.name}-seed{seed}", seed=seed) for seed in SEEDS
+            self if seed == self.seed else replace(self, name=f"{self.name}-seed{seed}", seed=seed)
+            for seed in SEEDS[:count]
         ]
 
     def value(self, key: str, default: str = "") -> str:
@@ -68,37 +75,55 @@ def shortened(row: Row, name: str, steps: int) -> Row:
 
 
 def with_recipe(row: Row) -> Row:
-    """Return the run with every part of the recipe."""
-    return row.changed("recipe", *RECIPE, f"scheduler.warmup_steps={row.steps // 100}")
+    """Return the run with every part of its optimizer's recipe."""
+    algorithm = row.value("optimizer.algorithm")
+    warmup = [f"scheduler.warmup_steps={row.steps // 100}"] * (algorithm == "muon")
+    return row.changed("recipe", *RECIPES[algorithm], *warmup)
 
 
 def contenders() -> dict[str, list[Row]]:
-    """Return the sweeps by name: both optimizers as they are, and with the recipe, Muon on half of the tokens."""
+    """Return the sweeps by name: both optimizers with and without their recipes, Muon also on half of the tokens."""
     adamw, muon = sweep("adamw"), sweep("muon")
     return {
-        "adamw": adamw,
-        "muon-half-recipe": [with_recipe(shortened(row, "half", STEPS // 2)) for row in muon],
         "adamw-recipe": [with_recipe(row) for row in adamw],
+        "muon-half-recipe": [with_recipe(shortened(row, "half", STEPS // 2)) for row in muon],
+        "adamw": adamw,
+        "muon-recipe": [with_recipe(row) for row in muon],
         "muon": muon,
     }
 
 
-def after_sweep(adamw: Row, muon: Row) -> list[Row]:
-    """Return the rows that follow the sweeps, from the best of AdamW and of Muon with the recipe on half of the tokens.
+LARGER = ("adamw-recipe", "muon-half-recipe", "adamw")
+"""Contenders whose best row is trained at 25 M too."""
+VARIED = ("muon-half-recipe", "adamw-recipe")
+"""Contenders from whose best row the recipe's parts are taken out one by one, and in which further keys are changed."""
 
-    Both are trained at 25 M; the recipe's parts are taken out one by one, and further changes made.
-    """
-    changed = [muon.changed(name, *keys) for name, keys in variants(muon).items()]
-    larger = [replace(row, name=row.name.replace("10m", "25m"), config="25m") for row in (adamw, muon)]
-    return [one for row in [*larger, *changed] for one in row.seeds()]
+
+def after_sweep(best: Mapping[str, Row]) -> list[Row]:
+    """Return the rows that follow the sweeps, from the best row of each."""
+    larger = [replace(best[name], name=best[name].name.replace("10m", "25m"), config="25m") for name in LARGER]
+    changed = [best[name].changed(suffix, *keys) for name in VARIED for suffix, keys in variants(best[name]).items()]
+    more_tokens = five_eighths(best["muon-half-recipe"])
+    return [*larger, *(seed for row in [more_tokens, *changed] for seed in row.seeds())]
+
+
+def five_eighths(half: Row) -> Row:
+    """Return a run on half of the tokens, with the recipe, on five eighths of them instead."""
+    steps = STEPS * 5 // 8
+    longer = half.changed("longer", f"scheduler.total_steps={steps}", f"scheduler.warmup_steps={steps // 100}")
+    return replace(longer, name=half.name.replace("half", "five-eighths"))
 
 
 def variants(row: Row) -> dict[str, tuple[str, ...]]:
     """Return changes of a row with the recipe, by name."""
-    steps, rate = row.steps, float(row.value("optimizer.learning_rate"))
-    return {
+    parts = {
         "without-embedding-rate": ("optimizer.embedding_learning_rate_scale=1",),
         "without-qk-norm": ("model.architecture=llama",),
+    }
+    if row.value("optimizer.algorithm") == "adamw":
+        return parts
+    steps, rate = row.steps, float(row.value("optimizer.learning_rate"))
+    return parts | {
         "without-init-std": ("model.init_std=0.02",),
         "without-momentum": ("optimizer.muon.momentum=0.95",),
         "without-warmup": (f"scheduler.warmup_steps={steps // 20}",),
@@ -128,5 +153,5 @@ def transfer() -> list[Row]:
         )  # fmt: skip
         for rate in (2.5e-4, 5e-4, 1e-3, 2e-3, 4e-3, 8e-3):
             whole = Row(f"width{name}-{rate:g}", "10m", (*keys, f"optimizer.learning_rate={rate:g}"))
-            rows.append(shortened(whole, "quarter", STEPS // 4))
+            rows += shortened(whole, "quarter", STEPS // 4).seeds()
     return rows

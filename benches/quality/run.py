@@ -27,7 +27,7 @@ from typing import Any
 
 import text
 from report import SPEEDS, kind, load
-from rows import QK_NORM, RATES, Row, after_sweep, contenders, sweep, transfer
+from rows import QK_NORM, RATES, SEEDS, Row, after_sweep, contenders, sweep, transfer
 
 HERE = Path(__file__).resolve().parent
 REPOSITORY = HERE.parents[1]
@@ -170,10 +170,10 @@ class Bench:
         return min(self.finalists(swept), key=lambda row: mean(map(self.loss, row.seeds())))
 
     def known_rows(self) -> dict[str, Row]:
-        """Return every row by name; those after the sweep for each rate, whichever wins."""
+        """Return every row by name; those after the sweeps for each rate, whichever wins."""
         swept = contenders()
-        rows = [seed for row in chain(*swept.values()) for seed in row.seeds()]
-        rows += chain(*map(after_sweep, swept["adamw"], swept["muon-half-recipe"]))
+        rows = [seed for row in chain(*swept.values()) for seed in row.seeds(len(SEEDS))]
+        rows += chain(*(after_sweep(dict(zip(swept, best, strict=True))) for best in zip(*swept.values(), strict=True)))
         return {row.name: row for row in [*rows, *transfer()]}
 
     def row(self, name: str) -> Row:
@@ -197,12 +197,13 @@ class Bench:
         return f"{row.name:<44} {self.loss(row):.4f}"
 
     def train_everything(self, jobs: int) -> None:
-        """Train the sweeps by successive halving, then the widths, then the rows of the winners."""
+        """Train the sweeps by successive halving, then the rows of the winners, then the widths."""
         swept = contenders()
         self.train_all(chain(*swept.values()), jobs, to_quarter=True)
         self.train_all((seed for rows in swept.values() for row in self.finalists(rows) for seed in row.seeds()), jobs)
-        best = [self.winner(swept[name]) for name in ("adamw", "muon-half-recipe")]
-        self.train_all([*transfer(), *after_sweep(*best)], jobs)
+        best = {name: self.winner(rows) for name, rows in swept.items()}
+        winners = [seed for row in best.values() for seed in row.seeds(len(SEEDS))]
+        self.train_all([*winners, *after_sweep(best), *transfer()], jobs)
 
 
 def machine(device: str) -> str:
