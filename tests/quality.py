@@ -19,6 +19,7 @@ TINY = Row(
         "scheduler.warmup_steps=1", "runtime.evaluation.every_n_steps=2", "runtime.checkpoint.every_n_steps=2",
         "runtime.evaluation.max_batches=4",
     ),
+    seed=1,
 )  # fmt: skip
 
 
