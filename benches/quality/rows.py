@@ -116,7 +116,7 @@ def five_eighths(half: Row) -> Row:
 
 def variants(row: Row) -> dict[str, tuple[str, ...]]:
     """Return changes of a row with the recipe, by name."""
-    parts = {
+    parts: dict[str, tuple[str, ...]] = {
         "without-embedding-rate": ("optimizer.embedding_learning_rate_scale=1",),
         "without-qk-norm": ("model.architecture=llama",),
     }
