@@ -31,7 +31,7 @@ BEGIN, END = "<!-- tables of report.py -->", "<!-- end of the tables -->"
 
 def load(folder: Path) -> dict[str, Result]:
     """Return the results of a folder by the names of their rows."""
-    results = (json.loads(file.read_text()) for file in sorted(folder.glob("*.json")))
+    results = (json.loads(file.read_text()) for file in sorted(folder.glob("*.json"), key=lambda file: file.stem))
     return {result["row"]: result for result in results}
 
 
@@ -71,8 +71,13 @@ def groups(results: dict[str, Result]) -> dict[str, list[Result]]:
     """Return rows that differ by their seed only, by the name of the first."""
     found: dict[str, list[Result]] = {}
     for name, result in results.items():
-        found.setdefault(re.sub(r"-seed\d+", "", name), []).append(result)
+        found.setdefault(without_seed(name), []).append(result)
     return found
+
+
+def without_seed(name: str) -> str:
+    """Return a row's name without its seed."""
+    return re.sub(r"-seed\d+", "", name)
 
 
 def mean_curve(results: list[Result]) -> Curve:
@@ -88,15 +93,16 @@ def table(results: dict[str, Result], speeds: list[Speed]) -> str:
         "| machine |",
         "|---|--:|--:|--:|--:|--:|--:|--:|--:|---|---|",
     ]
-    losses = {name: [seed["loss"] for seed in seeds] for name, seeds in groups(results).items()}
-    for name, seeds in sorted(groups(results).items(), key=lambda one: (one[1][0]["config"], mean(losses[one[0]]))):
+    rows = [(name, seeds, [seed["loss"] for seed in seeds]) for name, seeds in groups(results).items()]
+    for name, seeds, losses in sorted(rows, key=lambda row: (row[1][0]["config"], mean(row[2]))):
         first = seeds[0]
-        deviation = f"{stdev(losses[name]):.4f}" if len(seeds) > 1 else ""
+        deviation = f"{stdev(losses):.4f}" if len(seeds) > 1 else ""
         bits = mean(seed["bits_per_byte"] for seed in seeds)
+        machines = ", ".join(dict.fromkeys(seed["machine"] for seed in seeds))
         lines.append(
             f"| {name} | {first['parameters'] / 1e6:.1f} M | {first['tokens'] / 1e6:.2f} M "
-            f"| {seconds(first, speeds):,.1f} | {first['flops']:.2e} | {len(seeds)} | {mean(losses[name]):.4f} "
-            f"| {deviation} | {bits:.4f} | {first['commit']} | {first['machine']} |"
+            f"| {seconds(first, speeds):,.1f} | {first['flops']:.2e} | {len(seeds)} | {mean(losses):.4f} "
+            f"| {deviation} | {bits:.4f} | {first['commit']} | {machines} |"
         )
     return "\n".join(lines)
 
@@ -128,7 +134,7 @@ def compare(results: dict[str, Result], speeds: list[Speed], references: re.Patt
 
 def is_compared(name: str) -> bool:
     """Whether a row is one of the contenders: of 10 M, ours, and no variant of a recipe."""
-    return name.startswith("10m-") and "-pytorch" not in name and not re.search("-recipe-", name)
+    return name.startswith("10m-") and "-pytorch" not in name and "-recipe-" not in name
 
 
 def effects(results: dict[str, Result]) -> str:
@@ -139,7 +145,7 @@ def effects(results: dict[str, Result]) -> str:
     lines = ["| recipe | change | pairs of seeds | loss above the recipe's | standard error |", "|---|---|--:|--:|--:|"]
     above: dict[tuple[str, str], list[float]] = {}
     for name, result in results.items():
-        row, _, change = re.sub(r"-seed\d+", "", name).partition("-recipe-")
+        row, _, change = without_seed(name).partition("-recipe-")
         recipe = results.get(name.replace(f"-recipe-{change}", "-recipe"))
         if change and recipe:
             above.setdefault((f"{row}-recipe", change), []).append(result["loss"] - recipe["loss"])

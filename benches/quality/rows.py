@@ -109,8 +109,7 @@ def after_sweep(best: Mapping[str, Row]) -> list[Row]:
 
 def five_eighths(half: Row) -> Row:
     """Return a run on half of the tokens, with the recipe, on five eighths of them instead."""
-    steps = STEPS * 5 // 8
-    longer = half.changed("longer", f"scheduler.total_steps={steps}", f"scheduler.warmup_steps={steps // 100}")
+    longer = with_recipe(shortened(half, "longer", STEPS * 5 // 8))
     return replace(longer, name=half.name.replace("half", "five-eighths"))
 
 

@@ -19,8 +19,7 @@ MULTIPLE = 64
 """The MLP's width is rounded up to a multiple of this."""
 TOKENS_PER_PARAMETER = 20
 MEASURED_WIDTH, MEASURED_RATE, HIGHEST_RATE = 320, 3e-3, 4e-3
-"""Hidden size at which Muon's learning rate was swept, the best rate there, and the highest rate that was the best at
-any size (docs/leaderboard.md)."""
+"""Hidden size at which Muon's learning rate was swept, the best rate there (docs/leaderboard.md), and the demo's."""
 MEASURED_TOKENS, MEASURED_BATCH = 8.0e6, 8192
 """Tokens of the training runs in docs/leaderboard.md, and their tokens per step."""
 BATCH_EXPONENT = 0.383
@@ -120,8 +119,8 @@ def _model(size: Sizes, length: int) -> Keys:
     return {
         "model.architecture": (
             "qwen3",
-            "Llama with a norm of each query and key head (QK-norm). Measured: 0.08 nats in 2 M tokens, and no time "
-            "per token (docs/experiments/learning.md).",
+            "Llama with a norm of each query and key head (QK-norm). Measured: 0.17 nats in half of the tokens "
+            "of docs/leaderboard.md, for 0 to 5% more time per token.",
         ),
         "model.vocab_size": (
             size.vocab_size,
@@ -175,7 +174,7 @@ def _optimizer(size: Sizes, rate: float) -> Keys:
     return {
         "optimizer.algorithm": (
             "muon",
-            "measured: it ended 0.37 nats below AdamW, each at its best rate (docs/leaderboard.md); it keeps 4 bytes "
+            "measured: it ended 0.42 nats below AdamW, each at its best rate (docs/leaderboard.md); it keeps 4 bytes "
             "per weight of a projection less (docs/decisions/018).",
         ),
         "optimizer.learning_rate": (
@@ -183,14 +182,14 @@ def _optimizer(size: Sizes, rate: float) -> Keys:
             f"measured: {MEASURED_RATE:g} was the best of six at hidden size {MEASURED_WIDTH} (docs/leaderboard.md), "
             f"and {HIGHEST_RATE:g} is the demo's at 192. In between and beyond, by sqrt({MEASURED_WIDTH} / "
             "hidden_size): the spectral norm of a Muon update grows so (docs/decisions/019; not measured at other "
-            f"widths), and at most {HIGHEST_RATE:g}. With the recipe of docs/leaderboard.md, in half of the tokens, "
-            "8e-3 was the best; longer training bears less.",
+            f"widths), and at most {HIGHEST_RATE:g}. With the recipe of docs/leaderboard.md 5e-3 was the "
+            "best, by 0.01 nats; longer training bears less.",
         ),
         "optimizer.embedding_learning_rate_scale": (
             1 if size.tied else EMBEDDING_SCALE,
             "with a table that is the head as well, more gains nothing (docs/experiments/learning.md)."
             if size.tied
-            else "measured: 0.3 nats in half of the tokens of docs/leaderboard.md, with one seed.",
+            else "measured: 0.29 nats in half of the tokens of docs/leaderboard.md.",
         ),
         "optimizer.weight_decay": (
             0.1,
@@ -214,7 +213,7 @@ def _schedule(steps: int) -> Keys:
         ),
         "scheduler.decay_fraction": (
             0.4,
-            "that of every row of docs/leaderboard.md. Measured there: 0.3 is as good, 0.6 and more is worse "
+            "that of every row of docs/leaderboard.md. Measured there: 0.2 is as good, 0.99 is 0.18 nats worse "
             "(docs/experiments/learning.md).",
         ),
         "scheduler.min_lr": (0.0, "the decay goes to zero, as measured in the demo."),
