@@ -11,7 +11,7 @@ use crate::byte_source::{ByteSource, CancellableSource, LocalFile};
 use crate::cache_folder::cache_root;
 use crate::cancel::CancelToken;
 use crate::error::MissingColumn;
-use crate::formats::{Columns, Format, ShardReader, has_conversations};
+use crate::formats::{Format, ReadingRules, ShardReader};
 use crate::held_out_split::{HeldOutSplit, SplitSettings};
 use crate::hub::{HubSettings, Repository, RetryStatus};
 use crate::local_files::{self, LocalListing};
@@ -229,7 +229,7 @@ impl DataSource {
                 self.open(index, cancel)?.fields()?.into_iter().map(|field| field.name).collect();
             let names: Vec<&str> = columns.iter().map(String::as_str).collect();
             if !columns.is_empty() {
-                let found = has_conversations(&names);
+                let found = self.rules().has_conversations(&names);
                 return if found {
                     Ok(())
                 } else {
@@ -266,6 +266,10 @@ impl DataSource {
         }
     }
 
+    fn rules(&self) -> ReadingRules {
+        ReadingRules::new(self.listing.format, &self.listing.text_column, 2)
+    }
+
     /// Opens a shard by its index in the listing; `cancel` cancels reading it.
     pub(crate) fn open(&self, shard: usize, cancel: &CancelToken) -> Result<Box<dyn ShardReader>, DataError> {
         let Shard { name, bytes, format } = &self.listing.shards[shard];
@@ -274,7 +278,7 @@ impl DataSource {
             Location::Hub(repository) => repository.open(name, *bytes, cancel),
         };
         let source = Arc::new(CancellableSource::new(source, cancel.clone()));
-        format.open(source, &Columns::new(self.listing.format, &self.listing.text_column), cancel)
+        format.open(source, &self.rules(), cancel)
     }
 }
 

@@ -1,22 +1,27 @@
 //! File formats: each reads a shard as row groups of documents. One file per format; this one defines what they share.
 //!
 //! A *row group* is what can be read on its own: the unit that is permuted, held out and resumed at. It is a row group
-//! of a Parquet file, a byte range of a JSON Lines file, 256 lines of a compressed one, or a chunk of a text file. A
+//! of a Parquet file, a byte range of a JSON Lines file, 256 rows of a compressed one or of a JSON array, or a chunk of a
+//! text file. A
 //! *row* is a position in a row group whether it holds a usable document or not, so that positions do not depend on
 //! what is skipped.
 
 mod columns;
 mod corruption_retry;
+mod decompression;
+mod json_array;
+mod json_row;
+mod json_stream;
 mod jsonl;
-mod jsonl_compressed;
 mod open;
 mod parquet;
 #[cfg(test)]
 pub(crate) mod parquet_fixture;
 mod parquet_rows;
+mod recognition;
 mod text;
 
-pub(crate) use self::columns::{Columns, has_conversations};
+pub(crate) use self::columns::{Columns, ReadingRules};
 use crate::DataError;
 use crate::skipped_rows::SkipReason;
 
