@@ -13,6 +13,10 @@
 //!    fewer than eight row groups of the training set, a whole one would be too much to lose: then only the last eighth
 //!    of its rows is held out, at least one row.
 //!
+//! Since reading version 2, something is held out that has a document: where what the hashes choose has none, the row
+//! group with the smallest hash that has one in the rows that rule 3 names, else the rows from the last document of a row
+//! group on.
+//!
 //! Only the shards needed to decide are opened: one of a large data set, all of a small one.
 
 mod decide;

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use dataset::{CancelToken, ChatSettings, ConversationEncoder};
 use model::{Generator, SamplingSettings};
-use run_config::OverlongConversations;
+use run_config::{NEWEST_READING_VERSION, OverlongConversations};
 use serde::Serialize;
 use serde_json::Value;
 
@@ -111,6 +111,7 @@ impl ChatModel {
             date: pinned.or(options.date),
             assistant_only_loss: false,
             overlong: OverlongConversations::Truncate,
+            reading_version: NEWEST_READING_VERSION,
         };
         let encoder = ConversationEncoder::new(&model.tokenizer, &settings, model.shape.max_position_embeddings)?;
         encoder.check_template()?;

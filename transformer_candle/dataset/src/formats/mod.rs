@@ -21,12 +21,23 @@ mod parquet_rows;
 mod recognition;
 mod text;
 
+use std::path::Path;
+
 pub(crate) use self::columns::{Columns, ReadingRules};
+pub(crate) use self::text::count_separators;
 use crate::DataError;
 use crate::skipped_rows::SkipReason;
 
 /// Maximum length of a text. Longer ones are skipped: one broken line must not become a window of its own.
 pub(crate) const MAX_DOCUMENT_BYTES: usize = 16 << 20;
+
+/// Extensions of texts that a folder may have beside its data: documents, source code and configuration.
+const TEXT_EXTENSIONS: [&str; 67] = [
+    "text", "md", "markdown", "mdx", "rst", "adoc", "org", "tex", "html", "htm", "css", "scss", "xml", "yaml", "yml",
+    "toml", "ini", "cfg", "py", "pyi", "ipynb", "rs", "c", "h", "cc", "cpp", "cxx", "hh", "hpp", "hxx", "cu", "cuh", "m",
+    "mm", "java", "kt", "kts", "scala", "groovy", "cs", "fs", "vb", "go", "js", "mjs", "cjs", "jsx", "ts", "tsx", "vue",
+    "rb", "php", "pl", "pm", "r", "jl", "lua", "swift", "dart", "hs", "ml", "ex", "exs", "clj", "sh", "bash", "sql",
+];
 
 /// The mark that some editors put before UTF-8 text; not part of a document.
 const BYTE_ORDER_MARK: &[u8] = "\u{feff}".as_bytes();
@@ -129,6 +140,17 @@ impl Format {
             ("jsonl" | "ndjson" | "json", compression) => Some(Self::Jsonl(compression)),
             _ => None,
         }
+    }
+
+    /// The format of a file by its name.
+    pub(crate) fn from_path(path: &Path) -> Option<Self> {
+        Self::from_name(&path.file_name()?.to_string_lossy())
+    }
+
+    /// The format of a file that is read only if it is asked for: Markdown and source code are texts.
+    pub(crate) fn of_named_text(path: &Path) -> Option<Self> {
+        let extension = path.extension()?.to_string_lossy().to_ascii_lowercase();
+        TEXT_EXTENSIONS.contains(&extension.as_str()).then_some(Self::Text)
     }
 
     /// Returns the format without its compression, which is the same for all shards of a data set.

@@ -6,7 +6,9 @@ use std::time::Duration;
 
 use super::{HeldOutRule, HeldOutSplit, RowGroupId, SplitSettings, TrainingEnd};
 use crate::cancel::CancelToken;
+use crate::formats::Row;
 use crate::permutation::{Purpose, key};
+use crate::sequential_reader::SequentialReader;
 use crate::{DataError, DataSource};
 
 /// Shards that held-out row groups are taken from.
@@ -126,20 +128,71 @@ impl Candidates {
         after_training: bool,
     ) -> Result<Option<HeldOutRule>, DataError> {
         if self.by_hash {
-            return Ok(Some(HeldOutRule::Hashed { shards: self.shards, from: self.from, threshold: self.threshold }));
+            let Self { shards, from, threshold, .. } = self;
+            let rule = HeldOutRule::Hashed { shards, from, threshold };
+            if source.reading_version() < 2 || rule.has_document(source, cancel)? {
+                return Ok(Some(rule));
+            }
+            // Nothing of it can be evaluated on: another row group is held out.
+            return Self::find(source, from, 0, cancel)?.choose(source, cancel, after_training);
         }
         let choices = self.row_groups.len();
-        for (_, shard, row_group) in self.row_groups {
+        let hold_out_whole = after_training || choices >= FEW_ROW_GROUPS;
+        let leaves_training = |first_row: u64| after_training || choices > 1 || first_row > 0;
+        for &(_, shard, row_group) in &self.row_groups {
             let rows = source.open(shard, cancel)?.row_count(row_group)?.unwrap_or(0);
-            let hold_out_whole = after_training || choices >= FEW_ROW_GROUPS;
             let first_row = if hold_out_whole { 0 } else { rows - (rows / 8).max(1).min(rows) };
-            let leaves_training = after_training || choices > 1 || first_row > 0;
-            if rows > 0 && leaves_training {
+            let rule = HeldOutRule::Rows { shard, row_group, first_row };
+            if rows > 0
+                && leaves_training(first_row)
+                && (source.reading_version() < 2 || rule.has_document(source, cancel)?)
+            {
+                return Ok(Some(rule));
+            }
+        }
+        if source.reading_version() < 2 {
+            return Ok(None);
+        }
+        // Every last eighth is without text: what is held out starts at the last document of a row group.
+        for &(_, shard, row_group) in &self.row_groups {
+            if let Some(first_row) = last_document(source, shard, row_group, cancel)?.filter(|row| leaves_training(*row)) {
                 return Ok(Some(HeldOutRule::Rows { shard, row_group, first_row }));
             }
         }
         Ok(None)
     }
+}
+
+impl HeldOutRule {
+    /// Whether any of the rows has a document.
+    fn has_document(&self, source: &DataSource, cancel: &CancelToken) -> Result<bool, DataError> {
+        let split = HeldOutSplit { training_end: None, held_out: self.clone(), shards: source.shards().len() };
+        let mut rows = SequentialReader::held_out(source, Arc::new(split), cancel.clone());
+        while let Some(row) = rows.next_row()? {
+            if matches!(row, Row::Document(_)) {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+}
+
+/// Finds the last row of a row group that has a document.
+fn last_document(
+    source: &DataSource,
+    shard: usize,
+    row_group: u64,
+    cancel: &CancelToken,
+) -> Result<Option<u64>, DataError> {
+    let mut reader = source.open(shard, cancel)?;
+    let (mut last, mut row) = (None, 0);
+    if reader.seek(row_group, 0)? {
+        while let Some(found) = reader.next_row()? {
+            last = if matches!(found, Row::Document(_)) { Some(row) } else { last };
+            row += 1;
+        }
+    }
+    Ok(last)
 }
 
 /// Finds the end of the first `rows` rows; `None` if there are fewer.

@@ -13,6 +13,7 @@ mod retry_status;
 mod settings;
 mod url;
 
+pub(crate) use data_files::{FolderFiles, infer_folder_splits, is_metadata};
 pub(crate) use repository::Repository;
 pub use retry_status::{RetryMonitor, RetryStatus};
 pub use settings::HubSettings;
