@@ -16,7 +16,7 @@ use run_config::regular_file;
 
 use self::glob::{GLOB_CHARACTERS, Glob};
 use self::passed_over::{PassedOver, is_documentation};
-pub(crate) use self::splits::FolderSplit;
+pub use self::splits::FolderSplit;
 use self::traversal::{DirectoryTraversal, MatchedFile};
 use crate::DataError;
 use crate::cancel::CancelToken;
@@ -294,8 +294,7 @@ mod tests {
             std::os::unix::fs::symlink(target, root.path().join(link)).unwrap();
         }
         for pattern in [".", "*.txt"] {
-            let LocalListing { entries, mut notes } =
-                listed(root.path(), &[pattern.to_owned()], 2).unwrap();
+            let LocalListing { entries, mut notes } = listed(root.path(), &[pattern.to_owned()], 2).unwrap();
             assert_eq!(entries.iter().map(|entry| entry.name.as_str()).collect::<Vec<_>>(), ["a.txt"]);
             notes.sort();
             let ends = ["b.txt is skipped: it is a broken symbolic link", "c.txt", "d.txt is skipped: it is a device"];

@@ -249,6 +249,9 @@ mod tests {
         let row =
             json!({"conversations": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}], "tools": []});
         let expected = vec![json!({"role": "user", "content": "a"}), json!({"role": "assistant", "content": "b"})];
-        assert_eq!(Conversation::parse(&row.to_string(), 2).unwrap(), Conversation::Messages(Messages::plain(expected)));
+        assert_eq!(
+            Conversation::parse(&row.to_string(), 2).unwrap(),
+            Conversation::Messages(Messages::plain(expected))
+        );
     }
 }

@@ -21,11 +21,13 @@ const TOOL: &str = "tool";
 /// Takes the messages of an Alpaca row: an `instruction` with its `input` (or `context`) below it, the `output` (or
 /// `response`), and the pairs of earlier turns in `history`. `None` for a row of another format.
 pub(super) fn of_instruction(row: &mut Map<String, Value>) -> Result<Option<Vec<Value>>, String> {
-    let is_other = ["messages", "conversations", "prompt"].iter().any(|name| row.get(*name).is_some_and(|v| !v.is_null()));
+    let is_other =
+        ["messages", "conversations", "prompt"].iter().any(|name| row.get(*name).is_some_and(|v| !v.is_null()));
     if is_other || row.get("instruction").is_none_or(Value::is_null) {
         return Ok(None);
     }
-    let mut take_text = |names: &[&str]| match names.iter().find_map(|name| row.remove(*name).filter(|v| !v.is_null())) {
+    let mut take_text = |names: &[&str]| match names.iter().find_map(|name| row.remove(*name).filter(|v| !v.is_null()))
+    {
         None => Ok(String::new()),
         Some(Value::String(text)) => Ok(text),
         Some(_) => Err(format!("its {} is no text", names[0])),
@@ -107,7 +109,8 @@ pub(super) fn has_calls(rendered: &str, messages: &[Value]) -> bool {
 /// Returns the messages with calls as the text `<tool_call>...</tool_call>`, as models of Hermes and Qwen write them.
 pub(super) fn calls_as_text(messages: &[Value]) -> Vec<Value> {
     let as_text = |message: &Value| {
-        let calls = functions(std::slice::from_ref(message)).map(|function| format!("<tool_call>\n{function}\n</tool_call>"));
+        let calls =
+            functions(std::slice::from_ref(message)).map(|function| format!("<tool_call>\n{function}\n</tool_call>"));
         let calls: Vec<String> = calls.collect();
         if calls.is_empty() { message.clone() } else { json!({"role": ASSISTANT, "content": calls.join("\n")}) }
     };
@@ -139,8 +142,13 @@ mod tests {
     #[test]
     fn alpaca_rows_become_conversations() {
         let row = json!({"instruction": "add", "input": "1 2", "output": "3", "text": "unused", "system": "be", "history": [["a", "b"]]});
-        let expected =
-            [turn("system", "be"), turn("user", "a"), turn("assistant", "b"), turn("user", "add\n1 2"), turn("assistant", "3")];
+        let expected = [
+            turn("system", "be"),
+            turn("user", "a"),
+            turn("assistant", "b"),
+            turn("user", "add\n1 2"),
+            turn("assistant", "3"),
+        ];
         assert_eq!(messages(&row).messages, expected);
         let dolly = json!({"instruction": "add", "context": "", "response": "3", "category": "x"});
         assert_eq!(messages(&dolly).messages, [turn("user", "add"), turn("assistant", "3")]);
@@ -159,12 +167,26 @@ mod tests {
         let called = json!({"role": "assistant", "content": "", "tool_calls": call});
         assert_eq!(
             found.messages,
-            [turn("system", "be"), turn("user", "weather?"), called, turn("tool", "rain"), turn("assistant", "It rains.")]
+            [
+                turn("system", "be"),
+                turn("user", "weather?"),
+                called,
+                turn("tool", "rain"),
+                turn("assistant", "It rains.")
+            ]
         );
         assert_eq!((found.tools, found.has_call_messages), (json!([{"name": "get"}]), true));
         let text = &calls_as_text(&found.messages)[2];
         let expected = "<tool_call>\n{\"arguments\":{\"city\":\"Bonn\"},\"name\":\"get\"}\n</tool_call>";
-        assert!(text["content"] == expected || text["content"] == expected.replace("\"arguments\":{\"city\":\"Bonn\"},\"name\":\"get\"", "\"name\":\"get\",\"arguments\":{\"city\":\"Bonn\"}"), "{text}");
+        assert!(
+            text["content"] == expected
+                || text["content"]
+                    == expected.replace(
+                        "\"arguments\":{\"city\":\"Bonn\"},\"name\":\"get\"",
+                        "\"name\":\"get\",\"arguments\":{\"city\":\"Bonn\"}"
+                    ),
+            "{text}"
+        );
     }
 
     #[test]
@@ -172,7 +194,8 @@ mod tests {
         let prompt = json!({"prompt": [turn("user", "a")], "completion": [turn("assistant", "b")], "system": "be"});
         let found = messages(&prompt);
         assert_eq!((found.messages.len(), found.prompt), (3, 2));
-        let twice = json!({"messages": [turn("system", "own"), turn("user", "a"), turn("assistant", "b")], "system": "be"});
+        let twice =
+            json!({"messages": [turn("system", "own"), turn("user", "a"), turn("assistant", "b")], "system": "be"});
         assert_eq!(messages(&twice).messages.len(), 3);
     }
 

@@ -31,8 +31,7 @@ impl CorruptionRetry {
         rules: &ReadingRules,
         cancel: &CancelToken,
     ) -> Result<Self, DataError> {
-        let file =
-            retry_on_corruption(source.as_ref(), || format.open_unretried(Arc::clone(&source), rules, cancel))?;
+        let file = retry_on_corruption(source.as_ref(), || format.open_unretried(Arc::clone(&source), rules, cancel))?;
         let (rules, cancel) = (rules.clone(), cancel.clone());
         Ok(Self { format, source, rules, cancel, file, row_group: 0, row: 0 })
     }
@@ -166,16 +165,25 @@ mod tests {
     fn pages_with_a_flipped_byte_are_read_again() {
         let whole = flipped(middle, 0, 0);
         all_rows(
-            &mut CorruptionRetry::open(Format::Parquet, Arc::clone(&whole) as _, &ReadingRules::text(), &CancelToken::new())
-                .unwrap(),
+            &mut CorruptionRetry::open(
+                Format::Parquet,
+                Arc::clone(&whole) as _,
+                &ReadingRules::text(),
+                &CancelToken::new(),
+            )
+            .unwrap(),
         );
         let reads = whole.reads.load(Ordering::Relaxed);
         assert!(reads > 10);
         for from in 1..reads {
             let source = flipped(middle, from, 1);
-            let mut file =
-                CorruptionRetry::open(Format::Parquet, Arc::clone(&source) as _, &ReadingRules::text(), &CancelToken::new())
-                    .unwrap();
+            let mut file = CorruptionRetry::open(
+                Format::Parquet,
+                Arc::clone(&source) as _,
+                &ReadingRules::text(),
+                &CancelToken::new(),
+            )
+            .unwrap();
             assert_eq!(texts(&all_rows(&mut file)), documents(), "read {from}");
             assert_eq!(source.invalidated.load(Ordering::Relaxed), 1, "read {from}");
         }
@@ -184,9 +192,13 @@ mod tests {
     #[test]
     fn corrupted_footers_are_read_again() {
         let source = flipped(|length| length - 6, 0, 1);
-        let mut file =
-            CorruptionRetry::open(Format::Parquet, Arc::clone(&source) as _, &ReadingRules::text(), &CancelToken::new())
-                .unwrap();
+        let mut file = CorruptionRetry::open(
+            Format::Parquet,
+            Arc::clone(&source) as _,
+            &ReadingRules::text(),
+            &CancelToken::new(),
+        )
+        .unwrap();
         assert_eq!(source.invalidated.load(Ordering::Relaxed), 1);
         file.seek(2, 50).unwrap();
         assert_eq!(rest_of_group(&mut file).len(), 50);
@@ -195,9 +207,13 @@ mod tests {
     #[test]
     fn persistent_corruption_is_an_error() {
         let source = flipped(middle, 1, u32::MAX - 1);
-        let mut file =
-            CorruptionRetry::open(Format::Parquet, Arc::clone(&source) as _, &ReadingRules::text(), &CancelToken::new())
-                .unwrap();
+        let mut file = CorruptionRetry::open(
+            Format::Parquet,
+            Arc::clone(&source) as _,
+            &ReadingRules::text(),
+            &CancelToken::new(),
+        )
+        .unwrap();
         let error = file.seek(0, 0).and_then(|_| file.next_row()).unwrap_err();
         assert!(matches!(error, DataError::Format { .. }), "{error}");
         assert_eq!(source.invalidated.load(Ordering::Relaxed), 3);

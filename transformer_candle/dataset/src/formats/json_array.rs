@@ -148,7 +148,13 @@ mod tests {
 
     #[test]
     fn what_is_no_array_is_an_error() {
-        let cases = [("[1, 2", "middle"), ("[{\"a\": \"", "middle"), ("[1,]", "missing"), ("[,1]", "missing"), ("[1] x", "follows")];
+        let cases = [
+            ("[1, 2", "middle"),
+            ("[{\"a\": \"", "middle"),
+            ("[1,]", "missing"),
+            ("[,1]", "missing"),
+            ("[1] x", "follows"),
+        ];
         for (text, problem) in cases {
             let error = elements(text.as_bytes(), 4).unwrap_err().to_string();
             assert!(error.contains(problem), "{text}: {error}");
@@ -165,7 +171,11 @@ mod tests {
     }
 
     fn any_value() -> impl Strategy<Value = Value> {
-        let leaf = prop_oneof![Just(Value::Null), any::<i32>().prop_map(Value::from), "[a\"\\\\\\[\\]{},\n ]{0,6}".prop_map(Value::from)];
+        let leaf = prop_oneof![
+            Just(Value::Null),
+            any::<i32>().prop_map(Value::from),
+            "[a\"\\\\\\[\\]{},\n ]{0,6}".prop_map(Value::from)
+        ];
         leaf.prop_recursive(3, 16, 4, |inner| {
             prop_oneof![
                 proptest::collection::vec(inner.clone(), 0..4).prop_map(Value::from),

@@ -196,7 +196,6 @@ impl<'de> DeserializeSeed<'de> for InnerField<'_> {
     }
 }
 
-
 #[cfg(test)]
 mod tests {
     use super::*;

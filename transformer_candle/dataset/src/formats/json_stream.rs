@@ -171,13 +171,9 @@ mod tests {
         let frame = |range| zstd::encode_all(lines(range).as_bytes(), 1).unwrap();
         let frames = [frame(0..400), frame(400..1000)].concat();
         for (bytes, compression) in [(members, Compression::Gzip), (frames, Compression::Zstd)] {
-            let mut file = JsonStream::open(
-                MemoryFile::new(bytes, 64),
-                compression,
-                &ReadingRules::text(),
-                &CancelToken::new(),
-            )
-            .unwrap();
+            let mut file =
+                JsonStream::open(MemoryFile::new(bytes, 64), compression, &ReadingRules::text(), &CancelToken::new())
+                    .unwrap();
             let rows = all_rows(&mut file);
             assert_eq!(rows.iter().map(Vec::len).collect::<Vec<_>>(), [256, 256, 256, 232]);
             assert_eq!(texts(&rows), expected(0..1000));
@@ -187,8 +183,7 @@ mod tests {
     #[test]
     fn seeking_works_forwards_and_backwards() {
         let source = MemoryFile::new(gzip(&lines(0..600)), 1 << 20);
-        let mut file =
-            JsonStream::open(source, Compression::Gzip, &ReadingRules::text(), &CancelToken::new()).unwrap();
+        let mut file = JsonStream::open(source, Compression::Gzip, &ReadingRules::text(), &CancelToken::new()).unwrap();
         let rows = all_rows(&mut file);
         for (row_group, row) in [(1, 200), (0, 0), (2, 87), (2, 88), (0, 256), (1, 0)] {
             assert!(file.seek(row_group, row).unwrap(), "{row_group} {row}");
@@ -201,16 +196,14 @@ mod tests {
     #[test]
     fn exactly_256_rows_are_one_row_group() {
         let source = MemoryFile::new(gzip(&lines(0..256)), 1 << 20);
-        let mut file =
-            JsonStream::open(source, Compression::Gzip, &ReadingRules::text(), &CancelToken::new()).unwrap();
+        let mut file = JsonStream::open(source, Compression::Gzip, &ReadingRules::text(), &CancelToken::new()).unwrap();
         assert_eq!(all_rows(&mut file).len(), 1);
     }
 
     #[test]
     fn byte_order_marks_are_ignored() {
         let source = MemoryFile::new(gzip(&format!("\u{feff}{}", lines(0..3))), 1 << 20);
-        let mut file =
-            JsonStream::open(source, Compression::Gzip, &ReadingRules::text(), &CancelToken::new()).unwrap();
+        let mut file = JsonStream::open(source, Compression::Gzip, &ReadingRules::text(), &CancelToken::new()).unwrap();
         assert_eq!(texts(&all_rows(&mut file)), expected(0..3));
     }
 
@@ -246,7 +239,8 @@ mod tests {
     fn arrays_are_read_as_rows() {
         let lines: Vec<String> = (0..600).map(|i| format!("{{\"text\": \"document {i}\",\n \"id\": [{i}]}}")).collect();
         let array = format!("\u{feff}\n[{}]\n", lines.join(",\n  "));
-        for (bytes, compression) in [(array.clone().into_bytes(), Compression::None), (gzip(&array), Compression::Gzip)] {
+        for (bytes, compression) in [(array.clone().into_bytes(), Compression::None), (gzip(&array), Compression::Gzip)]
+        {
             let source = MemoryFile::new(bytes, 100);
             let mut file = JsonStream::open(source, compression, &ReadingRules::text(), &CancelToken::new()).unwrap();
             let rows = all_rows(&mut file);

@@ -34,9 +34,10 @@ pub(crate) const MAX_DOCUMENT_BYTES: usize = 16 << 20;
 /// Extensions of texts that a folder may have beside its data: documents, source code and configuration.
 const TEXT_EXTENSIONS: [&str; 67] = [
     "text", "md", "markdown", "mdx", "rst", "adoc", "org", "tex", "html", "htm", "css", "scss", "xml", "yaml", "yml",
-    "toml", "ini", "cfg", "py", "pyi", "ipynb", "rs", "c", "h", "cc", "cpp", "cxx", "hh", "hpp", "hxx", "cu", "cuh", "m",
-    "mm", "java", "kt", "kts", "scala", "groovy", "cs", "fs", "vb", "go", "js", "mjs", "cjs", "jsx", "ts", "tsx", "vue",
-    "rb", "php", "pl", "pm", "r", "jl", "lua", "swift", "dart", "hs", "ml", "ex", "exs", "clj", "sh", "bash", "sql",
+    "toml", "ini", "cfg", "py", "pyi", "ipynb", "rs", "c", "h", "cc", "cpp", "cxx", "hh", "hpp", "hxx", "cu", "cuh",
+    "m", "mm", "java", "kt", "kts", "scala", "groovy", "cs", "fs", "vb", "go", "js", "mjs", "cjs", "jsx", "ts", "tsx",
+    "vue", "rb", "php", "pl", "pm", "r", "jl", "lua", "swift", "dart", "hs", "ml", "ex", "exs", "clj", "sh", "bash",
+    "sql",
 ];
 
 /// The mark that some editors put before UTF-8 text; not part of a document.

@@ -218,7 +218,8 @@ fn find_column(metadata: &ParquetMetaData, file: &str, text_column: &str) -> Res
         .enumerate()
         .filter(|(_, column)| column.physical_type() == PhysicalType::BYTE_ARRAY && column.max_rep_level() == 0)
         .collect();
-    let nulls = schema.columns().iter().enumerate().filter(|(_, column)| is_null(column) && column.max_rep_level() == 0);
+    let nulls =
+        schema.columns().iter().enumerate().filter(|(_, column)| is_null(column) && column.max_rep_level() == 0);
     // The path of a field of a struct is `column.field`.
     let path = |column: &ColumnDescPtr| column.path().string() == text_column;
     let found = texts.iter().copied().chain(nulls).find(|(_, column)| path(column));
@@ -226,9 +227,8 @@ fn find_column(metadata: &ParquetMetaData, file: &str, text_column: &str) -> Res
         return Ok((index, Arc::clone(column)));
     }
     let is_below = |rest: &str| rest.is_empty() || rest.starts_with('.');
-    let named = schema.columns().iter().find(|column| {
-        column.path().string().strip_prefix(text_column).is_some_and(is_below)
-    });
+    let named =
+        schema.columns().iter().find(|column| column.path().string().strip_prefix(text_column).is_some_and(is_below));
     Err(DataError::MissingColumn(MissingColumn {
         file: file.to_owned(),
         column: text_column.to_owned(),

@@ -14,7 +14,10 @@ const LFS_POINTER: &[u8] = b"version https://git-lfs.github.com/spec/";
 const SIGNATURES: [(&[u8], &str); 6] = [
     (LFS_POINTER, "it is a Git LFS pointer, not the data: fetch the data with `git lfs pull` or `hf download`"),
     (b"PAR1", "it is a Parquet file: let its name end in .parquet"),
-    (b"ARROW1", "it is an Arrow file: convert it to Parquet, as with `datasets.Dataset.from_file(PATH).to_parquet(PATH)`"),
+    (
+        b"ARROW1",
+        "it is an Arrow file: convert it to Parquet, as with `datasets.Dataset.from_file(PATH).to_parquet(PATH)`",
+    ),
     (b"PK\x03\x04", "it is a zip archive: unpack it"),
     (b"\x1f\x8b", "it is compressed with gzip: let its name end in .jsonl.gz, or decompress it"),
     (b"\x28\xb5\x2f\xfd", "it is compressed with Zstandard: let its name end in .jsonl.zst, or decompress it"),
@@ -42,8 +45,12 @@ impl Format {
             Self::Jsonl(super::Compression::Gzip) if head.starts_with(b"\x1f\x8b") => None,
             Self::Jsonl(super::Compression::Zstd) if head.starts_with(b"\x28\xb5\x2f\xfd") => None,
             _ if signature.is_some() => signature.map(|(_, message)| (*message).to_owned()),
-            Self::Parquet | Self::Jsonl(_) if is_html(head) => Some("it is an HTML page: download the file again".to_owned()),
-            Self::Jsonl(super::Compression::None) if !jsonl::is_array(head) => wide_encoding(head).or_else(|| pretty_printed(head)),
+            Self::Parquet | Self::Jsonl(_) if is_html(head) => {
+                Some("it is an HTML page: download the file again".to_owned())
+            }
+            Self::Jsonl(super::Compression::None) if !jsonl::is_array(head) => {
+                wide_encoding(head).or_else(|| pretty_printed(head))
+            }
             Self::Jsonl(super::Compression::None) | Self::Text => wide_encoding(head),
             _ => None,
         }

@@ -68,7 +68,11 @@ impl TextFile {
         };
         let text = &window.bytes[start.offset..end.offset];
         let text = if chunk == 0 { text.strip_prefix(BYTE_ORDER_MARK).unwrap_or(text) } else { text };
-        if self.has_separators { Ok(split_documents(text, &start, &end)) } else { Ok([Row::from_bytes(text.to_vec(), end.ends_document)].into()) }
+        if self.has_separators {
+            Ok(split_documents(text, &start, &end))
+        } else {
+            Ok([Row::from_bytes(text.to_vec(), end.ends_document)].into())
+        }
     }
 }
 
@@ -122,7 +126,8 @@ impl Window {
     /// Finds the boundary near a multiple of the stride, by the bytes from a stride before it to the vicinity after it.
     fn boundary(&self, multiple: usize) -> Boundary {
         let start = multiple - CHUNK_STRIDE as usize;
-        let is_cut = |back: &usize| self.vicinity > 0 && self.bytes[multiple - back..].starts_with(SEPARATOR.as_bytes());
+        let is_cut =
+            |back: &usize| self.vicinity > 0 && self.bytes[multiple - back..].starts_with(SEPARATOR.as_bytes());
         let offset = match split_offset(&self.bytes[start..multiple]) {
             // A line start cannot be within a separator.
             length if length == CHUNK_STRIDE as usize => multiple - (1..SEPARATOR.len()).find(is_cut).unwrap_or(0),

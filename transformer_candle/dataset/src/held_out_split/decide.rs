@@ -155,7 +155,9 @@ impl Candidates {
         }
         // Every last eighth is without text: what is held out starts at the last document of a row group.
         for &(_, shard, row_group) in &self.row_groups {
-            if let Some(first_row) = last_document(source, shard, row_group, cancel)?.filter(|row| leaves_training(*row)) {
+            if let Some(first_row) =
+                last_document(source, shard, row_group, cancel)?.filter(|row| leaves_training(*row))
+            {
                 return Ok(Some(HeldOutRule::Rows { shard, row_group, first_row }));
             }
         }

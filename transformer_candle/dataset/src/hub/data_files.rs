@@ -135,7 +135,8 @@ pub(crate) fn infer_folder_splits(names: &[String]) -> Vec<FolderFiles> {
     let files = |split: &SplitPatterns| {
         let globs: Vec<(GlobMatcher, &String)> =
             split.patterns.iter().filter_map(|pattern| Some((glob(pattern).ok()?, pattern))).collect();
-        let is_in = |name: &String| globs.iter().any(|(glob, pattern)| glob.is_match(name) && is_data_file(name, pattern));
+        let is_in =
+            |name: &String| globs.iter().any(|(glob, pattern)| glob.is_match(name) && is_data_file(name, pattern));
         (0..names.len()).filter(|&index| is_in(&names[index])).collect()
     };
     let splits = infer_splits(&listing, "");

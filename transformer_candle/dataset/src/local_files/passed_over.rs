@@ -93,7 +93,8 @@ impl PassedOver {
 /// Says why a file that was named cannot be read, as a predicate of its name.
 pub(super) fn describe_file(path: &Path) -> String {
     let conversion = extension(path).and_then(|extension| conversion(&extension));
-    let conversion = conversion.map_or_else(String::new, |conversion| format!(" ({})", conversion.replace("them", "it")));
+    let conversion =
+        conversion.map_or_else(String::new, |conversion| format!(" ({})", conversion.replace("them", "it")));
     format!("is not of a supported format{conversion}")
 }
 
@@ -101,9 +102,9 @@ pub(super) fn describe_file(path: &Path) -> String {
 pub(super) fn is_documentation(path: &Path) -> bool {
     let name = name_of(path);
     let stem = name.split('.').next().unwrap_or(&name).to_ascii_lowercase();
-    let is_document = DOCUMENTATION.iter().any(|word| {
-        stem.strip_prefix(word).is_some_and(|rest| rest.is_empty() || rest.starts_with(['-', '_']))
-    });
+    let is_document = DOCUMENTATION
+        .iter()
+        .any(|word| stem.strip_prefix(word).is_some_and(|rest| rest.is_empty() || rest.starts_with(['-', '_'])));
     let is_data = matches!(Format::from_path(path), Some(Format::Parquet | Format::Jsonl(_))) && name != "state.json";
     is_metadata(&name) || name == "state.json" || (is_document && !is_data)
 }
@@ -111,7 +112,8 @@ pub(super) fn is_documentation(path: &Path) -> bool {
 /// Whether the last part of a pattern spells a file's extension.
 pub(super) fn names_extension(pattern: &str, path: &Path) -> bool {
     let last = pattern.rsplit('/').next().unwrap_or(pattern);
-    let words = last.split(|character: char| !character.is_ascii_alphanumeric() && character != '_' && character != '+');
+    let words =
+        last.split(|character: char| !character.is_ascii_alphanumeric() && character != '_' && character != '+');
     let extension = path.extension().map(|extension| extension.to_string_lossy().into_owned());
     extension.is_some_and(|extension| words.skip(1).any(|word| word == extension))
 }
@@ -141,13 +143,16 @@ mod tests {
     #[test]
     fn files_are_counted_by_kind_with_a_way_out() {
         let mut passed_over = PassedOver::default();
-        for name in ["b.csv", "a.CSV", "x.txt.gz", "n.py", "Makefile", "LICENSE.txt", "README.md", "dataset_infos.json"] {
+        for name in ["b.csv", "a.CSV", "x.txt.gz", "n.py", "Makefile", "LICENSE.txt", "README.md", "dataset_infos.json"]
+        {
             passed_over.add(Path::new(name));
         }
         let note = passed_over.note("folder").unwrap();
         let parts = [
             "8 files are passed over in folder: 2 .csv (convert them, as with `pandas.read_csv(PATH).to_parquet(PATH)`)",
-            "1 .py (name them in a pattern", "1 .txt.gz (decompress them with `gunzip`)", "1 without extension",
+            "1 .py (name them in a pattern",
+            "1 .txt.gz (decompress them with `gunzip`)",
+            "1 without extension",
             "LICENSE.txt, README.md, dataset_infos.json (descriptions)",
         ];
         assert!(parts.iter().all(|part| note.contains(part)), "{note}");
@@ -157,14 +162,18 @@ mod tests {
     #[test]
     fn folders_of_save_to_disk_are_recognised() {
         let mut passed_over = PassedOver::default();
-        ["data-00000-of-00001.arrow", "state.json", "dataset_info.json"].iter().for_each(|name| passed_over.add(Path::new(name)));
+        ["data-00000-of-00001.arrow", "state.json", "dataset_info.json"]
+            .iter()
+            .for_each(|name| passed_over.add(Path::new(name)));
         let problem = passed_over.problem(Path::new("/texts"));
         assert!(problem.contains("save_to_disk") && problem.contains("load_from_disk(\"/texts\")"), "{problem}");
     }
 
     #[test]
     fn documentation_is_told_from_data() {
-        for name in ["LICENSE", "license.txt", "LICENSE-MIT.txt", "README.md", "README.txt", "dataset_infos.json", "state.json"] {
+        for name in
+            ["LICENSE", "license.txt", "LICENSE-MIT.txt", "README.md", "README.txt", "dataset_infos.json", "state.json"]
+        {
             assert!(is_documentation(Path::new(name)), "{name}");
         }
         for name in ["licenses.txt", "license.jsonl", "readme_rows.parquet", "notices.json", "a.txt"] {

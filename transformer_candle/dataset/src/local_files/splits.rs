@@ -72,7 +72,8 @@ impl FolderSplit {
 fn describe(pattern: &str, chosen: &str, read: usize, splits: &[FolderFiles], files: usize) -> String {
     let count = |files: usize| if files == 1 { "1 file".to_owned() } else { format!("{files} files") };
     let others = splits.iter().filter(|split| split.name != chosen);
-    let mut left_out: Vec<String> = others.map(|split| format!("{} ({})", split.name, count(split.files.len()))).collect();
+    let mut left_out: Vec<String> =
+        others.map(|split| format!("{} ({})", split.name, count(split.files.len()))).collect();
     let in_splits = splits.iter().flat_map(|split| &split.files).collect::<HashSet<_>>().len();
     if splits.iter().any(|split| split.name == chosen) && in_splits < files {
         left_out.push(format!("{} in no split", count(files - in_splits)));
@@ -104,13 +105,22 @@ mod tests {
         Ok((files.into_iter().map(name).collect(), notes))
     }
 
-    const SHARDS: [&str; 3] = ["data/test-00000-of-00001.parquet", "data/train-00000-of-00001.parquet", "data/validation-00000-of-00001.parquet"];
+    const SHARDS: [&str; 3] = [
+        "data/test-00000-of-00001.parquet",
+        "data/train-00000-of-00001.parquet",
+        "data/validation-00000-of-00001.parquet",
+    ];
 
     #[test]
     fn the_training_files_of_a_downloaded_data_set_are_read() {
         let (files, notes) = chosen(&FolderSplit::Train, &SHARDS).unwrap();
         assert_eq!(files, [SHARDS[1]]);
-        assert_eq!(notes, ["/data has splits: train (1 file) is read, not validation (1 file), test (1 file); --split chooses (data.split)"]);
+        assert_eq!(
+            notes,
+            [
+                "/data has splits: train (1 file) is read, not validation (1 file), test (1 file); --split chooses (data.split)"
+            ]
+        );
         assert_eq!(chosen(&FolderSplit::Named("test".to_owned()), &SHARDS).unwrap().0, [SHARDS[0]]);
         assert_eq!(chosen(&FolderSplit::Validation, &SHARDS).unwrap().0, [SHARDS[2]]);
         let missing = chosen(&FolderSplit::Named("dev".to_owned()), &SHARDS).unwrap_err().to_string();
