@@ -138,7 +138,10 @@ class Settings:
     data_config: Annotated[
         str | None, _flag(DATA, "The data set's configuration, such as sample-10BT.", metavar="NAME")
     ] = None
-    split: Annotated[str | None, _flag(DATA, f"The split of the data set, or of an --input folder. Default: {DEFAULT_SPLIT}.", metavar="NAME")] = None
+    split: Annotated[
+        str | None,
+        _flag(DATA, f"The split of the data set, or of an --input folder. Default: {DEFAULT_SPLIT}.", metavar="NAME"),
+    ] = None
     revision: Annotated[
         str | None,
         _flag(DATA, "The data set's commit, branch or tag. Default: the newest commit, then pinned.", metavar="SHA"),

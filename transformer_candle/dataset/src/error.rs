@@ -344,11 +344,8 @@ fn describe_first(problem: Option<&str>) -> String {
 fn nothing_held_out(name: &str, skipped: &SkippedRows, is_whole: bool) -> String {
     match skipped.total() {
         rows if is_whole => {
-            let why = if rows == 0 {
-                "it is empty".to_owned()
-            } else {
-                format!("all its {rows} rows are skipped: {skipped}")
-            };
+            let why =
+                if rows == 0 { "it is empty".to_owned() } else { format!("all {rows} rows were skipped: {skipped}") };
             format!("{name} has no text to evaluate on, as {why}; name other files{}", encoding_hint(skipped))
         }
         0 => format!(

@@ -186,7 +186,7 @@ impl Slot {
         while read.documents.len() < budget.documents && read.bytes < budget.bytes {
             let Some((range, row)) = self.next_row(shards)? else {
                 if let Some(open) = self.open.take().filter(|open| !open.has_document) {
-                    shards.source.tell_unusable(open.index, open.skipped);
+                    shards.source.tell_unusable(open.index, open.skipped, shards.cancel);
                 }
                 self.position = None;
                 break;

@@ -272,12 +272,20 @@ impl DataSource {
     }
 
     /// Warns, once for a shard, that none of the rows that were read of it can be used.
-    pub(crate) fn tell_unusable(&self, shard: usize, skipped: SkippedRows) {
+    pub(crate) fn tell_unusable(&self, shard: usize, skipped: SkippedRows, cancel: &CancelToken) {
         let mut told = self.listing.unusable.lock().unwrap_or_else(PoisonError::into_inner);
-        if skipped.total() > 0 && told.insert(shard) {
-            let name = &self.shards()[shard].name;
-            tracing::warn!("no row of {name} can be used: of {} that were read, {skipped}", skipped.total());
+        if skipped.total() == 0 || !told.insert(shard) {
+            return;
         }
+        let lacks_text = skipped.null + skipped.malformed > 0;
+        let fields =
+            if lacks_text { self.open(shard, cancel).and_then(|mut file| file.fields()) } else { Ok(Vec::new()) };
+        let texts = fields.unwrap_or_default().into_iter().filter(|field| field.non_string_type.is_none());
+        let texts: Vec<String> = texts.map(|field| field.name).collect();
+        let columns =
+            if texts.is_empty() { String::new() } else { format!("; its text columns are {}", texts.join(", ")) };
+        let (name, rows) = (&self.shards()[shard].name, skipped.total());
+        tracing::warn!("no row of {name} can be used: of {rows} that were read, {skipped}{columns}");
     }
 
     fn check_conversations(&self, cancel: &CancelToken) -> Result<(), DataError> {
@@ -304,7 +312,13 @@ impl DataSource {
                 let named = fields.iter().find(|field| field.name == self.text_column());
                 let found = named.map(|field| field.non_string_type);
                 let available = fields.iter().filter(|field| field.non_string_type.is_none());
-                return Ok((found != Some(None)).then(|| MissingColumn {
+                // The first rows alone are without text, as far as can be seen.
+                let is_present = match found {
+                    Some(None) => true,
+                    Some(Some("null")) => available.clone().next().is_none(),
+                    _ => false,
+                };
+                return Ok((!is_present).then(|| MissingColumn {
                     file: file.name.clone(),
                     column: self.text_column().to_owned(),
                     found: found.flatten(),

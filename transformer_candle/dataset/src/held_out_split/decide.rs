@@ -15,6 +15,8 @@ use crate::{DataError, DataSource};
 const HELD_OUT_SHARDS: usize = 16;
 /// With fewer candidates than this, part of one row group is held out instead of all of it.
 const FEW_ROW_GROUPS: usize = 8;
+/// Row groups that are tried at most to find one with a document.
+const MAX_TRIED_ROW_GROUPS: usize = 256;
 /// How often a thread checks whether another one has decided the split.
 const SPLIT_POLL_INTERVAL: Duration = Duration::from_millis(20);
 
@@ -127,49 +129,67 @@ impl Candidates {
         cancel: &CancelToken,
         after_training: bool,
     ) -> Result<Option<HeldOutRule>, DataError> {
+        let needs_documents = source.reading_version() >= 2;
         if self.by_hash {
             let Self { shards, from, threshold, .. } = self;
             let rule = HeldOutRule::Hashed { shards, from, threshold };
-            if source.reading_version() < 2 || rule.has_document(source, cancel)? {
+            if !needs_documents || rule.divides_documents(source, cancel, after_training)? {
                 return Ok(Some(rule));
             }
-            // Nothing of it can be evaluated on: another row group is held out.
             return Self::find(source, from, 0, cancel)?.choose(source, cancel, after_training);
         }
         let choices = self.row_groups.len();
-        let hold_out_whole = after_training || choices >= FEW_ROW_GROUPS;
         let leaves_training = |first_row: u64| after_training || choices > 1 || first_row > 0;
-        for &(_, shard, row_group) in &self.row_groups {
+        let last_eighth = |rows: u64| rows - (rows / 8).max(1).min(rows);
+        let tried = if needs_documents { choices.min(MAX_TRIED_ROW_GROUPS) } else { choices };
+        let mut usual = None;
+        for &(_, shard, row_group) in &self.row_groups[..tried] {
             let rows = source.open(shard, cancel)?.row_count(row_group)?.unwrap_or(0);
-            let first_row = if hold_out_whole { 0 } else { rows - (rows / 8).max(1).min(rows) };
-            let rule = HeldOutRule::Rows { shard, row_group, first_row };
-            if rows > 0
-                && leaves_training(first_row)
-                && (source.reading_version() < 2 || rule.has_document(source, cancel)?)
-            {
-                return Ok(Some(rule));
+            let first_row = if after_training || choices >= FEW_ROW_GROUPS { 0 } else { last_eighth(rows) };
+            if rows > 0 && leaves_training(first_row) {
+                let rule = HeldOutRule::Rows { shard, row_group, first_row };
+                if !needs_documents || rule.divides_documents(source, cancel, after_training)? {
+                    return Ok(Some(rule));
+                }
+                usual = usual.or(Some(rule));
             }
         }
-        if source.reading_version() < 2 {
+        if !needs_documents {
             return Ok(None);
         }
-        // Every last eighth is without text: what is held out starts at the last document of a row group.
-        for &(_, shard, row_group) in &self.row_groups {
-            if let Some(first_row) =
-                last_document(source, shard, row_group, cancel)?.filter(|row| leaves_training(*row))
-            {
-                return Ok(Some(HeldOutRule::Rows { shard, row_group, first_row }));
+        // The documents are in few rows: a part of a row group is held out that has some and leaves some.
+        let mut has_document = false;
+        for &(_, shard, row_group) in &self.row_groups[..tried] {
+            let Some(documents) = Documents::find(source, shard, row_group, cancel)? else { continue };
+            has_document = true;
+            for first_row in [last_eighth(documents.rows), documents.last] {
+                let rule = HeldOutRule::Rows { shard, row_group, first_row };
+                if leaves_training(first_row) && rule.divides_documents(source, cancel, after_training)? {
+                    return Ok(Some(rule));
+                }
             }
         }
-        Ok(None)
+        // Without any document, evaluation says why the rows are skipped.
+        Ok(usual.filter(|_| !has_document))
     }
 }
 
 impl HeldOutRule {
-    /// Whether any of the rows has a document.
-    fn has_document(&self, source: &DataSource, cancel: &CancelToken) -> Result<bool, DataError> {
+    /// Whether a row that is held out has a document, and one that is trained on, unless training is over before.
+    fn divides_documents(
+        &self,
+        source: &DataSource,
+        cancel: &CancelToken,
+        after_training: bool,
+    ) -> Result<bool, DataError> {
         let split = HeldOutSplit { training_end: None, held_out: self.clone(), shards: source.shards().len() };
-        let mut rows = SequentialReader::held_out(source, Arc::new(split), cancel.clone());
+        Ok(split.holds_out_document(source, cancel)? && (after_training || split.leaves_document(source, cancel)?))
+    }
+}
+
+impl HeldOutSplit {
+    fn holds_out_document(&self, source: &DataSource, cancel: &CancelToken) -> Result<bool, DataError> {
+        let mut rows = SequentialReader::held_out(source, Arc::new(self.clone()), cancel.clone());
         while let Some(row) = rows.next_row()? {
             if matches!(row, Row::Document(_)) {
                 return Ok(true);
@@ -177,24 +197,52 @@ impl HeldOutRule {
         }
         Ok(false)
     }
+
+    /// Whether a training row of the first shards has a document.
+    fn leaves_document(&self, source: &DataSource, cancel: &CancelToken) -> Result<bool, DataError> {
+        for (shard, file) in source.shards().iter().enumerate().take(HELD_OUT_SHARDS) {
+            let mut reader = source.open(shard, cancel)?;
+            let mut row_group = 0;
+            while reader.row_groups().is_none_or(|row_groups| row_group < row_groups) && reader.seek(row_group, 0)? {
+                for _ in 0..self.training_rows(shard, &file.name, row_group) {
+                    match reader.next_row()? {
+                        Some(Row::Document(_)) => return Ok(true),
+                        Some(Row::Skipped(_)) => {}
+                        None => break,
+                    }
+                }
+                row_group += 1;
+            }
+        }
+        Ok(false)
+    }
 }
 
-/// Finds the last row of a row group that has a document.
-fn last_document(
-    source: &DataSource,
-    shard: usize,
-    row_group: u64,
-    cancel: &CancelToken,
-) -> Result<Option<u64>, DataError> {
-    let mut reader = source.open(shard, cancel)?;
-    let (mut last, mut row) = (None, 0);
-    if reader.seek(row_group, 0)? {
-        while let Some(found) = reader.next_row()? {
-            last = if matches!(found, Row::Document(_)) { Some(row) } else { last };
-            row += 1;
+/// Where the documents of a row group are.
+struct Documents {
+    rows: u64,
+    /// The last row with a document.
+    last: u64,
+}
+
+impl Documents {
+    /// Reads a row group; `None` if it has no document.
+    fn find(
+        source: &DataSource,
+        shard: usize,
+        row_group: u64,
+        cancel: &CancelToken,
+    ) -> Result<Option<Self>, DataError> {
+        let mut reader = source.open(shard, cancel)?;
+        let (mut rows, mut last) = (0, None);
+        if reader.seek(row_group, 0)? {
+            while let Some(row) = reader.next_row()? {
+                last = if matches!(row, Row::Document(_)) { Some(rows) } else { last };
+                rows += 1;
+            }
         }
+        Ok(last.map(|last| Self { rows, last }))
     }
-    Ok(last)
 }
 
 /// Finds the end of the first `rows` rows; `None` if there are fewer.
