@@ -249,6 +249,11 @@ impl DataSource {
         self.listing.reading_version
     }
 
+    /// Whether reading it requests something of the Hub.
+    pub(crate) fn is_streamed(&self) -> bool {
+        matches!(self.listing.location, Location::Hub(_))
+    }
+
     /// The shards, in listing order.
     pub(crate) fn shards(&self) -> &[Shard] {
         &self.listing.shards

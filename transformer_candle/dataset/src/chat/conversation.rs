@@ -223,7 +223,7 @@ mod tests {
             (json!({"messages": "x"}), "its messages are no list"),
             (json!({"messages": ["x"]}), "message 1 is no object"),
             (json!({"messages": [{"content": "x"}, answer]}), "message 1 has no role"),
-            (json!({"messages": [turn("user", "x"), turn("narrator", "y")]}), "message 2 has the role \"narrator\""),
+            (json!({"messages": [turn("user", "x"), turn("bot", "y")]}), "message 2 has the role \"bot\""),
             (json!({"messages": [turn("user", " \n"), answer]}), "message 1 (user) is empty"),
             (json!({"messages": [turn("user", "x"), {"role": "assistant"}]}), "message 2 (assistant) has no content"),
             (json!({"messages": [{"role": "user", "content": [{"type": "image"}]}, answer]}), "of the type image"),

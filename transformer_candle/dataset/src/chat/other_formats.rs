@@ -5,12 +5,9 @@ use serde_json::{Map, Value, json};
 use super::conversation::ASSISTANT;
 
 /// The roles of ShareGPT, and those that chat templates know.
-const ROLES: [(&str, &str); 8] = [
+const ROLES: [(&str, &str); 5] = [
     ("human", "user"),
     ("gpt", ASSISTANT),
-    ("model", ASSISTANT),
-    ("bot", ASSISTANT),
-    ("chatgpt", ASSISTANT),
     (FUNCTION_CALL, ASSISTANT),
     ("function_response", TOOL),
     ("observation", TOOL),
