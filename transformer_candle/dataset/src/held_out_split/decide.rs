@@ -134,8 +134,8 @@ impl Candidates {
             let Self { shards, from, threshold, .. } = self;
             let rule = HeldOutRule::Hashed { shards, from, threshold };
             // A stream is not asked for a row group only to see that it has text: of so many some will have.
-            let is_checked = needs_documents && !source.is_streamed();
-            if !is_checked || rule.as_split(source).holds_out_document(source, cancel)? {
+            let is_checked = needs_documents && !source.is_streamed() && threshold < u64::MAX;
+            if !is_checked || rule.divides_documents(source, cancel, after_training)? {
                 return Ok(Some(rule));
             }
             return Self::find(source, from, 0, cancel)?.choose(source, cancel, after_training);
@@ -177,11 +177,6 @@ impl Candidates {
 }
 
 impl HeldOutRule {
-    /// The split of this rule where training is not limited.
-    fn as_split(&self, source: &DataSource) -> HeldOutSplit {
-        HeldOutSplit { training_end: None, held_out: self.clone(), shards: source.shards().len() }
-    }
-
     /// Whether a row that is held out has a document, and one that is trained on, unless training is over before.
     fn divides_documents(
         &self,
@@ -189,7 +184,7 @@ impl HeldOutRule {
         cancel: &CancelToken,
         after_training: bool,
     ) -> Result<bool, DataError> {
-        let split = self.as_split(source);
+        let split = HeldOutSplit { training_end: None, held_out: self.clone(), shards: source.shards().len() };
         Ok(split.holds_out_document(source, cancel)? && (after_training || split.leaves_document(source, cancel)?))
     }
 }
