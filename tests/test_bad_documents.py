@@ -64,7 +64,9 @@ def made(workspace: Workspace, shards: Path, experiment: str, workers: int) -> K
     folder = workspace.run_folder(experiment)
     folder.mkdir()
     tokenizer = workspace.root / "artifacts/tokenizer/template/tokenizer.json"
-    config = CONFIG.replace("data: {", f"data: {{train_shards: [{shards}], num_workers: {workers}, ")
+    # Of the shards nothing is held out: training skips every bad document.
+    files = f"train_shards: [{shards}], validation_shards: [{workspace.root / 'book.txt'}]"
+    config = CONFIG.replace("data: {", f"data: {{{files}, num_workers: {workers}, ")
     (folder / "training.yaml").write_text(f"{config}tokenizer: {{tokenizer_json: {tokenizer}}}\n")
     return KilledRun(workspace, experiment)
 

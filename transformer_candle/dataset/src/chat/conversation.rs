@@ -1,5 +1,5 @@
 //! Parses and checks rows of chat data, in the formats that trl's `SFTTrainer` reads and, since reading version 2, in
-//! those of Alpaca and ShareGPT (`other_formats`).
+//! those of Alpaca and `ShareGPT` (`other_formats`).
 
 use serde_json::{Map, Value, json};
 

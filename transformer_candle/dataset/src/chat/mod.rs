@@ -1,6 +1,6 @@
 //! Chat data: rows of conversations become token ids, with a mask of those that the loss counts.
 //!
-//! `conversation` reads and checks a row (`other_formats`: one of Alpaca or ShareGPT); `template` renders it with the model's chat template (`python_text`: values
+//! `conversation` reads and checks a row (`other_formats`: one of Alpaca or `ShareGPT`); `template` renders it with the model's chat template (`python_text`: values
 //! as Python prints them); `loss_spans` finds what the assistant says in it; `special_tokens` keeps the special tokens
 //! of the template apart from text that spells them.
 

@@ -1,10 +1,10 @@
-//! Rows in the formats of Alpaca and ShareGPT, as LLaMA-Factory and axolotl read them, become messages.
+//! Rows in the formats of Alpaca and `ShareGPT`, as LLaMA-Factory and axolotl read them, become messages.
 
 use serde_json::{Map, Value, json};
 
 use super::conversation::ASSISTANT;
 
-/// The roles of ShareGPT, and those that chat templates know.
+/// The roles of `ShareGPT`, and those that chat templates know.
 const ROLES: [(&str, &str); 5] = [
     ("human", "user"),
     ("gpt", ASSISTANT),

@@ -5,7 +5,7 @@ use run_config::DataFormat;
 /// The columns of conversations: those that trl's `SFTTrainer` reads.
 const CONVERSATION_COLUMNS: [&str; 6] =
     ["messages", "conversations", "prompt", "completion", "tools", "chat_template_kwargs"];
-/// The columns of Alpaca and ShareGPT rows, which LLaMA-Factory and axolotl read; since reading version 2.
+/// The columns of Alpaca and `ShareGPT` rows, which LLaMA-Factory and axolotl read; since reading version 2.
 const INSTRUCTION_COLUMNS: [&str; 6] = ["instruction", "input", "output", "response", "system", "history"];
 
 /// How the rows of a file are read.

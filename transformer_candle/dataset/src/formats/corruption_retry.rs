@@ -31,7 +31,7 @@ impl CorruptionRetry {
         rules: &ReadingRules,
         cancel: &CancelToken,
     ) -> Result<Self, DataError> {
-        let file = retry_on_corruption(source.as_ref(), || format.open_unretried(Arc::clone(&source), rules, cancel))?;
+        let file = retry_on_corruption(source.as_ref(), || format.open_unretried(&source, rules, cancel))?;
         let (rules, cancel) = (rules.clone(), cancel.clone());
         Ok(Self { format, source, rules, cancel, file, row_group: 0, row: 0 })
     }
@@ -42,7 +42,7 @@ impl CorruptionRetry {
         let mut retrying = false;
         retry_on_corruption(source.as_ref(), || {
             if retrying {
-                *file = format.open_unretried(Arc::clone(source), rules, cancel)?;
+                *file = format.open_unretried(source, rules, cancel)?;
                 file.seek(*row_group, *row)?;
             }
             retrying = true;

@@ -30,7 +30,7 @@ impl Format {
     /// Like [`Self::open`], but corrupted data is an error.
     pub(super) fn open_unretried(
         self,
-        source: Arc<dyn ByteSource>,
+        source: &Arc<dyn ByteSource>,
         rules: &ReadingRules,
         cancel: &CancelToken,
     ) -> Result<Box<dyn ShardReader>, DataError> {
@@ -39,7 +39,7 @@ impl Format {
         if rules.version >= 2 && is_plain {
             self.check_head(source.name(), &head)?;
         }
-        let opened = self.open_reader(Arc::clone(&source), &head, rules, cancel);
+        let opened = self.open_reader(Arc::clone(source), &head, rules, cancel);
         if !is_plain && matches!(opened, Err(DataError::Format { .. })) {
             self.check_head(source.name(), &read_head(source.as_ref())?)?;
         }

@@ -6,7 +6,7 @@
 //! So a chunk has at most 64 KiB, chunk `k` of a file of any size is found by reading 64 KiB, and the concatenated
 //! chunks are the file without its byte order mark.
 //!
-//! Since reading version 2, `<|endoftext|>` separates documents, as in the text files of GPT-2 and TinyStories. A chunk
+//! Since reading version 2, `<|endoftext|>` separates documents, as in the text files of GPT-2 and `TinyStories`. A chunk
 //! has a row for each document in it, without the line ends beside separators; blank documents are left out. Both
 //! chunks at a boundary find a separator beside it, at most [`VICINITY`] bytes away, and so agree on whether a document
 //! crosses it.

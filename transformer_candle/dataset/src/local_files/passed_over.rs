@@ -162,9 +162,9 @@ mod tests {
     #[test]
     fn folders_of_save_to_disk_are_recognised() {
         let mut passed_over = PassedOver::default();
-        ["data-00000-of-00001.arrow", "state.json", "dataset_info.json"]
-            .iter()
-            .for_each(|name| passed_over.add(Path::new(name)));
+        for name in ["data-00000-of-00001.arrow", "state.json", "dataset_info.json"] {
+            passed_over.add(Path::new(name));
+        }
         let problem = passed_over.problem(Path::new("/texts"));
         assert!(problem.contains("save_to_disk") && problem.contains("load_from_disk(\"/texts\")"), "{problem}");
     }
