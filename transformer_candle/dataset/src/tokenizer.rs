@@ -88,7 +88,7 @@ impl Tokenizer {
     pub fn from_run(run: &ResolvedRun) -> Result<Self, DataError> {
         let path = run.config.tokenizer.tokenizer_json.as_deref().unwrap_or(Path::new("tokenizer.json"));
         let choice = Choice { special_tokens: &run.special_tokens, bos: run.config.data.bos, ..Choice::default() };
-        Self::read(path, TokenizerReading::Folder, choice)
+        Self::read(path, TokenizerReading::of_version(run.config.data.reading_version()), choice)
     }
 
     /// Loads the tokenizer of a model directory, as its files say.

@@ -63,8 +63,7 @@ impl AdapterDescription {
         let read = read.map_err(|error| Problem::new("(whole file)", error.to_string()))?;
         read.check()?;
         peft_config::check(config)?;
-        let PeftConfig { r, lora_alpha, lora_dropout, target_modules, use_rslora, base_model_name_or_path, .. } =
-            read;
+        let PeftConfig { r, lora_alpha, lora_dropout, target_modules, use_rslora, base_model_name_or_path, .. } = read;
         let lora = LoraConfig {
             rank: Some(r),
             alpha: Some(lora_alpha),

@@ -65,7 +65,11 @@ pub(crate) fn check(config: &Value) -> Result<(), Problem> {
 fn check_beginning(value: &Value) -> Result<(), Problem> {
     const KEY: &str = "init_lora_weights";
     let Some(name) = value.as_str() else {
-        return if value.is_boolean() || value.is_null() { Ok(()) } else { refused(KEY, value, "peft knows no such value") };
+        return if value.is_boolean() || value.is_null() {
+            Ok(())
+        } else {
+            refused(KEY, value, "peft knows no such value")
+        };
     };
     let name = name.to_lowercase();
     if PLAIN_BEGINNINGS.contains(&name.as_str()) {

@@ -52,13 +52,14 @@ impl ModelVocabulary for BTreeMap<String, u64> {
 
 /// Reads the size of the vocabulary of a `tokenizer.json` and the files beside it: one more than the highest token id.
 pub fn vocab_size(tokenizer_json: &Path) -> Result<usize, ConfigError> {
-    let vocabulary = Vocabulary::load(tokenizer_json).map_err(|problem| ConfigError::one(tokenizer_json, problem))?;
+    let vocabulary = Vocabulary::load(tokenizer_json, TokenizerReading::Folder);
+    let vocabulary = vocabulary.map_err(|problem| ConfigError::one(tokenizer_json, problem))?;
     Ok(vocabulary.size)
 }
 
 impl Vocabulary {
     /// Reads the vocabulary of a `tokenizer.json` and the tokens that the files beside it add.
-    pub(crate) fn load(path: &Path) -> Result<Self, Problem> {
+    pub(crate) fn load(path: &Path, reading: TokenizerReading) -> Result<Self, Problem> {
         let text = format::read_text(path, LARGEST_TOKENIZER)?;
         let not_one =
             |reason: String| Problem::of_file(format!("is not a tokenizer.json of the tokenizers library: {reason}"));
@@ -73,7 +74,7 @@ impl Vocabulary {
             _ => BTreeMap::new(),
         };
         let mut added = AddedTokens::from_json(&file.added_tokens);
-        let folder = TokenizerFolder::read(path, TokenizerReading::Folder);
+        let folder = TokenizerFolder::read(path, reading);
         folder.map_err(|error| Problem::of_file(format!("cannot be read: {error}")))?.add_to(&mut added, &ids);
         ids.extend(added.iter().map(|(id, token)| (token.content.clone(), id)));
         let last = ids.values().max().ok_or_else(|| not_one("its vocabulary is empty".to_owned()))?;

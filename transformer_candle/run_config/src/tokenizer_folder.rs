@@ -13,6 +13,7 @@ use std::path::{Path, PathBuf};
 
 use serde_json::{Map, Value};
 
+use crate::FIRST_READING_VERSION;
 use crate::added_tokens::{AddedToken, AddedTokens, ModelVocabulary};
 use crate::regular_file;
 
@@ -39,6 +40,13 @@ pub enum TokenizerReading {
     /// `tokenizer.json` has every token, roles are first those of `tokenizer_config.json`, and there is one template:
     /// how checkpoints are read, which have their tokens there, and how runs of the first version have read theirs.
     Recorded,
+}
+
+impl TokenizerReading {
+    /// How a run of this `data.reading_version` reads its tokenizer.
+    pub fn of_version(reading_version: u32) -> Self {
+        if reading_version == FIRST_READING_VERSION { Self::Recorded } else { Self::Folder }
+    }
 }
 
 /// A file of the folder that cannot be read.
@@ -130,9 +138,9 @@ impl TokenizerFolder {
         };
         let added = match decoder {
             Some(decoder) => {
-                let by_id = decoder.iter().filter_map(|(id, token)| {
-                    Some((id.parse::<u64>().ok()?, AddedToken::from_json(token)?))
-                });
+                let by_id = decoder
+                    .iter()
+                    .filter_map(|(id, token)| Some((id.parse::<u64>().ok()?, AddedToken::from_json(token)?)));
                 by_id.collect()
             }
             None => added_tokens_file(&beside(ADDED_TOKENS)?, &roles, &extra),
@@ -253,8 +261,8 @@ fn added_tokens_file(
     roles: &[(String, AddedToken)],
     extra: &[AddedToken],
 ) -> BTreeMap<u64, AddedToken> {
-    let known = roles.iter().filter(|(role, _)| ROLES.contains(&role.as_str())).map(|(_, token)| token);
-    let special: Vec<&AddedToken> = known.chain(extra).collect();
+    let known = ROLES.into_iter().filter_map(|known| roles.iter().find(|(role, _)| role == known));
+    let special: Vec<&AddedToken> = known.map(|(_, token)| token).chain(extra).collect();
     let token = |(name, id): (&String, &Value)| {
         let special = special.iter().any(|token| token.content == *name);
         Some((id.as_u64()?, AddedToken { special, normalized: !special, ..AddedToken::special(name) }))
@@ -368,8 +376,10 @@ mod tests {
 
     #[test]
     fn tokens_get_the_next_free_ids() {
-        let decoder = json!({ "9": { "content": "<turn>", "special": true }, "3": { "content": "<end>", "lstrip": true } });
-        let config = json!({ "added_tokens_decoder": decoder, "bos_token": "<s>", "pad_token": { "content": "<pad>" } });
+        let decoder =
+            json!({ "9": { "content": "<turn>", "special": true }, "3": { "content": "<end>", "lstrip": true } });
+        let config =
+            json!({ "added_tokens_decoder": decoder, "bos_token": "<s>", "pad_token": { "content": "<pad>" } });
         let (folder, mut json) = folder(&[("tokenizer_config.json", config)]);
         let additions = read(&folder, TokenizerReading::Folder).complete(&mut json);
         assert_eq!(additions, Additions { any: true, left_out: Vec::new() });

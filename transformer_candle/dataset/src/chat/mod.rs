@@ -185,12 +185,7 @@ impl ConversationEncoder {
     pub(crate) fn identity(&self) -> [String; 4] {
         let ChatSettings { date, assistant_only_loss, overlong, .. } = &self.0.settings;
         let sources: Vec<&str> = self.templates().into_iter().map(|(_, source)| source).collect();
-        [
-            sources.join("\0"),
-            date.clone().unwrap_or_default(),
-            assistant_only_loss.to_string(),
-            format!("{overlong:?}"),
-        ]
+        [sources.join("\0"), date.clone().unwrap_or_default(), assistant_only_loss.to_string(), format!("{overlong:?}")]
     }
 
     /// Encodes a row, or returns why it is skipped.

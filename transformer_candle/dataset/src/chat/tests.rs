@@ -254,10 +254,9 @@ fn conversations_with_tools_take_their_own_template() {
 #[test]
 fn a_template_with_a_token_that_has_no_embedding_is_refused() {
     let model = model(Some(&PLAIN.replace("<|im_end|>", "<|turn_end|>")));
-    for (name, content) in [
-        ("added_tokens.json", json!({"<|turn_end|>": 266})),
-        ("config.json", json!({"vocab_size": 266})),
-    ] {
+    for (name, content) in
+        [("added_tokens.json", json!({"<|turn_end|>": 266})), ("config.json", json!({"vocab_size": 266}))]
+    {
         fs::write(model.folder.path().join(name), content.to_string()).unwrap();
     }
     let error = model.encoder(&settings()).err().unwrap().to_string();

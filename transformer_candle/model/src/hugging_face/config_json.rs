@@ -78,7 +78,11 @@ fn rope(shape: &ModelShape) -> (Value, Value) {
 
 /// The `generation_config.json` of a model: where generation starts, at which tokens it stops, and the other settings
 /// of the model that training started from, such as `temperature`.
-pub fn generation_config_json(bos_token_id: Option<u32>, eos_token_ids: &[u32], settings: &Map<String, Value>) -> Value {
+pub fn generation_config_json(
+    bos_token_id: Option<u32>,
+    eos_token_ids: &[u32],
+    settings: &Map<String, Value>,
+) -> Value {
     let mut values = settings.clone();
     if values.is_empty() {
         values.insert("_from_model_config".to_owned(), json!(true));

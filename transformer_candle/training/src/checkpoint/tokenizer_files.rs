@@ -107,7 +107,11 @@ impl TokenizerFiles {
     }
 
     /// Changes `tokenizer_config.json`; `change` returns whether it has changed anything.
-    fn edit_config(&mut self, tokenizer_json: &Path, change: impl FnOnce(&mut Map<String, Value>) -> bool) -> Result<()> {
+    fn edit_config(
+        &mut self,
+        tokenizer_json: &Path,
+        change: impl FnOnce(&mut Map<String, Value>) -> bool,
+    ) -> Result<()> {
         let Some((_, content)) = self.files.iter_mut().find(|(name, _)| *name == TOKENIZER_CONFIG) else {
             return Ok(());
         };
