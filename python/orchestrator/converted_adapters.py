@@ -216,26 +216,28 @@ def _factors(
     up = (up * scale).astype("f4")
     if settings.takes_out is None:
         return down, up
-    own, onto = TAKEN_OUT[settings.takes_out](weight.values().astype("f8"), rank)
-    return _joined(0, down, onto.astype("f4")), _joined(1, up, -own.astype("f4"))
+    taken, onto = TAKEN_OUT[settings.takes_out](weight.values().astype("f8"), rank)
+    if settings.takes_out == "olora":
+        onto *= scale  # peft takes out the scaled product; with PiSSA the matrices make up for the scale
+    return _joined(0, down, onto.astype("f4")), _joined(1, up, -taken.astype("f4"))
 
 
 def _principal_part(weight: NDArray[np.float64], rank: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return factors of the part of a weight with the largest singular values, which PiSSA takes out.
+    """Return factors U V of the part of a weight with the largest singular values, which PiSSA takes out.
 
     It is U U^T W for the leading left singular vectors U, which are eigenvectors of W W^T, the smaller Gram matrix.
     """
     import numpy as np
 
     if weight.shape[0] > weight.shape[1]:
-        down, up = _principal_part(weight.T, rank)
-        return up.T, down.T
+        left, right = _principal_part(weight.T, rank)
+        return right.T, left.T
     vectors = np.linalg.eigh(weight @ weight.T)[1][:, ::-1][:, :rank]
     return vectors, vectors.T @ weight
 
 
 def _leading_part(weight: NDArray[np.float64], rank: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return factors of the part of a weight that OLoRA takes out: Q R of its QR decomposition, cut to the rank.
+    """Return factors U V of what OLoRA takes out, but for the scale: Q R of the QR decomposition, cut to the rank.
 
     The first columns of Q are those of the decomposition of the first columns of the weight.
     """
