@@ -25,9 +25,10 @@ from orchestrator import (
 )
 from orchestrator.base_config import BaseConfig
 from orchestrator.command_error import CommandError, ExitCode
+from orchestrator.long_words import LARGEST_VARIETY, LONGEST_WORD
 from orchestrator.paths import Roots, RunLocation, shown
 from orchestrator.progress import reading
-from orchestrator.screen import amount, note, step, warn
+from orchestrator.screen import amount, counted, note, step, warn
 from orchestrator.settings import (
     DEFAULT_DATASET,
     DEFAULT_SPLIT,
@@ -242,6 +243,7 @@ def _prepare_tokenizer(settings: Settings, location: RunLocation, base: BaseConf
         read = f"{ready.facts.documents:,} documents, {amount(ready.facts.bytes)}"
         step("", f"{ready.vocab_size:,} tokens from {read} in {time.monotonic() - started:.1f} s: {shown(ready.path)}")
         _print_compression(ready.facts)
+        _print_long_words(ready.facts)
     return ready
 
 
@@ -252,6 +254,18 @@ def _print_compression(facts: tokenizer.Facts) -> None:
     gpt2 = f"; GPT-2's: {facts.gpt2_bytes_per_token:.2f} bytes per token" if facts.gpt2_bytes_per_token else ""
     text = f"on {amount(facts.held_out_bytes)} of text that it was not trained on"
     step("", f"{facts.bytes_per_token:.2f} bytes per token{words} {text}{gpt2}")
+
+
+def _print_long_words(facts: tokenizer.Facts) -> None:
+    """Say what the tokenizer was trained on otherwise than it stands in the text."""
+    if facts.split_words:
+        words = counted(f"{facts.split_words:,}", "word")
+        note(f"{words} of more than {LONGEST_WORD} characters without a break, split for the tokenizer's training only")
+    if facts.left_out_characters:
+        note(
+            f"{facts.left_out_characters:,} characters of long words were left out of it: there are more than "
+            f"{amount(LARGEST_VARIETY)} of different ones. Training reads them all"
+        )
 
 
 def _special_tokens(location: RunLocation, base: BaseConfig) -> list[str]:
