@@ -21,6 +21,7 @@ from orchestrator import (
     signals,
     summary,
     tokenizer,
+    training_length,
     training_record,
 )
 from orchestrator.base_config import BaseConfig
@@ -285,25 +286,14 @@ def _write_files(
     if (template := values["data"]["chat_template"]) not in (None, CHATML):
         run_files.keep_chat_template(location.folder, template)
         values["data"]["chat_template"] = None
+    written = run_files.write_streaming_config(location.folder, _streaming_config(settings, location, base, source))
+    if written is not None:
+        step("wrote", shown(written))
+    if settings.open_keys is not None and (said := training_length.fit(values, location.folder, settings.open_keys)):
+        note(said)
     text = _native.config_to_yaml(values)
     if base.depth is not None:
         text = depth.reasons(base.depth, settings.vocab_size, values) + text
-    streaming = None
-    if source.shards is None and source.mixture is None:
-        streaming = run_files.StreamingConfig(
-            dataset=source.data.name,
-            split=settings.split or DEFAULT_SPLIT,
-            max_samples=settings.max_samples,
-            stream_batch_size=settings.stream_batch_size or DEFAULT_STREAM_BATCH_SIZE,
-            experiment=location.experiment,
-            config=settings.data_config,
-            revision=source.data.revision,
-            text_column=base.text_column,
-            tokenizer=str(run_files.TOKENIZER),
-        )
-    written = run_files.write_streaming_config(location.folder, streaming)
-    if written is not None:
-        step("wrote", shown(written))
     if ready.facts is not None and not (location.folder / run_files.SPECIAL_TOKENS).exists():
         step("wrote", shown(run_files.write_special_tokens(location.folder, _special_tokens(location, base))))
     config, former = run_files.write_training_config(location.folder, text)
@@ -311,6 +301,25 @@ def _write_files(
     if former is not None:
         note(f"The previous training.yaml differed and is kept as {former.name}.")
     return config
+
+
+def _streaming_config(
+    settings: Settings, location: RunLocation, base: BaseConfig, source: Source
+) -> run_files.StreamingConfig | None:
+    """Return the description of the data set that is streamed; None where none is."""
+    if source.shards is not None or source.mixture is not None:
+        return None
+    return run_files.StreamingConfig(
+        dataset=source.data.name,
+        split=settings.split or DEFAULT_SPLIT,
+        max_samples=settings.max_samples,
+        stream_batch_size=settings.stream_batch_size or DEFAULT_STREAM_BATCH_SIZE,
+        experiment=location.experiment,
+        config=settings.data_config,
+        revision=source.data.revision,
+        text_column=base.text_column,
+        tokenizer=str(run_files.TOKENIZER),
+    )
 
 
 def _warn_of_epochs(samples: int, base: BaseConfig, ready: tokenizer.Ready) -> None:

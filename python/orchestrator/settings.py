@@ -121,6 +121,15 @@ LaunchMode = Annotated[
 ]
 
 
+@dataclass(frozen=True)
+class OpenKeys:
+    """The keys of the length of a run that were left open, and follow from the data."""
+
+    epochs: bool
+    batch: bool
+    warmup: bool
+
+
 @dataclass
 class Settings:
     """The values of the pipeline's flags; None or empty for one that was not typed."""
@@ -241,6 +250,8 @@ class Settings:
     """The values of `CONFIG_FLAGS`, by the flags' names."""
     defaults: list[str] = field(default_factory=list)
     """Config keys (`key=value`) that a command sets unless a flag or an `--override` does."""
+    open_keys: OpenKeys | None = None
+    """None where the length of the run is given."""
 
     def config_overrides(self) -> list[str]:
         """Return the flags that were typed as `key=value`, the explicit `--override`s last."""
