@@ -10,8 +10,9 @@ from inspect import Parameter
 from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
-from typer import Context, Option
+from typer import Context, Exit, Option
 
+from orchestrator import _native, terminal
 from orchestrator.depth import MAX_DEPTH, MIN_DEPTH
 from orchestrator.options import ConfigFlag, parameter, takes, trainer_command
 
@@ -119,6 +120,9 @@ LaunchMode = Annotated[
         "the program where it is found, else the bindings.",
     ),
 ]
+
+
+Version = Annotated[bool, _flag(RUN, "Print the version.", "--version", "-V")]
 
 
 @dataclass(frozen=True)
@@ -284,11 +288,14 @@ def _scalar(value: object) -> str:
 def takes_settings(command: Callable[[Context, Settings], None]) -> Callable[..., None]:
     """Turn a function of `Settings` into one with a parameter per flag, as Typer wants it."""
 
-    def typed(context: Context, **flags: Any) -> None:
+    def typed(context: Context, version: bool, **flags: Any) -> None:
+        if version:
+            terminal.result(f"orchestrate {_native.__version__}")
+            raise Exit
         command(context, from_flags(flags))
 
     context = parameter("context", Context, default=Parameter.empty)
-    return takes([context, *flag_parameters()], command.__doc__ or "")(typed)
+    return takes([context, parameter("version", Version, False), *flag_parameters()], command.__doc__ or "")(typed)
 
 
 def from_flags(flags: dict[str, Any]) -> Settings:
