@@ -21,8 +21,14 @@ LARGEST_VARIETY = 8_000_000
 """Bytes of different words in such text. The trainer takes about 100 bytes for each."""
 # Python counts four separators as white space, which the pre-tokenizer does not.
 _SPACE, _OTHER = r"[^\S\x1c-\x1f]", r"[\S\x1c-\x1f]"
-# Text without white space, which may be several words, and white space, which is one.
-_RUNS = re.compile(rf"(?<!{_OTHER}){_OTHER}{{{COUNTED_LENGTH},}}|(?<!{_SPACE}){_SPACE}{{{LONGEST_WORD + 1},}}")
+
+
+def runs(counted: int, longest: int) -> re.Pattern[str]:
+    """Match text without white space, which may be several words, and white space of over `longest` characters."""
+    return re.compile(rf"(?<!{_OTHER}){_OTHER}{{{counted},}}|(?<!{_SPACE}){_SPACE}{{{longest + 1},}}")
+
+
+_RUNS = runs(COUNTED_LENGTH, LONGEST_WORD)
 _ASCII_WORDS = re.compile(r"'(?:[stmd]|re|ve|ll)| ?[A-Za-z]+| ?[0-9]+| ?[^A-Za-z0-9 ]+")
 
 
@@ -77,7 +83,11 @@ class LongWords:
                 if not self._has_room_for(set(_ASCII_WORDS.findall(text, start, end))):
                     yield start, end, False
                     continue
-                words = [word.span() for word in _ASCII_WORDS.finditer(text, start, end)] if _is_long(text[start:end]) else []
+                words = (
+                    [word.span() for word in _ASCII_WORDS.finditer(text, start, end)]
+                    if _is_long(text[start:end])
+                    else []
+                )
             else:
                 # Ordinary text of scripts without spaces has no breaks either: only its long words count.
                 found = self.pre_tokenizer.pre_tokenize_str(text[start:end])

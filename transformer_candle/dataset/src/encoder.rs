@@ -129,6 +129,53 @@ mod tests {
         assert!(matches!(swapped, Encoder::Library));
     }
 
+    /// Words of the kinds that make a tokenizer slow, each of `length` bytes or a little more.
+    fn long_words(length: usize) -> [String; 6] {
+        let mut state = 1_u64;
+        let mut random = |below: usize| {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            (state >> 33) as usize % below
+        };
+        let mut drawn = |letters: &[char], size: usize| -> String {
+            (0..length / size).map(|_| letters[random(letters.len())]).collect()
+        };
+        let cjk: Vec<char> = ('\u{4e00}'..'\u{5200}').collect();
+        [
+            format!("name{}value", " ".repeat(length)),
+            "=".repeat(length),
+            drawn(&['A', 'C', 'G', 'T'], 1),
+            drawn(&('a'..='z').collect::<Vec<_>>(), 1),
+            drawn(&('+'..='z').collect::<Vec<_>>(), 1),
+            drawn(&cjk, 3),
+        ]
+    }
+
+    #[test]
+    fn ids_of_long_words_equal_the_library_s() {
+        let (reference, json) = fixture_tokenizer();
+        let encoder = Encoder::choose(&reference, json);
+        for text in long_words(40_000) {
+            let expected = reference.encode_fast(text.as_str(), false).unwrap().get_ids().to_vec();
+            assert_eq!(encoder.encode(&reference, &text).unwrap(), expected, "{}", &text[..3]);
+        }
+    }
+
+    #[test]
+    fn temporary_measure() {
+        let (reference, json) = fixture_tokenizer();
+        let encoder = Encoder::choose(&reference, json);
+        for length in [100_000, 400_000, 1_600_000] {
+            for text in long_words(length) {
+                let begin = std::time::Instant::now();
+                let ids = encoder.encode(&reference, &text).unwrap().len();
+                let fast = begin.elapsed();
+                let begin = std::time::Instant::now();
+                let library = reference.encode_fast(text.as_str(), false).unwrap().get_ids().len();
+                println!("{length} {:?} {ids} {library} {fast:?} {:?}", text.chars().nth(5), begin.elapsed());
+            }
+        }
+    }
+
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(400))]
         #[test]

@@ -9,7 +9,8 @@ use kernels::{DeviceKind, cuda::Gpu};
 use run_config::{BatchSize, ByteSize, Device, Format, presets};
 
 use super::{
-    available_memory::AvailableMemory, calibration::Calibration, cpu_speed::CpuSpeed, measured::MeasuredStep, *};
+    available_memory::AvailableMemory, calibration::Calibration, cpu_speed::CpuSpeed, measured::MeasuredStep, *,
+};
 use crate::{device::GpuMemory, engine::RunBuffers};
 
 fn run_of(name: &str, overrides: &[&str]) -> ResolvedRun {
