@@ -17,8 +17,8 @@ from workspace import TINY_MODEL, Workspace
 
 SIZE = 400_000
 ATOMS = [
-    "a", "Bc", "1", " ", "  ", "\n", "\t", "=", "'s", "'", "'ll", "'re", "\u00e4", "\u4e2d", "\u3002", "\x1c", "\x85", "\u2003",
-    "\u00b2", "f" * 18, "=" * 9, " " * 9, "\u4e2d" * 9, "7" * 9,
+    "a", "Bc", "1", " ", "  ", "\n", "\t", "=", "'s", "'", "'ll", "'re", "\u00e4", "\u4e2d", "\u3002", "\x1c", "\x85",
+    "\u2003", "\u00b2", "f" * 18, "=" * 9, " " * 9, "\u4e2d" * 9, "7" * 9,
 ]  # fmt: skip
 
 
@@ -124,7 +124,7 @@ def test_a_long_word_is_told_and_its_tokenizer_reused(workspace: Workspace) -> N
     rows = [{"text": document} for document in islice(documents(), 40)]
     rows[7]["text"] = KINDS["spaces"](SIZE)
     text.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    flags = [*TINY_MODEL, "--input", text, "--launch=none", "--experiment=long"]
+    flags: list[str | Path] = [*TINY_MODEL, "--input", text, "--launch=none", "--experiment=long"]
     told = workspace.orchestrate(*flags).succeeded().out
     assert f"1 word of more than {LONGEST_WORD} characters" in told
     assert "merging pairs of tokens" in told

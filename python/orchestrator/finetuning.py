@@ -48,7 +48,7 @@ def parameters() -> list[Parameter]:
     epochs = Option(
         metavar="N",
         min=1,
-        help="Passes over the conversations, at a constant learning rate. Default: 1, and up to 3 where that is few steps.",
+        help="Passes over the conversations, at a constant learning rate. Default: 1, up to 3 where they are few.",
         rich_help_panel=TRAINING,
     )
     own = [parameter("model", Annotated[str | None, model]), parameter("epochs", Annotated[int | None, epochs])]

@@ -1,9 +1,9 @@
 """Splits over-long words before a tokenizer is trained on them, and limits how many it is trained on.
 
-A word is what the pre-tokenizer does not divide: a run of letters, of digits, of other characters or of white space. The
-trainer's time grows with the square of a word's length, and it holds every different word at some hundred bytes per
-byte. Ordinary text has no word that is long enough for either to matter. DNA, base64, minified code, rules of `=` and
-scripts without spaces do. Only training splits words: encoding never does.
+A word is what the pre-tokenizer does not divide: a run of letters, of digits, of other characters or of white space.
+The trainer's time grows with the square of a word's length, and it holds every different word at some hundred bytes
+per byte. Ordinary text has no word that is long enough for either to matter. DNA, base64, minified code and rules of
+`=` do. Only training splits words: encoding never does.
 """
 
 from __future__ import annotations

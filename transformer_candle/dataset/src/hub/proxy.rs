@@ -92,11 +92,8 @@ impl NamedProxy {
             ureq::Error::ConnectProxyFailed(said) => {
                 format!("the proxy {address} that {variable} names refuses the connection ({said}): {mend}")
             }
-            ureq::Error::HostNotFound => {
-                format!("the proxy {address} that {variable} names has a host that is not known: {mend}")
-            }
-            ureq::Error::Io(error) if error.kind() == std::io::ErrorKind::ConnectionRefused => {
-                format!("the proxy {address} that {variable} names does not answer ({error}): {mend}")
+            ureq::Error::Io(_) | ureq::Error::HostNotFound | ureq::Error::Timeout(_) => {
+                format!("the proxy {address} that {variable} names does not connect ({error}): {mend}")
             }
             error => format!("{error}, by the proxy {address} that {variable} names"),
         }
