@@ -8,6 +8,11 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::{ByteSize, MixtureComponent, TimeSpan};
 
+/// The newest version of the rules by which files become documents ([`DataConfig::reading_version`]).
+pub const NEWEST_READING_VERSION: u32 = 2;
+/// The version of these rules in runs that recorded none.
+pub const FIRST_READING_VERSION: u32 = 1;
+
 /// The value of [`DataConfig::chat_template`] that stands for the built-in ChatML template.
 pub const CHATML: &str = "chatml";
 
@@ -32,6 +37,11 @@ pub struct DataConfig {
     pub text_column: String,
     /// What a row is: `text`, or `chat`, a conversation.
     pub format: DataFormat,
+    /// The version of the rules by which files become documents: which files of a folder are read, and which rows and
+    /// texts a file gives. 1: the rules of runs that recorded no version. 2: the newest. Default: the newest one for a
+    /// new run, and the one that it was started with for a resumed run, which cannot change it.
+    #[schemars(range(min = 1, max = 2))]
+    pub reading_version: Option<u32>,
     /// The chat template that renders conversations: `chatml`, or a Jinja file. Default: that of the model's tokenizer
     /// (`chat_template.jinja`, else `chat_template` in `tokenizer_config.json`).
     pub chat_template: Option<PathBuf>,
@@ -100,6 +110,7 @@ impl Default for DataConfig {
             validation_shards: Vec::new(),
             text_column: "text".to_owned(),
             format: DataFormat::Text,
+            reading_version: None,
             chat_template: None,
             chat_template_date: None,
             assistant_only_loss: true,
@@ -125,6 +136,11 @@ impl DataConfig {
     /// Target tokens of one optimizer step, padding not subtracted.
     pub fn tokens_per_step(&self) -> usize {
         self.sequences_per_step * self.sequence_length
+    }
+
+    /// The version of the rules by which files become documents, the newest if none is recorded.
+    pub fn reading_version(&self) -> u32 {
+        self.reading_version.unwrap_or(NEWEST_READING_VERSION)
     }
 }
 
