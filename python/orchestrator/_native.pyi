@@ -536,6 +536,12 @@ class Gpu:
     def refusal(self) -> str | None:
         """Why nothing is trained on it, in a sentence; None where it can be."""
 
+def hub_token() -> tuple[str, str] | None:
+    """Return where the Hub's access token comes from, and what to do if it is not accepted; None without one."""
+
+def hub_proxy(url: str) -> str | None:
+    """Return the proxy by which this process reaches a URL, as messages name it."""
+
 def gpus() -> list[Gpu]:
     """Return the GPUs that the driver lists, at least one; a `ConfigError` says what is missing. None is opened."""
 

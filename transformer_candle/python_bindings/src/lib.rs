@@ -62,6 +62,8 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(generation::generate, module)?)?;
     module.add_function(wrap_pyfunction!(generation::logits, module)?)?;
     module.add_function(wrap_pyfunction!(gpu_state::gpu_state, module)?)?;
+    module.add_function(wrap_pyfunction!(data::hub_token, module)?)?;
+    module.add_function(wrap_pyfunction!(data::hub_proxy, module)?)?;
     module.add_function(wrap_pyfunction!(machine::gpus, module)?)?;
     module.add_function(wrap_pyfunction!(machine::check_threads, module)?)?;
     module.add_function(wrap_pyfunction!(machine::check_profile, module)?)?;
