@@ -449,7 +449,10 @@ class DataSource:
         """
 
     @staticmethod
-    def local(patterns: Sequence[str], text_column: str = "text", reading_version: int | None = None) -> DataSource:
+    def local(
+        patterns: Sequence[str], text_column: str = "text", reading_version: int | None = None,
+        split: str | None = None,
+    ) -> DataSource:  # fmt: skip
         """Find local files: paths, folders and globs, relative to the current folder.
 
         Args:
@@ -457,6 +460,7 @@ class DataSource:
             text_column: The column or field that holds the text.
             reading_version: The version of the rules by which files become documents (`data.reading_version`); the
                 newest if None.
+            split: The split of folders; by default `train`, or without one all files in no validation or test split.
         """
 
     @staticmethod

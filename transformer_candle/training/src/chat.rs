@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use dataset::{CancelToken, ChatSettings, ConversationEncoder, Tokenizer};
 use model::{Generator, ModelShape, SamplingSettings};
-use run_config::OverlongConversations;
+use run_config::{NEWEST_READING_VERSION, OverlongConversations};
 use serde::Serialize;
 use serde_json::Value;
 
@@ -83,6 +83,7 @@ pub(crate) fn conversation_encoder(
         date: pinned.or(options.date),
         assistant_only_loss: false,
         overlong: OverlongConversations::Truncate,
+        reading_version: NEWEST_READING_VERSION,
     };
     Ok(ConversationEncoder::new(tokenizer, &settings, shape.max_position_embeddings)?)
 }

@@ -1,19 +1,21 @@
 //! Chat data: rows of conversations become token ids, with a mask of those that the loss counts.
 //!
-//! `conversation` reads and checks a row; `template` renders it with the model's chat template (`python_text`: values
+//! `conversation` reads and checks a row (`other_formats`: one of Alpaca or ShareGPT); `template` renders it with the model's chat template (`python_text`: values
 //! as Python prints them); `loss_spans` finds what the assistant says in it; `special_tokens` keeps the special tokens
 //! of the template apart from text that spells them.
 
 mod conversation;
 mod loss_spans;
+mod other_formats;
 mod python_text;
 mod special_tokens;
 mod template;
 #[cfg(test)]
 mod tests;
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use chrono::NaiveDate;
 use run_config::{
@@ -34,6 +36,8 @@ use crate::{DataError, Tokenizer};
 const TOOL_TEMPLATE: &str = "tool_use";
 const CHATML_TEMPLATE: &str = include_str!("chatml.jinja");
 const CHATML_END: &str = "<|im_end|>";
+/// Kinds of problems of rows that are told.
+const MAX_TOLD_PROBLEMS: usize = 8;
 
 /// Settings of chat data: how conversations are rendered, and which tokens the loss counts.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -46,6 +50,8 @@ pub struct ChatSettings {
     pub assistant_only_loss: bool,
     /// Whether conversations that are longer than a sequence are truncated or skipped.
     pub overlong: OverlongConversations,
+    /// The version of the rules by which rows become conversations (`data.reading_version`).
+    pub reading_version: u32,
 }
 
 impl ChatSettings {
@@ -56,6 +62,7 @@ impl ChatSettings {
             date: data.chat_template_date.clone(),
             assistant_only_loss: data.assistant_only_loss,
             overlong: data.overlong_conversations,
+            reading_version: data.reading_version(),
         })
     }
 }
@@ -81,6 +88,8 @@ struct State {
     end_of_turn: Option<NamedToken>,
     /// The problem of the first row that was skipped, as a sentence.
     first_problem: OnceLock<String>,
+    /// The problems that were told, without their numbers.
+    told_problems: Mutex<BTreeSet<String>>,
 }
 
 /// A conversation as token ids.
@@ -134,6 +143,7 @@ impl ConversationEncoder {
             eos,
             end_of_turn: None,
             first_problem: OnceLock::new(),
+            told_problems: Mutex::default(),
         };
         state.try_templates()?;
         Ok(Self(Arc::new(state)))
@@ -190,20 +200,28 @@ impl ConversationEncoder {
 
     /// Encodes a row, or returns why it is skipped.
     pub(crate) fn encode_row(&self, row: &str) -> Result<Result<EncodedConversation, SkipReason>, DataError> {
-        let encoded = match Conversation::parse(row) {
+        let encoded = match Conversation::parse(row, self.0.settings.reading_version) {
             Ok(conversation) => self.0.encode_conversation(&conversation)?,
             Err(problem) => Err(problem),
         };
         Ok(encoded.map_err(|RowProblem { reason, message }| {
-            if self.0.first_problem.set(message.clone()).is_ok() {
-                tracing::warn!("a row is skipped: {message}");
-            }
+            self.0.tell(&message);
+            let _ = self.0.first_problem.set(message);
             reason
         }))
     }
 }
 
 impl State {
+    /// Warns of the first row with each kind of problem: what a message says without its numbers.
+    fn tell(&self, message: &str) {
+        let kind: String = message.chars().filter(|character| !character.is_ascii_digit()).collect();
+        let mut told = self.told_problems.lock().unwrap_or_else(PoisonError::into_inner);
+        if told.len() < MAX_TOLD_PROBLEMS && told.insert(kind) {
+            tracing::warn!("a row is skipped: {message}");
+        }
+    }
+
     /// Returns the template of a conversation with or without tools.
     fn template(&self, has_tools: bool) -> Result<&ChatTemplate, DataError> {
         let of_tools = self.tool_template.as_ref().filter(|_| has_tools);
@@ -311,6 +329,16 @@ impl State {
         }
         Ok(EncodedConversation { ids, counted, truncated })
     }
+}
+
+/// Renders messages. Calls that the template leaves out are rendered as text if the row has them as messages.
+fn render(template: &ChatTemplate, messages: &Messages, everything: bool) -> Result<Rendered, RowProblem> {
+    let rendered = loss_spans::render(template, messages, everything)?;
+    if !messages.has_call_messages || other_formats::has_calls(&rendered.text, &messages.messages) {
+        return Ok(rendered);
+    }
+    let messages = Messages { messages: other_formats::calls_as_text(&messages.messages), ..messages.clone() };
+    loss_spans::render(template, &messages, everything)
 }
 
 /// Returns a conversation of two turns to try a template with; `content` makes a message's content from its text.

@@ -40,7 +40,13 @@ fn model(template: Option<&str>) -> Model {
 }
 
 fn settings() -> ChatSettings {
-    ChatSettings { template: None, date: None, assistant_only_loss: true, overlong: OverlongConversations::Truncate }
+    ChatSettings {
+        template: None,
+        date: None,
+        assistant_only_loss: true,
+        overlong: OverlongConversations::Truncate,
+        reading_version: 2,
+    }
 }
 
 impl Model {
@@ -269,4 +275,12 @@ fn the_date_is_pinned() {
     let encoder = model.encoder(&ChatSettings { date: Some("2026-01-31".to_owned()), ..settings() }).unwrap();
     let encoded = encoder.encode_row(&dialogue().to_string()).unwrap().unwrap();
     assert!(model.shown(&encoded).starts_with("31 Jan 2026<|im_start|>"));
+}
+
+#[test]
+fn calls_that_a_template_leaves_out_become_text() {
+    let call = r#"{"name": "get", "arguments": {}}"#;
+    let turns = json!([{"from": "human", "value": "a"}, {"from": "function_call", "value": call}, {"from": "gpt", "value": "b"}]);
+    let encoded = model(Some(PLAIN)).encoded(&json!({"conversations": turns}));
+    assert!(encoded.contains("[<tool_call>\n{") && encoded.contains("}\n</tool_call><|im_end|>\n]"), "{encoded}");
 }
