@@ -285,7 +285,7 @@ impl State {
         let (rendered, bos, eos) = match conversation {
             Conversation::Messages(messages) => {
                 let template = self.template(!messages.tools.is_null())?;
-                match loss_spans::render(template, messages, everything) {
+                match render(template, messages, everything) {
                     Ok(rendered) => (rendered, None, None),
                     Err(RowProblem { reason, message }) => {
                         let message = format!("the chat template {} refuses it: {message}", template.origin.display());
