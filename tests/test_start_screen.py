@@ -7,7 +7,7 @@ import signal
 from typing import Any
 
 import pytest
-from orchestrator import _native, cli, terminal
+from orchestrator import _native, cli
 from orchestrator.command_error import CommandError
 from workspace import ORCHESTRATE, Workspace
 
@@ -80,7 +80,6 @@ def test_every_error_is_one_sentence(
         raise failure
 
     monkeypatch.setattr(cli, place, fail)
-    monkeypatch.setattr(terminal, "take_over", lambda: None)
     assert cli._run(["doctor"]) == code
     printed = capfd.readouterr().err
     assert printed.startswith("orchestrate: ") and printed.count("\n") == 1

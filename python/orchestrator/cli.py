@@ -8,6 +8,7 @@ import sys
 import tempfile
 import threading
 import traceback
+from collections.abc import Callable
 from itertools import zip_longest
 from pathlib import Path
 from typing import Annotated, Any
@@ -335,13 +336,17 @@ for name in ("generate", "evaluate", "validate-data"):
 
 def main() -> None:
     """Run the command and turn every failure into a sentence and an exit code."""
-    sys.exit(_run(sys.argv[1:]))
+    sys.exit(_run(sys.argv[1:], before=_prepare_process))
 
 
-def _run(arguments: list[str]) -> int:
+def _prepare_process() -> None:
+    terminal.take_over()
+    threading.excepthook = _complain_of_a_thread
+
+
+def _run(arguments: list[str], before: Callable[[], None] = lambda: None) -> int:
     try:
-        terminal.take_over()
-        threading.excepthook = _complain_of_a_thread
+        before()
         if not arguments:
             terminal.result(start_screen.TEXT.rstrip("\n"))
             return ExitCode.DONE
