@@ -78,7 +78,7 @@ fn folder_with(tokenizer: &Value, files: &[(&str, Value)]) -> TempDir {
 
 fn marks(tokenizer: &Value, files: &[(&str, Value)], choice: Choice) -> Result<DocumentTokens, String> {
     let folder = folder_with(tokenizer, files);
-    let read = Tokenizer::read(&folder.path().join("tokenizer.json"), choice);
+    let read = Tokenizer::read(&folder.path().join("tokenizer.json"), TokenizerReading::Folder, choice);
     read.map(|tokenizer| tokenizer.document_tokens().clone()).map_err(|error| error.to_string())
 }
 
