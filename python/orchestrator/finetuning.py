@@ -15,7 +15,8 @@ from orchestrator.input_files import read_text
 from orchestrator.options import parameter
 from orchestrator.paths import shown
 from orchestrator.screen import counted, step
-from orchestrator.settings import RUN, TOKENIZER, TRAINING, Settings, flag_parameters, from_flags
+from orchestrator.settings import RUN, TOKENIZER, TRAINING, OpenKeys, Settings, flag_parameters, from_flags
+from orchestrator.training_length import LONGEST_WARMUP, SEQUENCES_PER_STEP, warmup_of
 
 ABOUT = """Fine-tune a pretrained model on conversations.
 
@@ -31,10 +32,8 @@ LEFT_OUT = {
 BASE_PRESET = "smoke_cpu"
 SEQUENCE_LENGTH = 1024
 """Default sequence length in tokens, unless the model's maximum is lower: trl's `max_length`."""
-SEQUENCES_PER_STEP = 16
 LEARNING_RATE, ADAPTER_LEARNING_RATE = "2e-5", "2e-4"
 """trl's default for all weights, and ten times that, as its documentation recommends for adapters."""
-WARMUP_STEPS = 10
 HALF_PRECISION = ("bfloat16", "float16")
 """The types of a model's weights, as transformers names them, with which training is in bf16 by default."""
 
@@ -49,7 +48,7 @@ def parameters() -> list[Parameter]:
     epochs = Option(
         metavar="N",
         min=1,
-        help="Passes over the conversations, at a constant learning rate. Default: 1, unless --steps is given.",
+        help="Passes over the conversations, at a constant learning rate. Default: 1, up to 3 where they are few.",
         rich_help_panel=TRAINING,
     )
     own = [parameter("model", Annotated[str | None, model]), parameter("epochs", Annotated[int | None, epochs])]
@@ -90,6 +89,7 @@ def settings(model: str | None, epochs: int | None, **flags: Any) -> Settings:
     chosen.preset = BASE_PRESET
     defaults = _defaults(chosen, folder, epochs)
     chosen.defaults = [f"{key}={value}" for key, value in defaults.items()]
+    chosen.open_keys = _open_keys(chosen, epochs)
     _show(defaults, chosen)
     return chosen
 
@@ -107,7 +107,7 @@ def _defaults(chosen: Settings, folder: Path, epochs: int | None) -> dict[str, s
         "data.sequences_per_step": str(SEQUENCES_PER_STEP),
         "optimizer.learning_rate": ADAPTER_LEARNING_RATE if _adapter_rank(chosen) else LEARNING_RATE,
         "optimizer.weight_decay": "0.0",
-        "scheduler.warmup_steps": str(WARMUP_STEPS),
+        "scheduler.warmup_steps": str(LONGEST_WARMUP),
         "scheduler.min_lr": "0.0",
         "runtime.precision": _precision(model),
         "runtime.activation_recompute": "null",
@@ -116,13 +116,31 @@ def _defaults(chosen: Settings, folder: Path, epochs: int | None) -> dict[str, s
     if {"batch_size", "grad_accum"} <= chosen.keys.keys():
         keys["data.sequences_per_step"] = "null"
     if "steps" in chosen.keys:
-        warmup = min(WARMUP_STEPS, int(chosen.keys["steps"]) // 10)
-        return keys | {"scheduler.strategy": "cosine", "scheduler.warmup_steps": str(warmup)}
+        warmup = str(warmup_of(int(chosen.keys["steps"])))
+        return keys | {"scheduler.strategy": "cosine", "scheduler.warmup_steps": warmup}
     return keys | {
         "scheduler.strategy": "constant",
         "scheduler.total_steps": "null",
         "scheduler.total_epochs": str(epochs or 1),
     }
+
+
+def _open_keys(chosen: Settings, epochs: int | None) -> OpenKeys | None:
+    """Return the keys that may follow from the data; none where the number of steps is given."""
+    typed = _typed(chosen)
+    if any(key in typed for key in ("scheduler.total_steps", "stages", "data.tokens_per_step")):
+        return None
+    batch = ("data.sequences_per_step", "data.batch_size", "data.gradient_accumulation_steps")
+    return OpenKeys(
+        epochs=epochs is None and "scheduler.total_epochs" not in typed,
+        batch=not any(key in typed for key in batch),
+        warmup="scheduler.warmup_steps" not in typed,
+    )
+
+
+def _typed(chosen: Settings) -> dict[str, str]:
+    """Return the config keys that were typed, as flags or with `--override`."""
+    return dict(override.split("=", 1) for override in chosen.config_overrides() if "=" in override)
 
 
 def _refuse_another_repository(adapters: Path, model: Path) -> None:
@@ -144,7 +162,7 @@ def _adapter_rank(chosen: Settings) -> str | None:
     from orchestrator import training_record
     from orchestrator.adapters import ADAPTER_CONFIG
 
-    typed = dict(override.split("=", 1) for override in chosen.config_overrides() if "=" in override)
+    typed = _typed(chosen)
     rank = typed.get("lora.rank", "null").strip()
     if rank == "null" and (adapters := typed.get("lora.init_from")):
         rank = str(training_record.read_object(Path(adapters) / ADAPTER_CONFIG).get("r", "null"))
@@ -176,16 +194,20 @@ def _precision(model: dict[str, Any]) -> str:
 
 def _show(defaults: dict[str, str], chosen: Settings) -> None:
     """Print the main settings of the run: the defaults, replaced by the flags that were typed."""
-    typed = dict(override.split("=", 1) for override in chosen.config_overrides() if "=" in override)
+    typed = _typed(chosen)
     values = defaults | typed
     unit = "step" if "scheduler.total_steps" in typed else "epoch"
-    count = values.get(f"scheduler.total_{unit}s", "1")
+    length = counted(values.get(f"scheduler.total_{unit}s", "1"), unit)
+    warmup = f"{values['scheduler.warmup_steps']} steps of warm-up"
+    if chosen.open_keys is not None:
+        length = "epochs by the number of conversations" if chosen.open_keys.epochs else length
+        warmup = f"at most {warmup}" if chosen.open_keys.warmup else warmup
     rank = _adapter_rank(chosen)
     trained = f"adapters of rank {rank}" if rank else "all weights"
     step(
         "fine-tune",
         f"{trained}, learning rate {values['optimizer.learning_rate']} ({values['scheduler.strategy']} after "
-        f"{values['scheduler.warmup_steps']} steps of warm-up), {counted(count, unit)}, sequences of "
+        f"{warmup}), {length}, sequences of "
         f"{values['data.sequence_length']} tokens, packing {values['data.packing']}, precision "
         f"{values['runtime.precision']}",
     )

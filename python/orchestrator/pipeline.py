@@ -21,13 +21,15 @@ from orchestrator import (
     signals,
     summary,
     tokenizer,
+    training_length,
     training_record,
 )
 from orchestrator.base_config import BaseConfig
 from orchestrator.command_error import CommandError, ExitCode
+from orchestrator.long_words import LARGEST_VARIETY, LONGEST_WORD
 from orchestrator.paths import Roots, RunLocation, shown
 from orchestrator.progress import reading
-from orchestrator.screen import amount, note, step, warn
+from orchestrator.screen import amount, counted, note, step, warn
 from orchestrator.settings import (
     DEFAULT_DATASET,
     DEFAULT_SPLIT,
@@ -255,6 +257,7 @@ def _prepare_tokenizer(settings: Settings, location: RunLocation, base: BaseConf
         read = f"{ready.facts.documents:,} documents, {amount(ready.facts.bytes)}"
         step("", f"{ready.vocab_size:,} tokens from {read} in {time.monotonic() - started:.1f} s: {shown(ready.path)}")
         _print_compression(ready.facts)
+        _print_long_words(ready.facts)
     return ready
 
 
@@ -265,6 +268,18 @@ def _print_compression(facts: tokenizer.Facts) -> None:
     gpt2 = f"; GPT-2's: {facts.gpt2_bytes_per_token:.2f} bytes per token" if facts.gpt2_bytes_per_token else ""
     text = f"on {amount(facts.held_out_bytes)} of text that it was not trained on"
     step("", f"{facts.bytes_per_token:.2f} bytes per token{words} {text}{gpt2}")
+
+
+def _print_long_words(facts: tokenizer.Facts) -> None:
+    """Say what the tokenizer was trained on otherwise than it stands in the text."""
+    if facts.split_words:
+        words = counted(f"{facts.split_words:,}", "word")
+        note(f"{words} of more than {LONGEST_WORD} characters without a break, split for the tokenizer's training only")
+    if facts.left_out_characters:
+        note(
+            f"{facts.left_out_characters:,} characters of long words were left out of it: there are more than "
+            f"{amount(LARGEST_VARIETY)} of different ones. Training reads them all"
+        )
 
 
 def _special_tokens(location: RunLocation, base: BaseConfig) -> list[str]:
@@ -284,25 +299,14 @@ def _write_files(
     if (template := values["data"]["chat_template"]) not in (None, CHATML):
         run_files.keep_chat_template(location.folder, template)
         values["data"]["chat_template"] = None
+    written = run_files.write_streaming_config(location.folder, _streaming_config(settings, location, base, source))
+    if written is not None:
+        step("wrote", shown(written))
+    if settings.open_keys is not None and (said := training_length.fit(values, location.folder, settings.open_keys)):
+        note(said)
     text = _native.config_to_yaml(values)
     if base.depth is not None:
         text = depth.reasons(base.depth, settings.vocab_size, values) + text
-    streaming = None
-    if source.shards is None and source.mixture is None:
-        streaming = run_files.StreamingConfig(
-            dataset=source.data.name,
-            split=settings.split or DEFAULT_SPLIT,
-            max_samples=settings.max_samples,
-            stream_batch_size=settings.stream_batch_size or DEFAULT_STREAM_BATCH_SIZE,
-            experiment=location.experiment,
-            config=settings.data_config,
-            revision=source.data.revision,
-            text_column=base.text_column,
-            tokenizer=str(run_files.TOKENIZER),
-        )
-    written = run_files.write_streaming_config(location.folder, streaming)
-    if written is not None:
-        step("wrote", shown(written))
     if ready.facts is not None and not (location.folder / run_files.SPECIAL_TOKENS).exists():
         step("wrote", shown(run_files.write_special_tokens(location.folder, _special_tokens(location, base))))
     config, former = run_files.write_training_config(location.folder, text)
@@ -310,6 +314,25 @@ def _write_files(
     if former is not None:
         note(f"The previous training.yaml differed and is kept as {former.name}.")
     return config
+
+
+def _streaming_config(
+    settings: Settings, location: RunLocation, base: BaseConfig, source: Source
+) -> run_files.StreamingConfig | None:
+    """Return the description of the data set that is streamed; None where none is."""
+    if source.shards is not None or source.mixture is not None:
+        return None
+    return run_files.StreamingConfig(
+        dataset=source.data.name,
+        split=settings.split or DEFAULT_SPLIT,
+        max_samples=settings.max_samples,
+        stream_batch_size=settings.stream_batch_size or DEFAULT_STREAM_BATCH_SIZE,
+        experiment=location.experiment,
+        config=settings.data_config,
+        revision=source.data.revision,
+        text_column=base.text_column,
+        tokenizer=str(run_files.TOKENIZER),
+    )
 
 
 def _warn_of_epochs(samples: int, base: BaseConfig, ready: tokenizer.Ready) -> None:

@@ -10,8 +10,9 @@ from inspect import Parameter
 from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
-from typer import Context, Option
+from typer import Context, Exit, Option
 
+from orchestrator import _native, terminal
 from orchestrator.depth import MAX_DEPTH, MIN_DEPTH
 from orchestrator.options import ConfigFlag, parameter, takes, trainer_command
 
@@ -119,6 +120,18 @@ LaunchMode = Annotated[
         "the program where it is found, else the bindings.",
     ),
 ]
+
+
+Version = Annotated[bool, _flag(RUN, "Print the version.", "--version", "-V")]
+
+
+@dataclass(frozen=True)
+class OpenKeys:
+    """The keys of the length of a run that were left open, and follow from the data."""
+
+    epochs: bool
+    batch: bool
+    warmup: bool
 
 
 @dataclass
@@ -245,6 +258,8 @@ class Settings:
     """The values of `CONFIG_FLAGS`, by the flags' names."""
     defaults: list[str] = field(default_factory=list)
     """Config keys (`key=value`) that a command sets unless a flag or an `--override` does."""
+    open_keys: OpenKeys | None = None
+    """None where the length of the run is given."""
 
     def config_overrides(self) -> list[str]:
         """Return the flags that were typed as `key=value`, the explicit `--override`s last."""
@@ -277,11 +292,14 @@ def _scalar(value: object) -> str:
 def takes_settings(command: Callable[[Context, Settings], None]) -> Callable[..., None]:
     """Turn a function of `Settings` into one with a parameter per flag, as Typer wants it."""
 
-    def typed(context: Context, **flags: Any) -> None:
+    def typed(context: Context, version: bool, **flags: Any) -> None:
+        if version:
+            terminal.result(f"orchestrate {_native.__version__}")
+            raise Exit
         command(context, from_flags(flags))
 
     context = parameter("context", Context, default=Parameter.empty)
-    return takes([context, *flag_parameters()], command.__doc__ or "")(typed)
+    return takes([context, parameter("version", Version, False), *flag_parameters()], command.__doc__ or "")(typed)
 
 
 def from_flags(flags: dict[str, Any]) -> Settings:

@@ -72,8 +72,8 @@ pub enum DataError {
     /// `HF_ENDPOINT` or the token is invalid.
     #[error("{setting} {problem}")]
     HubSetting {
-        /// The environment variable.
-        setting: &'static str,
+        /// The environment variable, or what is set.
+        setting: String,
         /// What is wrong with its value (never the value of a token).
         problem: String,
     },

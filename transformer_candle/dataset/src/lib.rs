@@ -174,4 +174,4 @@ pub use skipped_rows::SkippedRows;
 pub use source::{DataSource, SourceDescription};
 pub use stream::{NextStage, StreamStage, TokenStream};
 pub use stream_settings::{StreamSettings, max_workers};
-pub use tokenizer::{DocumentTokens, NamedToken, Tokenizer};
+pub use tokenizer::{DocumentTokens, NamedToken, Tokenizer, TokenizerDefinition};

@@ -4,13 +4,26 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
 use dataset::FolderSplit;
-use dataset::hub::HubSettings;
+use dataset::hub::{AccessToken, HubSettings, proxy_of};
 use pyo3::prelude::*;
 use run_config::{DataConfig, NEWEST_READING_VERSION, StreamingConfig};
 
 use crate::arguments::Integer;
 use crate::errors::raised;
 use crate::signals::Signals;
+
+/// Where the Hub's access token comes from, such as `in HF_TOKEN`, and what to do if it is not accepted; None without one.
+#[pyfunction]
+pub fn hub_token() -> Option<(String, String)> {
+    let token = AccessToken::from_environment()?;
+    Some((token.origin().to_string(), token.origin().remedy()))
+}
+
+/// The proxy by which this process reaches a URL, such as `the proxy http://host:3128 that HTTPS_PROXY names`.
+#[pyfunction]
+pub fn hub_proxy(url: &str) -> Option<String> {
+    proxy_of(url)
+}
 
 /// A data set whose files are known.
 #[pyclass(frozen, module = "orchestrator._native")]

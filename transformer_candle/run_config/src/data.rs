@@ -43,11 +43,12 @@ pub struct DataConfig {
     pub text_column: String,
     /// What a row is: `text`, or `chat`, a conversation.
     pub format: DataFormat,
-    /// The version of the rules by which files become documents: which files of a folder are read, and which rows and
-    /// texts a file gives. 1: the rules of runs that recorded no version. 2: of a folder the
-    /// files of one split and no descriptions, `<|endoftext|>` in texts separates documents, `NaN` and `Infinity` in JSON,
-    /// Alpaca and more ShareGPT rows, and what is held out has text. Default: the newest one for a
-    /// new run, and the one that it was started with for a resumed run, which cannot change it.
+    /// The version of the rules by which files become documents: which files of a folder are read, which rows and texts
+    /// a file gives, and which tokens and chat templates the files beside a `tokenizer.json` add to it. 1: the rules of
+    /// runs that recorded no version. 2: of a folder the files of one split and no descriptions, `<|endoftext|>` in texts
+    /// separates documents, `NaN` and `Infinity` in JSON, Alpaca and more ShareGPT rows, and what is held out has text.
+    /// Default: the newest one for a new run, and the one that it was started with for a resumed run, which cannot change
+    /// it.
     #[schemars(range(min = 1, max = 2))]
     pub reading_version: Option<u32>,
     /// The chat template that renders conversations: `chatml`, or a Jinja file. Default: that of the model's tokenizer

@@ -33,7 +33,7 @@ fn model(template: Option<&str>) -> Model {
     let config = json!({"bos_token": "<|endoftext|>", "eos_token": {"content": "<|im_end|>"}});
     fs::write(folder.path().join("tokenizer_config.json"), config.to_string()).unwrap();
     if let Some(template) = template {
-        fs::write(folder.path().join(TEMPLATE_FILE), template).unwrap();
+        fs::write(folder.path().join(run_config::CHAT_TEMPLATE), template).unwrap();
     }
     let tokenizer = Tokenizer::load(&folder.path().join("tokenizer.json"), &[]).unwrap();
     Model { folder, tokenizer }
@@ -238,6 +238,35 @@ fn the_template_of_the_configuration_is_read() {
         fs::write(&path, json!({"chat_template": template}).to_string()).unwrap();
         assert_eq!(model.encoded(&dialogue()), EXPECTED);
     }
+}
+
+#[test]
+fn conversations_with_tools_take_their_own_template() {
+    let model = model(None);
+    let of_tools = format!("{{{{ tools | length }}}} tools\n{PLAIN}");
+    let named = json!([{"name": "default", "template": PLAIN}, {"name": "tool_use", "template": of_tools}]);
+    let config = json!({"chat_template": named}).to_string();
+    fs::write(model.folder.path().join("tokenizer_config.json"), config).unwrap();
+    let mut row = dialogue();
+    assert_eq!(model.encoded(&row), EXPECTED);
+    row["tools"] = json!([{"type": "function"}]);
+    assert_eq!(model.encoded(&row), format!("1 tools\n{EXPECTED}"));
+    let templates = model.usual().templates().into_iter().map(|(name, _)| name).collect::<Vec<_>>();
+    assert_eq!(templates, ["default", "tool_use"]);
+    let named = ChatSettings { template: Some("chatml".into()), ..settings() };
+    assert_eq!(model.encoder(&named).unwrap().templates().len(), 1, "a template that is named is the only one");
+}
+
+#[test]
+fn a_template_with_a_token_that_has_no_embedding_is_refused() {
+    let model = model(Some(&PLAIN.replace("<|im_end|>", "<|turn_end|>")));
+    for (name, content) in
+        [("added_tokens.json", json!({"<|turn_end|>": 266})), ("config.json", json!({"vocab_size": 266}))]
+    {
+        fs::write(model.folder.path().join(name), content.to_string()).unwrap();
+    }
+    let error = model.encoder(&settings()).err().unwrap().to_string();
+    assert!(error.contains("`<|turn_end|>`, a token for which the model has no embedding"), "{error}");
 }
 
 #[test]
