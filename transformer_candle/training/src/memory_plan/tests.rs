@@ -19,7 +19,9 @@ fn run_of(name: &str, overrides: &[&str]) -> ResolvedRun {
     let mut config = RunConfig::parse(preset.text, Format::Yaml, &overrides).unwrap();
     config.model.vocab_size.get_or_insert(4096);
     config.runtime.threads = Some(2);
-    config.data.num_workers = NumWorkers::Fixed(2);
+    if config.data.num_workers == NumWorkers::Auto {
+        config.data.num_workers = NumWorkers::Fixed(2);
+    }
     ResolvedRun {
         config,
         streaming: None,
