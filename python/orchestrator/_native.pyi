@@ -35,6 +35,7 @@ __all__ = [
     "TrainerError",
     "__version__",
     "cache_root",
+    "check_adapter_config",
     "check_profile",
     "check_threads",
     "checked_adapters",
@@ -51,6 +52,7 @@ __all__ = [
     "logits",
     "memory_plan",
     "model_directory",
+    "model_tokens",
     "open_device",
     "parse_config",
     "presets",
@@ -447,7 +449,10 @@ class DataSource:
         """
 
     @staticmethod
-    def local(patterns: Sequence[str], text_column: str = "text", reading_version: int | None = None) -> DataSource:
+    def local(
+        patterns: Sequence[str], text_column: str = "text", reading_version: int | None = None,
+        split: str | None = None,
+    ) -> DataSource:  # fmt: skip
         """Find local files: paths, folders and globs, relative to the current folder.
 
         Args:
@@ -455,6 +460,7 @@ class DataSource:
             text_column: The column or field that holds the text.
             reading_version: The version of the rules by which files become documents (`data.reading_version`); the
                 newest if None.
+            split: The split of folders; by default `train`, or without one all files in no validation or test split.
         """
 
     @staticmethod
@@ -701,6 +707,14 @@ def checked_model_config(directory: _Path, read_weights: bool = True) -> str:
             hashes.
     """
 
+def check_adapter_config(file: _Path, config: dict[str, Any]) -> None:
+    """Raise a `ConfigError` for adapters that compute something else than plain LoRA.
+
+    Args:
+        file: The adapter_config.json, for the message.
+        config: Its content.
+    """
+
 def checked_adapters(directory: _Path, base_model: _Path | None = None) -> dict[str, Any]:
     """Compare adapters with the model that they belong to.
 
@@ -710,6 +724,20 @@ def checked_adapters(directory: _Path, base_model: _Path | None = None) -> dict[
     Args:
         directory: A checkpoint of a LoRA run, or a directory of peft.
         base_model: Where the model is, if not where the adapters say.
+    """
+
+def model_tokens(directory: _Path, base_model: _Path | None = None, date: str | None = None) -> dict[str, Any]:
+    """Return the tokenizer of a model with its special tokens, as training and `chat` use it.
+
+    Keys: `tokenizer_json` (its content, with the tokens that the files beside it add), `roles` (tokens by role, such as
+    `bos_token`), `adds_bos` (`add_bos_token`, or None), `templates` (chat templates by name), `stop_tokens` (the ids
+    that end a text, the first of which ends a document), `end_of_turn` (the id that ends the assistant's turn, or None)
+    and `left_out` (tokens for which the model has no embedding).
+
+    Args:
+        directory: A checkpoint, or a model in Hugging Face's format.
+        base_model: The model of adapters, if it is not where they say.
+        date: What stands for today in a template that names the date, `2026-01-31`.
     """
 
 def gpu_table() -> dict[str, dict[str, Any]]:

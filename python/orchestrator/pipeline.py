@@ -83,8 +83,8 @@ def run(settings: Settings) -> int:
         source = _open_source(settings, base)
         ready = _prepare_tokenizer(settings, location, base, source)
         config = _write_files(settings, location, base, source, ready)
-        if settings.max_samples:
-            _warn_of_epochs(settings.max_samples, base, ready)
+        if samples := _max_samples(settings, base, source):
+            _warn_of_epochs(samples, base, ready)
         if settings.launch is Launch.NONE:
             summary.show_prepared(config)
             return ExitCode.DONE
@@ -99,7 +99,6 @@ def _streamed(settings: Settings) -> list[str]:
         "--dataset": settings.dataset,
         "--data-config": settings.data_config,
         "--revision": settings.revision,
-        "--max-samples": settings.max_samples,
     }
     return [flag for flag, value in flags.items() if value]
 
@@ -159,7 +158,8 @@ def _open_source(settings: Settings, base: BaseConfig) -> Source:
     shards = settings.input or ([] if settings.stream or settings.dataset else base.train_shards)
     if shards:
         source = Source(
-            _native.DataSource.local(shards, base.text_column, base.reading_version), base_config.absolute(shards)
+            _native.DataSource.local(shards, base.text_column, base.reading_version, settings.split or base.split),
+            base_config.absolute(shards),
         )
     else:
         dataset = settings.dataset or DEFAULT_DATASET
@@ -171,9 +171,15 @@ def _open_source(settings: Settings, base: BaseConfig) -> Source:
     return source
 
 
+def _max_samples(settings: Settings, base: BaseConfig, source: Source) -> int | None:
+    """Return the number of rows to train on; None for all."""
+    return settings.max_samples or (base.max_samples if source.shards else None)
+
+
 def _open_mixture(settings: Settings, base: BaseConfig) -> Source:
     """Find the files of every source that the config mixes, and pin their commits."""
-    typed = _streamed(settings) + (["--input"] if settings.input else [])
+    others = {"--split": settings.split, "--max-samples": settings.max_samples, "--input": settings.input}
+    typed = _streamed(settings) + [flag for flag, value in others.items() if value]
     if typed:
         raise CommandError(
             f"data.mixture of the config names the training data, and so does {', '.join(typed)}: give one or the other"
@@ -183,7 +189,7 @@ def _open_mixture(settings: Settings, base: BaseConfig) -> Source:
     for component in base.mixture:
         column = component["text_column"] or base.text_column
         if component["dataset"] is None:
-            data = _native.DataSource.local(component["shards"], column, base.reading_version)
+            data = _native.DataSource.local(component["shards"], column, base.reading_version, component["split"])
             pinned.append({**component, "shards": base_config.absolute(component["shards"])})
         else:
             split = component["split"] or DEFAULT_SPLIT
@@ -225,16 +231,17 @@ def _prepare_tokenizer(settings: Settings, location: RunLocation, base: BaseConf
         ready = tokenizer.read(named)
         step("tokenizer", f"{ready.vocab_size:,} tokens: {shown(named)}")
         return ready
-    data = source.data
+    data, max_samples = source.data, _max_samples(settings, base, source)
     request = tokenizer.Request(
         vocab_size=base.vocab_size or DEFAULT_VOCAB_SIZE,
         special_tokens=_special_tokens(location, base),
         source={
             "name": data.name, "revision": data.revision, "files": data.files, "bytes": data.bytes,
-            "config": settings.data_config, "split": settings.split or DEFAULT_SPLIT, "text_column": base.text_column,
+            "config": settings.data_config, "split": settings.split or base.split or DEFAULT_SPLIT,
+            "text_column": base.text_column,
             **({"mixture": source.mixture} if source.mixture else {}),
         },
-        max_documents=min(settings.tokenizer_max_lines, settings.max_samples or settings.tokenizer_max_lines),
+        max_documents=min(settings.tokenizer_max_lines, max_samples or settings.tokenizer_max_lines),
         seed=settings.tokenizer_seed,
     )  # fmt: skip
     request.check()
@@ -245,7 +252,7 @@ def _prepare_tokenizer(settings: Settings, location: RunLocation, base: BaseConf
     step("tokenizer", f"training {request.vocab_size:,} tokens on up to {request.max_documents:,} documents ...")
     started = time.monotonic()
     with reading() as watch:
-        ready = tokenizer.train(location.tokenizer, request, data.documents(settings.max_samples, watch.note), watch)
+        ready = tokenizer.train(location.tokenizer, request, data.documents(max_samples, watch.note), watch)
     if ready.facts is not None:
         read = f"{ready.facts.documents:,} documents, {amount(ready.facts.bytes)}"
         step("", f"{ready.vocab_size:,} tokens from {read} in {time.monotonic() - started:.1f} s: {shown(ready.path)}")

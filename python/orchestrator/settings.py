@@ -151,7 +151,10 @@ class Settings:
     data_config: Annotated[
         str | None, _flag(DATA, "The data set's configuration, such as sample-10BT.", metavar="NAME")
     ] = None
-    split: Annotated[str | None, _flag(DATA, f"The data set's split. Default: {DEFAULT_SPLIT}.", metavar="NAME")] = None
+    split: Annotated[
+        str | None,
+        _flag(DATA, f"The split of the data set, or of an --input folder. Default: {DEFAULT_SPLIT}.", metavar="NAME"),
+    ] = None
     revision: Annotated[
         str | None,
         _flag(DATA, "The data set's commit, branch or tag. Default: the newest commit, then pinned.", metavar="SHA"),
@@ -179,7 +182,8 @@ class Settings:
         list[str],
         _flag(
             DATA,
-            "Train on local .parquet, .jsonl(.gz/.zst) or .txt instead: a file, folder or glob. Repeatable.",
+            "Train on local .parquet, .json, .jsonl(.gz/.zst) or .txt instead: a file, folder or glob. Others, such as "
+            ".md or .py, are read as text if they are named. Repeatable.",
             metavar="PATH",
         ),
     ] = field(default_factory=list)

@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
+use dataset::FolderSplit;
 use dataset::hub::{AccessToken, HubSettings, proxy_of};
 use pyo3::prelude::*;
 use run_config::{DataConfig, NEWEST_READING_VERSION, StreamingConfig};
@@ -79,12 +80,19 @@ impl DataSource {
 
     /// Find local files: paths, folders and globs, relative to the current folder.
     #[staticmethod]
-    #[pyo3(signature = (patterns, text_column = "text", reading_version = None))]
-    fn local(py: Python<'_>, patterns: Vec<String>, text_column: &str, reading_version: Option<u32>) -> PyResult<Self> {
+    #[pyo3(signature = (patterns, text_column = "text", reading_version = None, split = None))]
+    fn local(
+        py: Python<'_>,
+        patterns: Vec<String>,
+        text_column: &str,
+        reading_version: Option<u32>,
+        split: Option<&str>,
+    ) -> PyResult<Self> {
+        let split = FolderSplit::of_training(split);
         let version = reading_version.unwrap_or(NEWEST_READING_VERSION);
         let signals = Signals::default();
         let cancel = signals.cancel_token();
-        let list = || dataset::DataSource::local(&patterns, Path::new(""), text_column, version, &cancel);
+        let list = || dataset::DataSource::local_split(&patterns, Path::new(""), &split, text_column, version, &cancel);
         signals.run(py, list).map(Self::new)
     }
 

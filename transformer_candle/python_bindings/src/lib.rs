@@ -56,6 +56,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(config::parse_config, module)?)?;
     module.add_function(wrap_pyfunction!(config::presets, module)?)?;
     module.add_function(wrap_pyfunction!(config::vocab_size, module)?)?;
+    module.add_function(wrap_pyfunction!(config::check_adapter_config, module)?)?;
     module.add_function(wrap_pyfunction!(data::cache_root, module)?)?;
     module.add_function(wrap_pyfunction!(evaluation::evaluate_model, module)?)?;
     module.add_function(wrap_pyfunction!(generation::generate, module)?)?;
@@ -71,6 +72,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(model_directory::model_directory, module)?)?;
     module.add_function(wrap_pyfunction!(model_directory::checked_model_config, module)?)?;
     module.add_function(wrap_pyfunction!(model_directory::checked_adapters, module)?)?;
+    module.add_function(wrap_pyfunction!(model_directory::model_tokens, module)?)?;
     module.add_function(wrap_pyfunction!(plan::gpu_table, module)?)?;
     module.add_function(wrap_pyfunction!(plan::memory_plan, module)?)?;
     module.add_function(wrap_pyfunction!(ranks::train_rank, module)?)?;

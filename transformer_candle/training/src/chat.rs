@@ -3,9 +3,9 @@
 use std::ops::ControlFlow;
 use std::path::PathBuf;
 
-use dataset::{CancelToken, ChatSettings, ConversationEncoder};
-use model::{Generator, SamplingSettings};
-use run_config::OverlongConversations;
+use dataset::{CancelToken, ChatSettings, ConversationEncoder, Tokenizer};
+use model::{Generator, ModelShape, SamplingSettings};
+use run_config::{NEWEST_READING_VERSION, OverlongConversations};
 use serde::Serialize;
 use serde_json::Value;
 
@@ -69,6 +69,25 @@ pub struct ChatModel {
     sequence: Option<Sequence>,
 }
 
+/// Reads the chat template of a model, or the one that the options name.
+pub(crate) fn conversation_encoder(
+    checkpoint: &Checkpoint,
+    tokenizer: &Tokenizer,
+    shape: &ModelShape,
+    options: ChatOptions,
+) -> Result<ConversationEncoder> {
+    let state = checkpoint.state().ok();
+    let pinned = state.as_ref().and_then(|state| state.fingerprint.get(DATE)?.as_str().map(str::to_owned));
+    let settings = ChatSettings {
+        template: options.template,
+        date: pinned.or(options.date),
+        assistant_only_loss: false,
+        overlong: OverlongConversations::Truncate,
+        reading_version: NEWEST_READING_VERSION,
+    };
+    Ok(ConversationEncoder::new(tokenizer, &settings, shape.max_position_embeddings)?)
+}
+
 /// A generator, and the tokens in its KV cache.
 struct Sequence {
     generator: Generator,
@@ -104,15 +123,7 @@ impl ChatModel {
         cancel: &CancelToken,
     ) -> Result<Self> {
         let model = TrainedModel::of_checkpoint(checkpoint, device, cancel)?;
-        let state = checkpoint.state().ok();
-        let pinned = state.as_ref().and_then(|state| state.fingerprint.get(DATE)?.as_str().map(str::to_owned));
-        let settings = ChatSettings {
-            template: options.template,
-            date: pinned.or(options.date),
-            assistant_only_loss: false,
-            overlong: OverlongConversations::Truncate,
-        };
-        let encoder = ConversationEncoder::new(&model.tokenizer, &settings, model.shape.max_position_embeddings)?;
+        let encoder = conversation_encoder(checkpoint, &model.tokenizer, &model.shape, options)?;
         encoder.check_template()?;
         let end_of_turn = encoder.end_of_turn().map(|token| token.id);
         let stop_tokens = model.stop_tokens.iter().copied().chain(end_of_turn).collect();

@@ -1,7 +1,9 @@
-//! Parses and checks rows of chat data, in the formats that trl's `SFTTrainer` reads.
+//! Parses and checks rows of chat data, in the formats that trl's `SFTTrainer` reads and, since reading version 2, in
+//! those of Alpaca and ShareGPT (`other_formats`).
 
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 
+use super::other_formats;
 use super::special_tokens::has_reserved;
 use crate::skipped_rows::SkipReason;
 
@@ -37,7 +39,7 @@ pub(super) enum Conversation {
 }
 
 /// The messages of a conversation.
-#[derive(Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 #[expect(clippy::struct_field_names, reason = "`messages` is the column's name")]
 pub(super) struct Messages {
     /// Objects with a `role`, at least one.
@@ -48,11 +50,13 @@ pub(super) struct Messages {
     pub tools: Value,
     /// Other variables of the template (`chat_template_kwargs`).
     pub variables: Map<String, Value>,
+    /// Whether calls of functions were messages of their own, which become text where the template leaves calls out.
+    pub has_call_messages: bool,
 }
 
 impl Messages {
     pub(super) fn plain(messages: Vec<Value>) -> Self {
-        Self { messages, prompt: 0, tools: Value::Null, variables: Map::new() }
+        Self { messages, prompt: 0, tools: Value::Null, variables: Map::new(), has_call_messages: false }
     }
 
     pub(super) fn is_assistant(&self, index: usize) -> bool {
@@ -61,17 +65,22 @@ impl Messages {
 }
 
 impl Conversation {
-    /// Parses a row: `messages` (or `conversations`), or `prompt` and `completion`; with `tools` and
-    /// `chat_template_kwargs`.
-    pub(super) fn parse(row: &str) -> Result<Self, RowProblem> {
+    /// Parses a row: `messages` (or `conversations`), `prompt` and `completion`, or the columns of Alpaca; with `tools`,
+    /// `chat_template_kwargs` and `system`.
+    pub(super) fn parse(row: &str, reading_version: u32) -> Result<Self, RowProblem> {
         let mut row: Map<String, Value> =
             serde_json::from_str(row).map_err(|error| malformed(format!("the row is no JSON object: {error}")))?;
         if has_reserved(&Value::Object(row.clone())) {
             return Err(malformed("the row contains noncharacters of Unicode (U+FDD0 to U+FDD4)"));
         }
+        let reads_other_formats = reading_version >= 2;
+        if reads_other_formats && let Some(messages) = other_formats::of_instruction(&mut row).map_err(malformed)? {
+            row.insert("messages".to_owned(), messages.into());
+        }
         let mut take = |name: &str| row.remove(name).filter(|value| !value.is_null());
+        let system = take("system").filter(|_| reads_other_formats);
         let (tools, variables) = (take("tools"), take("chat_template_kwargs"));
-        let (mut messages, prompt) = match (take("messages").or_else(|| take("conversations")), take("prompt")) {
+        let (mut messages, mut prompt) = match (take("messages").or_else(|| take("conversations")), take("prompt")) {
             (Some(messages), _) => (list("messages", messages)?, 0),
             (None, Some(prompt)) => {
                 let completion = take("completion").ok_or_else(|| malformed("there is a prompt, but no completion"))?;
@@ -92,11 +101,23 @@ impl Conversation {
             }
             (None, None) => return Err(malformed("there are no messages, and no prompt with a completion")),
         };
+        let mut has_call_messages = false;
         for (index, message) in messages.iter_mut().enumerate() {
-            check_message(message).map_err(|problem| malformed(format!("message {} {problem}", index + 1)))?;
+            let in_message = |problem: String| malformed(format!("message {} {problem}", index + 1));
+            if reads_other_formats {
+                has_call_messages |= other_formats::rename(message).map_err(in_message)?;
+            }
+            check_message(message).map_err(in_message)?;
         }
-        let conversation =
-            Messages { messages, prompt, tools: parse_tools(tools)?, variables: parse_variables(variables)? };
+        if let Some(Value::String(system)) = system
+            && !system.trim().is_empty()
+            && messages[0]["role"] != "system"
+        {
+            messages.insert(0, json!({"role": "system", "content": system}));
+            prompt += usize::from(prompt > 0);
+        }
+        let (tools, variables) = (parse_tools(tools)?, parse_variables(variables)?);
+        let conversation = Messages { messages, prompt, tools, variables, has_call_messages };
         if !(prompt..conversation.messages.len()).any(|index| conversation.is_assistant(index)) {
             return Err(RowProblem::new(SkipReason::NoTarget, "the assistant says nothing in it"));
         }
@@ -185,12 +206,10 @@ fn parse_variables(variables: Option<Value>) -> Result<Map<String, Value>, RowPr
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
-
     use super::*;
 
     fn problem(row: &Value) -> (SkipReason, String) {
-        let problem = Conversation::parse(&row.to_string()).unwrap_err();
+        let problem = Conversation::parse(&row.to_string(), 2).unwrap_err();
         (problem.reason, problem.message)
     }
 
@@ -230,6 +249,9 @@ mod tests {
         let row =
             json!({"conversations": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}], "tools": []});
         let expected = vec![json!({"role": "user", "content": "a"}), json!({"role": "assistant", "content": "b"})];
-        assert_eq!(Conversation::parse(&row.to_string()).unwrap(), Conversation::Messages(Messages::plain(expected)));
+        assert_eq!(
+            Conversation::parse(&row.to_string(), 2).unwrap(),
+            Conversation::Messages(Messages::plain(expected))
+        );
     }
 }

@@ -1,36 +1,43 @@
 //! Chat data: rows of conversations become token ids, with a mask of those that the loss counts.
 //!
-//! `conversation` reads and checks a row; `template` renders it with the model's chat template (`python_text`: values
+//! `conversation` reads and checks a row (`other_formats`: one of Alpaca or ShareGPT); `template` renders it with the model's chat template (`python_text`: values
 //! as Python prints them); `loss_spans` finds what the assistant says in it; `special_tokens` keeps the special tokens
 //! of the template apart from text that spells them.
 
 mod conversation;
 mod loss_spans;
+mod other_formats;
 mod python_text;
 mod special_tokens;
 mod template;
 #[cfg(test)]
 mod tests;
 
-use std::io;
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use chrono::NaiveDate;
-use run_config::{CHATML, DataConfig, DataFormat, OverlongConversations, regular_file};
-use serde_json::{Map, Value, json};
+use run_config::{
+    CHATML, DEFAULT_TEMPLATE, DataConfig, DataFormat, NamedTemplate, OverlongConversations, TokenizerFolder,
+    regular_file,
+};
+use serde_json::{Value, json};
 
 use self::conversation::{ASSISTANT, Conversation, Messages, RowProblem};
 use self::loss_spans::Rendered;
 use self::special_tokens::SpecialTokens;
 use self::template::ChatTemplate;
 use crate::skipped_rows::SkipReason;
-use crate::tokenizer::NamedToken;
+use crate::tokenizer::{NamedToken, TokenizerDefinition};
 use crate::{DataError, Tokenizer};
 
-const TEMPLATE_FILE: &str = "chat_template.jinja";
+/// Name of the template that conversations with tools are rendered with, where there is one.
+const TOOL_TEMPLATE: &str = "tool_use";
 const CHATML_TEMPLATE: &str = include_str!("chatml.jinja");
 const CHATML_END: &str = "<|im_end|>";
+/// Kinds of problems of rows that are told.
+const MAX_TOLD_PROBLEMS: usize = 8;
 
 /// Settings of chat data: how conversations are rendered, and which tokens the loss counts.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -43,6 +50,8 @@ pub struct ChatSettings {
     pub assistant_only_loss: bool,
     /// Whether conversations that are longer than a sequence are truncated or skipped.
     pub overlong: OverlongConversations,
+    /// The version of the rules by which rows become conversations (`data.reading_version`).
+    pub reading_version: u32,
 }
 
 impl ChatSettings {
@@ -53,6 +62,7 @@ impl ChatSettings {
             date: data.chat_template_date.clone(),
             assistant_only_loss: data.assistant_only_loss,
             overlong: data.overlong_conversations,
+            reading_version: data.reading_version(),
         })
     }
 }
@@ -67,6 +77,8 @@ struct State {
     sequence_length: usize,
     /// The chat template; if `None`, only rows whose `prompt` and `completion` are texts can be encoded.
     template: Option<ChatTemplate>,
+    /// The template of conversations with tools, where the model has one of their own.
+    tool_template: Option<ChatTemplate>,
     /// The tokenizer, in which special tokens are named by their placeholders only.
     tokenizer: tokenizers::Tokenizer,
     path: PathBuf,
@@ -76,6 +88,8 @@ struct State {
     end_of_turn: Option<NamedToken>,
     /// The problem of the first row that was skipped, as a sentence.
     first_problem: OnceLock<String>,
+    /// The problems that were told, without their numbers.
+    told_problems: Mutex<BTreeSet<String>>,
 }
 
 /// A conversation as token ids.
@@ -93,45 +107,54 @@ impl ConversationEncoder {
     /// Reads the template, and checks that it can be trained with.
     pub fn new(tokenizer: &Tokenizer, settings: &ChatSettings, sequence_length: usize) -> Result<Self, DataError> {
         let path = tokenizer.path();
-        let json: Value = read_json(path)?;
+        let TokenizerDefinition { json, folder, additions, .. } = tokenizer.definition()?;
         let special_tokens = SpecialTokens::from_tokenizer_json(&json);
-        let config = object(read_beside(path, "tokenizer_config.json")?);
-        let mut named_tokens = named_tokens(&object(read_beside(path, "special_tokens_map.json")?));
-        named_tokens.extend(self::named_tokens(&config));
-        let eos_name = named_tokens.iter().rev().find(|(role, _)| role == "eos_token").map(|(_, name)| name.as_str());
         let end_of_text = tokenizer.document_tokens().end_of_text.clone();
-        let eos = eos_name.and_then(|name| special_tokens.named(name)).map_or(end_of_text.id, |token| token.id);
+        let eos = folder.with_role("eos_token").next().and_then(|name| special_tokens.named(name));
+        let eos = eos.map_or(end_of_text.id, |token| token.id);
         let renamed = serde_json::to_vec(&special_tokens.renamed(json))
             .map_err(|error| error.to_string())
             .and_then(|bytes| load(&bytes))
             .map_err(|message| DataError::Tokenizer { path: path.to_owned(), message })?;
         let date = settings.date.as_deref().map(parse_date).transpose()?;
-        let source = find_template(settings, path, &config, &special_tokens, &end_of_text.name)?;
-        let template = match source {
-            None => None,
-            Some((origin, source)) => {
-                let compiled = ChatTemplate::compile(origin.clone(), source, &named_tokens, special_tokens, date);
-                Some(compiled.map_err(|message| DataError::ChatTemplate { path: origin, message })?)
+        let [template, tool_template] = find_templates(settings, &folder, &special_tokens, &end_of_text.name)?;
+        let roles = folder.roles();
+        let compile = |NamedTemplate { origin, source, .. }: NamedTemplate| {
+            let refused = |message| DataError::ChatTemplate { path: origin.clone(), message };
+            if let Some(token) = additions.left_out.iter().find(|token| source.contains(token.as_str())) {
+                let message = format!(
+                    "it writes `{token}`, a token for which the model has no embedding: resize the model's embeddings \
+                     to its tokenizer, or name another template in data.chat_template"
+                );
+                return Err(refused(message));
             }
+            ChatTemplate::compile(origin.clone(), source, &roles, special_tokens.clone(), date).map_err(refused)
         };
+        let template = template.map(compile).transpose()?;
+        let tool_template = tool_template.map(compile).transpose()?;
         let mut state = State {
             settings: settings.clone(),
             sequence_length,
             template,
+            tool_template,
             tokenizer: renamed,
             path: path.to_owned(),
             leading_bos: tokenizer.document_tokens().leading_bos(),
             eos,
             end_of_turn: None,
             first_problem: OnceLock::new(),
+            told_problems: Mutex::default(),
         };
-        state.try_template()?;
+        state.try_templates()?;
         Ok(Self(Arc::new(state)))
     }
 
-    /// Returns the source of the chat template, to be saved with the weights; `None` if the model has none.
-    pub fn template(&self) -> Option<&str> {
-        self.0.template.as_ref().map(|template| template.source.as_str())
+    /// Returns the names and sources of the chat templates, to be saved with the weights: one named `default`, if the
+    /// model has any, and perhaps one for conversations with tools.
+    pub fn templates(&self) -> Vec<(&'static str, &str)> {
+        let State { template, tool_template, .. } = &*self.0;
+        let named = [(DEFAULT_TEMPLATE, template), (TOOL_TEMPLATE, tool_template)];
+        named.into_iter().filter_map(|(name, template)| Some((name, template.as_ref()?.source.as_str()))).collect()
     }
 
     /// The special token with which the assistant ends its turns.
@@ -141,7 +164,7 @@ impl ConversationEncoder {
 
     /// Fails if the model has no chat template.
     pub fn check_template(&self) -> Result<(), DataError> {
-        self.0.template().map(drop)
+        self.0.template(false).map(drop)
     }
 
     /// Encodes a conversation so far, followed by the template's generation prompt.
@@ -150,7 +173,7 @@ impl ConversationEncoder {
     /// [`DataError::ChatTemplate`] if the model has no template, or for messages that it refuses or that contain
     /// characters reserved for placeholders.
     pub fn encode_prompt(&self, messages: &[Value]) -> Result<Vec<u32>, DataError> {
-        let template = self.0.template()?;
+        let template = self.0.template(false)?;
         if messages.iter().any(special_tokens::has_reserved) {
             let message = "a message contains noncharacters of Unicode (U+FDD0 to U+FDD4)".to_owned();
             return Err(DataError::ChatTemplate { path: template.origin.clone(), message });
@@ -171,41 +194,60 @@ impl ConversationEncoder {
     /// Returns the settings that the data order depends on, for the fingerprint.
     pub(crate) fn identity(&self) -> [String; 4] {
         let ChatSettings { date, assistant_only_loss, overlong, .. } = &self.0.settings;
-        [
-            self.template().unwrap_or_default().to_owned(),
-            date.clone().unwrap_or_default(),
-            assistant_only_loss.to_string(),
-            format!("{overlong:?}"),
-        ]
+        let sources: Vec<&str> = self.templates().into_iter().map(|(_, source)| source).collect();
+        [sources.join("\0"), date.clone().unwrap_or_default(), assistant_only_loss.to_string(), format!("{overlong:?}")]
     }
 
     /// Encodes a row, or returns why it is skipped.
     pub(crate) fn encode_row(&self, row: &str) -> Result<Result<EncodedConversation, SkipReason>, DataError> {
-        let encoded = match Conversation::parse(row) {
+        let encoded = match Conversation::parse(row, self.0.settings.reading_version) {
             Ok(conversation) => self.0.encode_conversation(&conversation)?,
             Err(problem) => Err(problem),
         };
         Ok(encoded.map_err(|RowProblem { reason, message }| {
-            if self.0.first_problem.set(message.clone()).is_ok() {
-                tracing::warn!("a row is skipped: {message}");
-            }
+            self.0.tell(&message);
+            let _ = self.0.first_problem.set(message);
             reason
         }))
     }
 }
 
 impl State {
-    fn template(&self) -> Result<&ChatTemplate, DataError> {
-        self.template.as_ref().ok_or_else(|| {
+    /// Warns of the first row with each kind of problem: what a message says without its numbers.
+    fn tell(&self, message: &str) {
+        let kind: String = message.chars().filter(|character| !character.is_ascii_digit()).collect();
+        let mut told = self.told_problems.lock().unwrap_or_else(PoisonError::into_inner);
+        if told.len() < MAX_TOLD_PROBLEMS && told.insert(kind) {
+            tracing::warn!("a row is skipped: {message}");
+        }
+    }
+
+    /// Returns the template of a conversation with or without tools.
+    fn template(&self, has_tools: bool) -> Result<&ChatTemplate, DataError> {
+        let of_tools = self.tool_template.as_ref().filter(|_| has_tools);
+        of_tools.or(self.template.as_ref()).ok_or_else(|| {
             let message = "the model has no chat template: name one in data.chat_template (`chatml`, or a Jinja file)";
             DataError::ChatTemplate { path: self.path.clone(), message: message.to_owned() }
         })
     }
 
+    /// Tries the templates, and finds the token with which they end a turn.
+    fn try_templates(&mut self) -> Result<(), DataError> {
+        if let Some(template) = &mut self.template.take() {
+            self.end_of_turn = self.try_template(template)?;
+            self.template = Some(template.clone());
+        }
+        if let Some(template) = &mut self.tool_template.take() {
+            // One that cannot be used without tools is judged by the rows that have some.
+            drop(self.try_template(template));
+            self.tool_template = Some(template.clone());
+        }
+        Ok(())
+    }
+
     /// Renders a short conversation, so that a template in which the assistant's text cannot be found is refused before
-    /// training starts. Finds its assembled special tokens and its end-of-turn token.
-    fn try_template(&mut self) -> Result<(), DataError> {
-        let Some(template) = &mut self.template else { return Ok(()) };
+    /// training starts. Finds its assembled special tokens; returns its end-of-turn token.
+    fn try_template(&self, template: &mut ChatTemplate) -> Result<Option<NamedToken>, DataError> {
         let everything = !self.settings.assistant_only_loss;
         let plain = probe(&|text| text.into());
         let parts = probe(&|text| json!([{"type": "text", "text": text}]));
@@ -222,16 +264,12 @@ impl State {
             rendered => (plain, rendered.map_err(refused)?),
         };
         template.special_tokens.find_assembled(&rendered.text);
-        let template = template.clone();
-        let rendered = attempt(&template, &messages).unwrap_or(rendered);
+        let rendered = attempt(template, &messages).unwrap_or(rendered);
         let encoding = self.encode(&rendered.text)?;
         let counted = counted(&encoding, &rendered.counted);
         let said = encoding.get_ids().iter().zip(counted).filter(|(_, counted)| *counted).map(|(id, _)| *id);
-        self.end_of_turn = said
-            .rev()
-            .find_map(|id| template.special_tokens.with_id(id))
-            .map(|token| NamedToken { id: token.id, name: token.name.clone() });
-        Ok(())
+        let last = said.rev().find_map(|id| template.special_tokens.with_id(id));
+        Ok(last.map(|token| NamedToken { id: token.id, name: token.name.clone() }))
     }
 
     fn encode(&self, text: &str) -> Result<tokenizers::Encoding, DataError> {
@@ -245,14 +283,16 @@ impl State {
     ) -> Result<Result<EncodedConversation, RowProblem>, DataError> {
         let everything = !self.settings.assistant_only_loss;
         let (rendered, bos, eos) = match conversation {
-            Conversation::Messages(messages) => match loss_spans::render(self.template()?, messages, everything) {
-                Ok(rendered) => (rendered, None, None),
-                Err(RowProblem { reason, message }) => {
-                    let message =
-                        format!("the chat template {} refuses it: {message}", self.template()?.origin.display());
-                    return Ok(Err(RowProblem { reason, message }));
+            Conversation::Messages(messages) => {
+                let template = self.template(!messages.tools.is_null())?;
+                match render(template, messages, everything) {
+                    Ok(rendered) => (rendered, None, None),
+                    Err(RowProblem { reason, message }) => {
+                        let message = format!("the chat template {} refuses it: {message}", template.origin.display());
+                        return Ok(Err(RowProblem { reason, message }));
+                    }
                 }
-            },
+            }
             Conversation::Completion { prompt, completion } => {
                 let text = format!("{prompt}{completion}");
                 let start = if everything { 0 } else { prompt.len() };
@@ -291,6 +331,16 @@ impl State {
     }
 }
 
+/// Renders messages. Calls that the template leaves out are rendered as text if the row has them as messages.
+fn render(template: &ChatTemplate, messages: &Messages, everything: bool) -> Result<Rendered, RowProblem> {
+    let rendered = loss_spans::render(template, messages, everything)?;
+    if !messages.has_call_messages || other_formats::has_calls(&rendered.text, &messages.messages) {
+        return Ok(rendered);
+    }
+    let messages = Messages { messages: other_formats::calls_as_text(&messages.messages), ..messages.clone() };
+    loss_spans::render(template, &messages, everything)
+}
+
 /// Returns a conversation of two turns to try a template with; `content` makes a message's content from its text.
 fn probe(content: &dyn Fn(&str) -> Value) -> Messages {
     let turn = |role: &str, text: &str| json!({"role": role, "content": content(text)});
@@ -311,18 +361,15 @@ fn counted(encoding: &tokenizers::Encoding, spans: &[std::ops::Range<usize>]) ->
     encoding.get_offsets().iter().map(overlaps).collect()
 }
 
-/// Finds a run's template; returns its name (a path, or `chatml`) and its source, or `None` if the model has none.
-fn find_template(
+/// Finds a run's templates: the default one, and one of conversations with tools.
+fn find_templates(
     settings: &ChatSettings,
-    tokenizer: &Path,
-    config: &Map<String, Value>,
+    folder: &TokenizerFolder,
     special_tokens: &SpecialTokens,
     end_of_text: &str,
-) -> Result<Option<(PathBuf, String)>, DataError> {
-    let read = |path: &Path| {
-        let refused = |message: String| DataError::ChatTemplate { path: path.to_owned(), message };
-        let bytes = regular_file::read(path).map_err(|error| refused(error.to_string()))?;
-        String::from_utf8(bytes).map_err(|_| refused("it is not UTF-8".to_owned()))
+) -> Result<[Option<NamedTemplate>; 2], DataError> {
+    let named = |origin: &Path, source| {
+        Some(NamedTemplate { name: DEFAULT_TEMPLATE.to_owned(), origin: origin.to_owned(), source })
     };
     match &settings.template {
         Some(name) if name.as_os_str() == CHATML => {
@@ -331,29 +378,19 @@ fn find_template(
                 // The end of a turn must be a token that generation can stop at.
                 template = template.replace(CHATML_END, end_of_text);
             }
-            Ok(Some((name.clone(), template)))
+            Ok([named(name, template), None])
         }
-        Some(path) => Ok(Some((path.clone(), read(path)?))),
+        Some(path) => {
+            let refused = |message: String| DataError::ChatTemplate { path: path.clone(), message };
+            let bytes = regular_file::read(path).map_err(|error| refused(error.to_string()))?;
+            let source = String::from_utf8(bytes).map_err(|_| refused("it is not UTF-8".to_owned()))?;
+            Ok([named(path, source), None])
+        }
         None => {
-            let beside = tokenizer.with_file_name(TEMPLATE_FILE);
-            if beside.exists() {
-                let template = read(&beside)?;
-                return Ok(Some((beside, template)));
-            }
-            let origin = tokenizer.with_file_name("tokenizer_config.json");
-            Ok(template::of_config(config).map(|template| (origin, template.to_owned())))
+            let of_tools = folder.templates.iter().find(|template| template.name == TOOL_TEMPLATE);
+            Ok([folder.templates.first().cloned(), of_tools.cloned()])
         }
     }
-}
-
-/// Returns the roles, such as `bos_token`, and the tokens that a tokenizer's config file gives them.
-fn named_tokens(config: &Map<String, Value>) -> Vec<(String, String)> {
-    let tokens = config.iter().filter(|(role, _)| role.ends_with("_token"));
-    let named = tokens.filter_map(|(role, token)| {
-        let name = token.as_str().or_else(|| token["content"].as_str())?;
-        Some((role.clone(), name.to_owned()))
-    });
-    named.collect()
 }
 
 fn load(bytes: &[u8]) -> Result<tokenizers::Tokenizer, String> {
@@ -368,26 +405,4 @@ fn parse_date(date: &str) -> Result<NaiveDate, DataError> {
         setting: "data.chat_template_date",
         must: "a day of the calendar, such as 2026-01-31",
     })
-}
-
-fn read_json(path: &Path) -> Result<Value, DataError> {
-    let refused = |message: String| DataError::Tokenizer { path: path.to_owned(), message };
-    let bytes = regular_file::read(path).map_err(|error| refused(error.to_string()))?;
-    serde_json::from_slice(&bytes).map_err(|error| refused(error.to_string()))
-}
-
-/// Reads a JSON file in the tokenizer's folder; null if it does not exist.
-fn read_beside(tokenizer: &Path, name: &str) -> Result<Value, DataError> {
-    let path = tokenizer.with_file_name(name);
-    match path.metadata() {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Value::Null),
-        _ => read_json(&path),
-    }
-}
-
-fn object(value: Value) -> Map<String, Value> {
-    match value {
-        Value::Object(object) => object,
-        _ => Map::new(),
-    }
 }

@@ -33,14 +33,20 @@ fn model(template: Option<&str>) -> Model {
     let config = json!({"bos_token": "<|endoftext|>", "eos_token": {"content": "<|im_end|>"}});
     fs::write(folder.path().join("tokenizer_config.json"), config.to_string()).unwrap();
     if let Some(template) = template {
-        fs::write(folder.path().join(TEMPLATE_FILE), template).unwrap();
+        fs::write(folder.path().join(run_config::CHAT_TEMPLATE), template).unwrap();
     }
     let tokenizer = Tokenizer::load(&folder.path().join("tokenizer.json"), &[]).unwrap();
     Model { folder, tokenizer }
 }
 
 fn settings() -> ChatSettings {
-    ChatSettings { template: None, date: None, assistant_only_loss: true, overlong: OverlongConversations::Truncate }
+    ChatSettings {
+        template: None,
+        date: None,
+        assistant_only_loss: true,
+        overlong: OverlongConversations::Truncate,
+        reading_version: 2,
+    }
 }
 
 impl Model {
@@ -235,9 +241,46 @@ fn the_template_of_the_configuration_is_read() {
 }
 
 #[test]
+fn conversations_with_tools_take_their_own_template() {
+    let model = model(None);
+    let of_tools = format!("{{{{ tools | length }}}} tools\n{PLAIN}");
+    let named = json!([{"name": "default", "template": PLAIN}, {"name": "tool_use", "template": of_tools}]);
+    let config = json!({"chat_template": named}).to_string();
+    fs::write(model.folder.path().join("tokenizer_config.json"), config).unwrap();
+    let mut row = dialogue();
+    assert_eq!(model.encoded(&row), EXPECTED);
+    row["tools"] = json!([{"type": "function"}]);
+    assert_eq!(model.encoded(&row), format!("1 tools\n{EXPECTED}"));
+    let templates = model.usual().templates().into_iter().map(|(name, _)| name).collect::<Vec<_>>();
+    assert_eq!(templates, ["default", "tool_use"]);
+    let named = ChatSettings { template: Some("chatml".into()), ..settings() };
+    assert_eq!(model.encoder(&named).unwrap().templates().len(), 1, "a template that is named is the only one");
+}
+
+#[test]
+fn a_template_with_a_token_that_has_no_embedding_is_refused() {
+    let model = model(Some(&PLAIN.replace("<|im_end|>", "<|turn_end|>")));
+    for (name, content) in
+        [("added_tokens.json", json!({"<|turn_end|>": 266})), ("config.json", json!({"vocab_size": 266}))]
+    {
+        fs::write(model.folder.path().join(name), content.to_string()).unwrap();
+    }
+    let error = model.encoder(&settings()).err().unwrap().to_string();
+    assert!(error.contains("`<|turn_end|>`, a token for which the model has no embedding"), "{error}");
+}
+
+#[test]
 fn the_date_is_pinned() {
     let model = model(Some(&format!("{{{{ strftime_now('%d %b %Y') }}}}{PLAIN}")));
     let encoder = model.encoder(&ChatSettings { date: Some("2026-01-31".to_owned()), ..settings() }).unwrap();
     let encoded = encoder.encode_row(&dialogue().to_string()).unwrap().unwrap();
     assert!(model.shown(&encoded).starts_with("31 Jan 2026<|im_start|>"));
+}
+
+#[test]
+fn calls_that_a_template_leaves_out_become_text() {
+    let call = r#"{"name": "get", "arguments": {}}"#;
+    let turns = json!([{"from": "human", "value": "a"}, {"from": "function_call", "value": call}, {"from": "gpt", "value": "b"}]);
+    let encoded = model(Some(PLAIN)).encoded(&json!({"conversations": turns}));
+    assert!(encoded.contains("[<tool_call>\n{") && encoded.contains("}\n</tool_call><|im_end|>\n]"), "{encoded}");
 }

@@ -17,6 +17,7 @@ mod url;
 
 pub use access_token::{AccessToken, TokenOrigin};
 pub use client::proxy_of;
+pub(crate) use data_files::{FolderFiles, infer_folder_splits, is_metadata};
 pub(crate) use repository::Repository;
 pub use retry_status::{RetryMonitor, RetryStatus};
 pub use settings::HubSettings;

@@ -27,6 +27,7 @@ fn settings() -> StreamSettings {
         date: None,
         assistant_only_loss: true,
         overlong: OverlongConversations::Truncate,
+        reading_version: 2,
     };
     StreamSettings { sequence_length: 96, packing: Packing::Documents, chat: Some(chat), ..fixtures::settings() }
 }
