@@ -27,6 +27,7 @@ def test_orchestrate_alone_is_a_start_screen(workspace: Workspace) -> None:
 
 
 def test_every_command_of_the_start_screen_exists(workspace: Workspace) -> None:
+    workspace.extra_environment["COLUMNS"] = "200"
     told = workspace.orchestrate().out
     named = set(re.findall(r"^  orchestrate ([a-z]+)", told, re.MULTILINE))
     assert named == {"finetune", "watch", "generate", "doctor"}

@@ -299,7 +299,7 @@ def takes_settings(command: Callable[[Context, Settings], None]) -> Callable[...
         command(context, from_flags(flags))
 
     context = parameter("context", Context, default=Parameter.empty)
-    return takes([context, parameter("version", Version, False), *flag_parameters()], command.__doc__ or "")(typed)
+    return takes([context, *flag_parameters(), parameter("version", Version, False)], command.__doc__ or "")(typed)
 
 
 def from_flags(flags: dict[str, Any]) -> Settings:

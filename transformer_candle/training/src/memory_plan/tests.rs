@@ -6,7 +6,7 @@ mod suggestions;
 use std::time::{Duration, SystemTime};
 
 use kernels::{DeviceKind, cuda::Gpu};
-use run_config::{BatchSize, ByteSize, Device, Format, presets};
+use run_config::{BatchSize, ByteSize, Device, Format, NumWorkers, presets};
 
 use super::{
     available_memory::AvailableMemory, calibration::Calibration, cpu_speed::CpuSpeed, measured::MeasuredStep, *,
@@ -19,6 +19,9 @@ fn run_of(name: &str, overrides: &[&str]) -> ResolvedRun {
     let mut config = RunConfig::parse(preset.text, Format::Yaml, &overrides).unwrap();
     config.model.vocab_size.get_or_insert(4096);
     config.runtime.threads = Some(2);
+    if config.data.num_workers == NumWorkers::Auto {
+        config.data.num_workers = NumWorkers::Fixed(2);
+    }
     ResolvedRun {
         config,
         streaming: None,
