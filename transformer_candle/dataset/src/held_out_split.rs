@@ -13,11 +13,15 @@
 //!    fewer than eight row groups of the training set, a whole one would be too much to lose: then only the last eighth
 //!    of its rows is held out, at least one row.
 //!
+//! Corrupted shards, where they are skipped, count as far as they can be decoded.
+//!
 //! Only the shards needed to decide are opened: one of a large data set, all of a small one.
 
 mod decide;
 
 use std::ops::Range;
+
+use serde::{Deserialize, Serialize};
 
 use crate::permutation::{Purpose, key};
 
@@ -25,7 +29,7 @@ use crate::permutation::{Purpose, key};
 type RowGroupId = (usize, u64);
 
 /// The training rows and the held-out rows of a source.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct HeldOutSplit {
     /// The end of the training rows if `max_samples` limits them, else `None`.
     training_end: Option<TrainingEnd>,
@@ -34,14 +38,15 @@ pub(crate) struct HeldOutSplit {
 }
 
 /// The end of the training rows: the first `rows` rows (at least one) of `row_group` in `shard` are the last ones.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 struct TrainingEnd {
     shard: usize,
     row_group: u64,
     rows: u64,
 }
 
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 enum HeldOutRule {
     Nothing,
     /// The row groups of these shards from `from` on whose hash is below the threshold.

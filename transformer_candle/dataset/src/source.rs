@@ -4,7 +4,7 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
-use run_config::{DataFormat, ResolvedRun, StreamingConfig};
+use run_config::{DataFormat, FIRST_READING_VERSION, ResolvedRun, StreamingConfig};
 use serde::{Deserialize, Serialize};
 
 use crate::byte_source::{ByteSource, CancellableSource, LocalFile};
@@ -40,6 +40,7 @@ struct Listing {
     format: DataFormat,
     /// The version of the rules by which files become documents.
     reading_version: u32,
+    skips_bad_files: bool,
     shards: Vec<Shard>,
     location: Location,
     /// Held-out splits decided so far, kept because deciding may read many shards.
@@ -82,7 +83,7 @@ impl DataSource {
         }
         let version = data.reading_version();
         let source = Self::local(&data.validation_shards, Path::new(""), &data.text_column, version, cancel)?;
-        Ok(Some(source.with_format(data.format)))
+        Ok(Some(source.with_format(data.format).with_bad_files_skipped(data.skips_bad_files())))
     }
 
     /// Opens a data set by name: `demo` from the cache folder, anything else from the Hub. Requests the commit, the
@@ -108,6 +109,7 @@ impl DataSource {
             text_column: streaming.text_column.clone(),
             format: DataFormat::Text,
             reading_version,
+            skips_bad_files: reading_version > FIRST_READING_VERSION,
             shards: shards.collect(),
             location: Location::Hub(repository),
             held_out_splits: Mutex::default(),
@@ -166,6 +168,7 @@ impl DataSource {
             text_column: text_column.to_owned(),
             format: DataFormat::Text,
             reading_version,
+            skips_bad_files: reading_version > FIRST_READING_VERSION,
             shards,
             location: Location::Local(paths),
             held_out_splits: Mutex::default(),
@@ -182,6 +185,13 @@ impl DataSource {
     #[must_use]
     pub fn with_format(self, format: DataFormat) -> Self {
         self.with(|listing| listing.format = format)
+    }
+
+    /// Returns the source that skips files whose content cannot be decoded, or ends with an error there. By default those
+    /// of reading version 2 skip them. Must be called before the source is cloned.
+    #[must_use]
+    pub fn with_bad_files_skipped(self, skips: bool) -> Self {
+        self.with(|listing| listing.skips_bad_files = skips)
     }
 
     fn with(mut self, change: impl FnOnce(&mut Listing)) -> Self {
@@ -229,6 +239,15 @@ impl DataSource {
         self.listing.reading_version
     }
 
+    /// Whether ledgers record the files: those of the Hub are known by their commit.
+    pub(crate) fn records_files(&self) -> bool {
+        self.listing.reading_version > FIRST_READING_VERSION && self.listing.revision.is_none()
+    }
+
+    pub(crate) fn skips_bad_files(&self) -> bool {
+        self.listing.skips_bad_files
+    }
+
     /// The shards, in listing order.
     pub(crate) fn shards(&self) -> &[Shard] {
         &self.listing.shards
@@ -253,8 +272,8 @@ impl DataSource {
 
     fn check_conversations(&self, cancel: &CancelToken) -> Result<(), DataError> {
         for (index, file) in self.shards().iter().enumerate().take(MAX_SHARDS_PROBED) {
-            let columns: Vec<String> =
-                self.open(index, cancel)?.fields()?.into_iter().map(|field| field.name).collect();
+            let Some(mut reader) = self.open_intact(index, cancel)? else { continue };
+            let columns: Vec<String> = reader.fields()?.into_iter().map(|field| field.name).collect();
             let names: Vec<&str> = columns.iter().map(String::as_str).collect();
             if !columns.is_empty() {
                 let found = has_conversations(&names);
@@ -270,7 +289,8 @@ impl DataSource {
 
     fn missing_column(&self, cancel: &CancelToken) -> Result<Option<MissingColumn>, DataError> {
         for (index, file) in self.shards().iter().enumerate().take(MAX_SHARDS_PROBED) {
-            let fields = self.open(index, cancel)?.fields()?;
+            let Some(mut reader) = self.open_intact(index, cancel)? else { continue };
+            let fields = reader.fields()?;
             if !fields.is_empty() {
                 let named = fields.iter().find(|field| field.name == self.text_column());
                 let found = named.map(|field| field.non_string_type);

@@ -45,7 +45,7 @@ use serde::{Deserialize, Serialize};
 pub use byte_size::ByteSize;
 pub use data::{
     BatchSize, Bos, CHATML, DataConfig, DataFormat, FIRST_READING_VERSION, NEWEST_READING_VERSION, NumWorkers,
-    OverlongConversations, Packing,
+    OnBadFile, OverlongConversations, Packing,
 };
 pub use device::Device;
 pub use error::{ConfigError, Problem};

@@ -23,7 +23,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use dataset::{Batch, Cursor, Mixture, SkippedRows, hub::RetryStatus, ledger::StageRecord};
+use dataset::{Batch, ComponentPosition, Cursor, Mixture, SkippedRows, hub::RetryStatus, ledger::StageRecord};
 use kernels::{Device, cuda::Cuda};
 use model::ModelShape;
 use run_config::ResolvedRun;
@@ -49,11 +49,19 @@ use crate::{
     metrics::MetricsWriter,
     profile::Profile,
     ranks::Ranks,
-    report::{StepReport, UtilizationReport},
+    report::{DataReport, StepReport, UtilizationReport},
     run_folder::RunFolder,
     schedule::{self, LearningRate},
     stop::StopSignal,
 };
+
+/// Returns the number of files with corrupted rows.
+fn bad_files(cursor: &Cursor) -> u64 {
+    let of_component = |component: &ComponentPosition| {
+        component.corrupted.iter().map(|rows| rows.shard).collect::<HashSet<u64>>().len() as u64
+    };
+    cursor.components.iter().map(of_component).sum()
+}
 
 /// A model in training, with everything that belongs to its run directory.
 pub struct Trainer {
@@ -75,6 +83,8 @@ pub struct Trainer {
     base: Option<BaseModel>,
     fingerprint: ConfigFingerprint,
     metrics: MetricsWriter,
+    /// The rows read and skipped, as last recorded.
+    data_report: DataReport,
     observation: Observation,
     profile: Profile,
     ledger: RunLedger,
@@ -149,7 +159,8 @@ impl Trainer {
             stop.requested().is_some() || own_stop.requested().is_some()
         };
         let batch = self.next_batch(&interrupted);
-        let batch = match ranks::agree_on_batch(self.ranks(), batch, &own_stop, stop)? {
+        let corrupted = self.corrupted_rows();
+        let batch = match ranks::agree_on_batch(self.ranks(), batch, &corrupted, (&own_stop, stop))? {
             AgreedBatch::Compute(batch) => batch,
             AgreedBatch::Abandon(batch) => {
                 self.data.pending_batch = batch;
@@ -159,6 +170,9 @@ impl Trainer {
         self.profile.span("data_wait", started);
         if batch.is_empty() {
             self.position.data_ended = true;
+            self.position.cursor = self.data.stream.cursor();
+            self.ledger.corrupted(&self.data.stream);
+            self.tell_skipped(self.position.step);
             return Ok(Step::Finished);
         }
         let step = self.position.step + 1;
@@ -253,9 +267,43 @@ impl Trainer {
             (self.position.best, self.position.improvement) = (None, None);
         }
         let cursor = self.data.stream.cursor();
-        self.ledger.step(step, (&self.position.cursor, &cursor), batch, self.data.stream.opened_windows());
+        self.ledger.step(step, (&self.position.cursor, &cursor), batch, &self.data.stream);
+        self.tell_skipped(step);
         self.position.stage = self.stages.current;
         self.position.cursor = cursor;
+    }
+
+    /// Warns of rows and files that the last call to the stream has skipped, and records their counts.
+    fn tell_skipped(&mut self, step: u64) {
+        let stream = &mut self.data.stream;
+        let corrupted = stream.found_corruption().map(|(_, found)| found.warning());
+        self.notices.extend(corrupted.collect::<Vec<_>>());
+        self.notices.extend(stream.take_notices());
+        let report = DataReport {
+            step,
+            rows: stream.rows().iter().sum(),
+            skipped: stream.skipped().into_iter().fold(SkippedRows::default(), |sum, of| sum + of),
+            bad_files: bad_files(&stream.cursor()),
+        };
+        if report.differs_in_skipped(&self.data_report) {
+            self.metrics.record(&report.record());
+            self.data_report = report;
+        }
+    }
+
+    /// Returns the corrupted rows that are skipped, as text; empty if there are none.
+    fn corrupted_rows(&self) -> String {
+        let components = self.data.stream.cursor().components;
+        let corrupted: Vec<_> = components.into_iter().map(|component| component.corrupted).collect();
+        if corrupted.iter().all(Vec::is_empty) {
+            return String::new();
+        }
+        serde_json::to_string(&corrupted).expect("corrupted rows are plain numbers")
+    }
+
+    /// Returns the number of files of which rows are skipped because they cannot be decoded.
+    pub fn bad_files(&self) -> u64 {
+        bad_files(&self.position.cursor)
     }
 
     /// Whether exactly the current weights have been evaluated.

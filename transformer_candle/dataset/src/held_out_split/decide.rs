@@ -1,11 +1,12 @@
 //! Decides the split of a source, once for each setting.
 
 use std::ops::Range;
-use std::sync::{Arc, TryLockError};
+use std::sync::{Arc, PoisonError, TryLockError};
 use std::time::Duration;
 
 use super::{HeldOutRule, HeldOutSplit, RowGroupId, SplitSettings, TrainingEnd};
 use crate::cancel::CancelToken;
+use crate::formats::ShardReader;
 use crate::permutation::{Purpose, key};
 use crate::{DataError, DataSource};
 
@@ -38,6 +39,32 @@ impl DataSource {
         known.push((settings, Arc::clone(&split)));
         Ok(split)
     }
+
+    /// Takes over a split that was decided before.
+    pub(crate) fn restore_split(&self, settings: SplitSettings, split: &HeldOutSplit) {
+        let mut known = self.held_out_splits().lock().unwrap_or_else(PoisonError::into_inner);
+        known.retain(|(other, _)| *other != settings);
+        known.push((settings, Arc::new(split.clone())));
+    }
+
+    /// Counts the rows of a row group, of a corrupted one those before the first that cannot be decoded; `None` if there
+    /// is no such row group.
+    fn count_rows(&self, reader: &mut dyn ShardReader, row_group: u64) -> Result<Option<u64>, DataError> {
+        match reader.row_count(row_group) {
+            Err(error) if self.skips(&error) => {}
+            count => return count,
+        }
+        let mut rows = 0;
+        let mut read = reader.seek(row_group, 0);
+        while matches!(read, Ok(true)) {
+            read = reader.next_row().map(|row| row.is_some());
+            rows += u64::from(matches!(read, Ok(true)));
+        }
+        match read {
+            Err(error) if !self.skips(&error) => Err(error),
+            _ => Ok((rows > 0).then_some(rows)),
+        }
+    }
 }
 
 impl HeldOutSplit {
@@ -67,7 +94,7 @@ impl HeldOutSplit {
             if let Some(rule) = after_training.choose(source, cancel, true)? {
                 return Ok(rule);
             }
-            let rows = source.open(end.shard, cancel)?.row_count(end.row_group)?;
+            let rows = source.count_rows(source.open(end.shard, cancel)?.as_mut(), end.row_group)?;
             if rows.is_some_and(|rows| rows > end.rows) {
                 return Ok(HeldOutRule::Rows { shard: end.shard, row_group: end.row_group, first_row: end.rows });
             }
@@ -96,12 +123,12 @@ impl Candidates {
         for shard in shards {
             cancel.check()?;
             let name = &source.shards()[shard].name;
-            let mut reader = source.open(shard, cancel)?;
+            let Some(mut reader) = source.open_intact(shard, cancel)? else { continue };
             let known = reader.row_groups();
             let mut row_group = if shard == from.0 { from.1 } else { 0 };
             while match known {
                 Some(row_groups) => row_group < row_groups,
-                None => reader.row_count(row_group)?.is_some(),
+                None => source.count_rows(reader.as_mut(), row_group)?.is_some(),
             } {
                 let hash = key(Purpose::HeldOut, &[row_group], name);
                 any_below |= hash < threshold;
@@ -130,7 +157,7 @@ impl Candidates {
         }
         let choices = self.row_groups.len();
         for (_, shard, row_group) in self.row_groups {
-            let rows = source.open(shard, cancel)?.row_count(row_group)?.unwrap_or(0);
+            let rows = source.count_rows(source.open(shard, cancel)?.as_mut(), row_group)?.unwrap_or(0);
             let hold_out_whole = after_training || choices >= FEW_ROW_GROUPS;
             let first_row = if hold_out_whole { 0 } else { rows - (rows / 8).max(1).min(rows) };
             let leaves_training = after_training || choices > 1 || first_row > 0;
@@ -147,9 +174,9 @@ fn find_training_end(source: &DataSource, rows: u64, cancel: &CancelToken) -> Re
     let mut remaining = rows;
     for shard in 0..source.shards().len() {
         cancel.check()?;
-        let mut reader = source.open(shard, cancel)?;
+        let Some(mut reader) = source.open_intact(shard, cancel)? else { continue };
         let mut row_group = 0;
-        while let Some(rows) = reader.row_count(row_group)? {
+        while let Some(rows) = source.count_rows(reader.as_mut(), row_group)? {
             if rows > 0 && remaining <= rows {
                 return Ok(Some(TrainingEnd { shard, row_group, rows: remaining }));
             }

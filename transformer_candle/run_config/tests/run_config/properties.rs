@@ -102,6 +102,7 @@ fn data() -> impl Strategy<Value = DataConfig> {
             text_column: rest.0,
             format: DataFormat::Text,
             reading_version,
+            on_bad_file: reading_version.map(|_| OnBadFile::Stop),
             chat_template: None,
             chat_template_date: None,
             assistant_only_loss: true,
