@@ -43,9 +43,9 @@ pub struct DataConfig {
     #[schemars(range(min = 1, max = 2))]
     pub reading_version: Option<u32>,
     /// What happens to a file whose content cannot be decoded: a truncated download, or a file that does not match its
-    /// extension. Never to one that cannot be read for another reason, such as the network's or the disk's. Default:
-    /// `skip`; for runs of reading version 1, `stop`.
-    pub on_bad_file: Option<OnBadFile>,
+    /// extension. Never to one that cannot be read for another reason, such as the network's or the disk's. Runs
+    /// of reading version 1 stop.
+    pub on_bad_file: OnBadFile,
     /// The chat template that renders conversations: `chatml`, or a Jinja file. Default: that of the model's tokenizer
     /// (`chat_template.jinja`, else `chat_template` in `tokenizer_config.json`).
     pub chat_template: Option<PathBuf>,
@@ -115,7 +115,7 @@ impl Default for DataConfig {
             text_column: "text".to_owned(),
             format: DataFormat::Text,
             reading_version: None,
-            on_bad_file: None,
+            on_bad_file: OnBadFile::Skip,
             chat_template: None,
             chat_template_date: None,
             assistant_only_loss: true,
@@ -150,17 +150,17 @@ impl DataConfig {
 
     /// Whether files whose content cannot be decoded are skipped.
     pub fn skips_bad_files(&self) -> bool {
-        let skips_by_default = self.reading_version() > FIRST_READING_VERSION;
-        self.on_bad_file.map_or(skips_by_default, |on_bad_file| on_bad_file == OnBadFile::Skip)
+        self.on_bad_file == OnBadFile::Skip && self.reading_version() > FIRST_READING_VERSION
     }
 }
 
 /// What happens to a file whose content cannot be decoded.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum OnBadFile {
     /// What can be decoded of it is used, the rest is skipped in all epochs, with a warning and a record in the ledger.
     /// The run ends with exit code 3 once all files are bad, or at least two and more than 5 % of them.
+    #[default]
     Skip,
     /// The run ends with exit code 3, after a checkpoint.
     Stop,

@@ -4,11 +4,12 @@
 //! A finding needs more than one bad moment: shares of time are taken over minutes and must come from several steps,
 //! samples must agree several times in a row. Each kind is told once.
 
+mod overfitting;
 mod ranks;
 
 use std::time::Duration;
 
-use self::ranks::RankRules;
+use self::{overfitting::OverfittingRule, ranks::RankRules};
 use crate::{
     report::{StepReport, UtilizationReport},
     units::{bytes, duration},
@@ -22,8 +23,6 @@ const MAX_SAVING: f64 = 0.05;
 const MIN_SWAP_BYTES: u64 = 64 << 20;
 /// Samples in a row that must agree.
 const SAMPLES_IN_A_ROW: usize = 3;
-/// Evaluations in a row in which the held-out loss must rise.
-const EVALUATIONS_IN_A_ROW: usize = 3;
 
 /// Looks for what holds back one session of training.
 #[derive(Debug)]
@@ -59,7 +58,7 @@ impl Advisor {
 
     /// Excludes the next step, which waits for its stage's first data. Losses of another stage are not comparable.
     pub(crate) fn enter_stage(&mut self) {
-        self.overfitting = OverfittingRule { is_told: self.overfitting.is_told, ..OverfittingRule::default() };
+        self.overfitting.restart();
         self.is_warm = false;
     }
 
@@ -92,15 +91,7 @@ impl Advisor {
 
     /// Returns the findings that an evaluation adds, one sentence each.
     pub(crate) fn evaluation(&mut self, loss: f64) -> Vec<String> {
-        let found = self.overfitting.evaluate(loss).map(|Overfitting { held_out, training }| {
-            format!(
-                "the held-out loss has risen in {EVALUATIONS_IN_A_ROW} evaluations in a row, from {:.4} to {:.4}, while the \
-                 training loss fell from {:.4} to {:.4}: the model memorizes its text. Give it more text, or fewer steps or \
-                 parameters; checkpoints/best has the lowest held-out loss, and runtime.evaluation.patience ends a run there",
-                held_out.0, held_out.1, training.0, training.1
-            )
-        });
-        found.into_iter().collect()
+        self.overfitting.evaluate(loss).into_iter().collect()
     }
 
     /// Returns the findings that a sample adds, one sentence each.
@@ -209,46 +200,6 @@ impl StreakRule {
     fn observe(&mut self, holds: bool) -> bool {
         self.length = if holds { self.length + 1 } else { 0 };
         self.length == SAMPLES_IN_A_ROW && !std::mem::replace(&mut self.is_told, true)
-    }
-}
-
-/// A rule for a held-out loss that rises from evaluation to evaluation while the training loss falls.
-#[derive(Debug, Default)]
-struct OverfittingRule {
-    /// Sum and number of the training losses since the last evaluation.
-    losses: (f64, u64),
-    /// Held-out loss, and mean training loss before it, at each evaluation since the held-out loss last fell.
-    evaluations: Vec<(f64, f64)>,
-    is_told: bool,
-}
-
-/// Losses that move apart, each from its first value to its last.
-#[derive(Debug, PartialEq)]
-struct Overfitting {
-    held_out: (f64, f64),
-    training: (f64, f64),
-}
-
-impl OverfittingRule {
-    fn step(&mut self, loss: f64) {
-        self.losses = (self.losses.0 + loss, self.losses.1 + 1);
-    }
-
-    /// Adds an evaluation; returns the losses when they are first found to move apart.
-    fn evaluate(&mut self, held_out: f64) -> Option<Overfitting> {
-        let (sum, count) = std::mem::take(&mut self.losses);
-        if count == 0 {
-            return None;
-        }
-        let training = sum / count as f64;
-        if self.evaluations.last().is_some_and(|last| !(held_out > last.0 && training < last.1)) {
-            self.evaluations.clear();
-        }
-        self.evaluations.push((held_out, training));
-        let first = self.evaluations[0];
-        let is_found = !self.is_told && self.evaluations.len() > EVALUATIONS_IN_A_ROW;
-        self.is_told |= is_found;
-        is_found.then_some(Overfitting { held_out: (first.0, held_out), training: (first.1, training) })
     }
 }
 
@@ -384,28 +335,6 @@ mod tests {
         assert_eq!(found.len(), 1);
         assert!(found[0].1.contains("saving checkpoints, the last in 4.0 s"), "{}", found[0].1);
         assert_eq!(advice_of(saves(0.4)), []);
-    }
-
-    #[test]
-    fn held_out_loss_that_rises_while_training_loss_falls_is_found() {
-        let found = |losses: &[(f32, f64)]| {
-            let mut advisor = Advisor::new(2, Vec::new());
-            let evaluate = |&(training, held_out): &(f32, f64)| {
-                advisor.step(&StepReport { loss: training, ..step(1.0, 0.0, 0.0) });
-                advisor.evaluation(held_out)
-            };
-            losses.iter().flat_map(evaluate).collect::<Vec<_>>()
-        };
-        let apart = [(3.0, 3.1), (2.5, 2.9), (2.0, 3.0), (1.5, 3.2), (1.0, 3.5), (0.5, 3.9), (0.4, 4.0)];
-        let advice = found(&apart);
-        assert_eq!(advice.len(), 1);
-        assert!(
-            advice[0].contains("from 2.9000 to 3.5000") && advice[0].contains("from 2.5000 to 1.0000"),
-            "{advice:?}"
-        );
-        assert_eq!(found(&apart[..4]), [""; 0], "two evaluations");
-        assert_eq!(found(&[(3.0, 3.0), (2.9, 3.1), (2.8, 3.2), (2.7, 3.1), (2.6, 3.2)]), [""; 0], "it fell in between");
-        assert_eq!(found(&[(3.0, 3.0), (3.1, 3.1), (3.2, 3.2), (3.3, 3.3)]), [""; 0], "both rise");
     }
 
     fn told(samples: impl IntoIterator<Item = UtilizationReport>) -> Vec<String> {

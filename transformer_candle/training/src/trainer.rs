@@ -12,6 +12,7 @@ mod matmul_algorithms;
 mod observation;
 mod ranks;
 mod samples;
+mod skipped;
 mod stages;
 mod start;
 mod starting_point;
@@ -23,7 +24,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use dataset::{Batch, ComponentPosition, Cursor, Mixture, SkippedRows, hub::RetryStatus, ledger::StageRecord};
+use dataset::{Batch, Cursor, Mixture, SkippedRows, hub::RetryStatus, ledger::StageRecord};
 use kernels::{Device, cuda::Cuda};
 use model::ModelShape;
 use run_config::ResolvedRun;
@@ -54,14 +55,6 @@ use crate::{
     schedule::{self, LearningRate},
     stop::StopSignal,
 };
-
-/// Returns the number of files with corrupted rows.
-fn bad_files(cursor: &Cursor) -> u64 {
-    let of_component = |component: &ComponentPosition| {
-        component.corrupted.iter().map(|rows| rows.shard).collect::<HashSet<u64>>().len() as u64
-    };
-    cursor.components.iter().map(of_component).sum()
-}
 
 /// A model in training, with everything that belongs to its run directory.
 pub struct Trainer {
@@ -271,39 +264,6 @@ impl Trainer {
         self.tell_skipped(step);
         self.position.stage = self.stages.current;
         self.position.cursor = cursor;
-    }
-
-    /// Warns of rows and files that the last call to the stream has skipped, and records their counts.
-    fn tell_skipped(&mut self, step: u64) {
-        let stream = &mut self.data.stream;
-        let corrupted = stream.found_corruption().map(|(_, found)| found.warning());
-        self.notices.extend(corrupted.collect::<Vec<_>>());
-        self.notices.extend(stream.take_notices());
-        let report = DataReport {
-            step,
-            rows: stream.rows().iter().sum(),
-            skipped: stream.skipped().into_iter().fold(SkippedRows::default(), |sum, of| sum + of),
-            bad_files: bad_files(&stream.cursor()),
-        };
-        if report.differs_in_skipped(&self.data_report) {
-            self.metrics.record(&report.record());
-            self.data_report = report;
-        }
-    }
-
-    /// Returns the corrupted rows that are skipped, as text; empty if there are none.
-    fn corrupted_rows(&self) -> String {
-        let components = self.data.stream.cursor().components;
-        let corrupted: Vec<_> = components.into_iter().map(|component| component.corrupted).collect();
-        if corrupted.iter().all(Vec::is_empty) {
-            return String::new();
-        }
-        serde_json::to_string(&corrupted).expect("corrupted rows are plain numbers")
-    }
-
-    /// Returns the number of files of which rows are skipped because they cannot be decoded.
-    pub fn bad_files(&self) -> u64 {
-        bad_files(&self.position.cursor)
     }
 
     /// Whether exactly the current weights have been evaluated.
