@@ -126,12 +126,11 @@ impl<'a> Auditor<'a> {
 
     fn corrupted(&mut self, record: CorruptedRecord) {
         self.next_step.get_or_insert(1);
-        match self.components.get_mut(record.component as usize) {
-            Some(component) => component.corrupted(record),
-            None => {
-                let component = record.component;
-                self.problems.note(|| format!("corrupted rows are of component {component}, which does not exist"));
-            }
+        if let Some(component) = self.components.get_mut(record.component as usize) {
+            component.corrupted(record);
+        } else {
+            let component = record.component;
+            self.problems.note(|| format!("corrupted rows are of component {component}, which does not exist"));
         }
     }
 

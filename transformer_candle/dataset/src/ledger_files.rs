@@ -60,15 +60,12 @@ impl FilesRecord {
         let component = self.component;
         let has_same_names = self.files.iter().map(|(name, _)| name).eq(later.files.iter().map(|(name, _)| name));
         if has_same_names {
-            let pairs = (0..).zip(self.files.iter().zip(&later.files)).filter(|(_, (was, is))| was != is);
-            let change = |(shard, ((name, was), (_, is))): (u64, (&(String, u64), &(String, u64)))| ChangedFile {
-                component,
-                shard: Some(shard),
-                name: name.clone(),
-                was: Some(*was),
-                is: Some(*is),
-            };
-            return pairs.map(change).collect();
+            let sizes = self.files.iter().zip(&later.files);
+            let changed = (0..).zip(sizes).filter_map(|(shard, (was, is))| {
+                let (name, was, is) = (was.0.clone(), was.1, is.1);
+                (was != is).then_some(ChangedFile { component, shard: Some(shard), name, was: Some(was), is: Some(is) })
+            });
+            return changed.collect();
         }
         let only_in = |files: &[(String, u64)], others: &[(String, u64)]| -> Vec<(String, u64)> {
             let others: std::collections::HashSet<&String> = others.iter().map(|(name, _)| name).collect();
@@ -116,10 +113,10 @@ pub fn check_consumed(
     let (mut windows, mut steps) = (Vec::new(), Vec::new());
     for_each_record(path, head, cancel, |record| {
         match record {
-            LedgerRecord::Window(window) => {
-                if window.row_ranges.iter().any(|range| is_changed(window.component, range.shard)) {
-                    windows.push((window.component, window.start.epoch, window.start.window));
-                }
+            LedgerRecord::Window(window)
+                if window.row_ranges.iter().any(|range| is_changed(window.component, range.shard)) =>
+            {
+                windows.push((window.component, window.start.epoch, window.start.window));
             }
             LedgerRecord::Step(record) => {
                 for range in &record.sequence_ranges {

@@ -44,6 +44,7 @@ impl DataSource {
         dataset, split = "train", config = None, revision = None, text_column = "text", on_wait = None,
         reading_version = None
     ))]
+    #[expect(clippy::too_many_arguments, reason = "the keywords of a Python function")]
     fn streaming(
         py: Python<'_>,
         dataset: &str,

@@ -156,14 +156,15 @@ impl Ranks {
     pub fn agree(&self, own: Vote, state: &str) -> Result<Vote> {
         let Some(exchange) = self.exchange() else { return Ok(own) };
         let votes = Vote::ALL.map(|choice| f64::from(u8::from(own == choice)));
-        // Sums of integers below 2^53 are exact. Over ranks whose numbers differ, the squares sum to more than the mean's.
+        // Sums of integers below 2^53 are exact. Over ranks whose numbers differ, the squares sum to more than the mean's:
+        // by at least 1 / 2.
         let hash = Sha256::digest(state);
         let number = f64::from(u32::from_be_bytes([0, hash[0], hash[1], hash[2]]) >> 4);
         let mut sums = [&votes[..], &[number, number * number]].concat();
         exchange.sum(&mut sums)?;
         let (votes, state) = sums.split_at(votes.len());
         let ranks = exchange.rank_info().world_size as f64;
-        let differ = state[0] * state[0] != ranks * state[1];
+        let differ = ranks * state[1] - state[0] * state[0] > 0.5;
         let voted = Vote::ALL.into_iter().zip(votes.to_vec()).rfind(|(_, votes)| *votes > 0.0);
         Ok(match voted.map_or(own, |(choice, _)| choice) {
             Vote::Compute if differ => Vote::Differ,

@@ -61,7 +61,7 @@ mod tests {
                 rule.step(training);
                 rule.evaluate(held_out)
             };
-            losses.iter().flat_map(evaluate).collect::<Vec<_>>()
+            losses.iter().filter_map(evaluate).collect::<Vec<_>>()
         };
         let apart = [(3.0, 3.1), (2.5, 2.9), (2.0, 3.0), (1.5, 3.2), (1.0, 3.5), (0.5, 3.9), (0.4, 4.0)];
         let advice = found(&apart);

@@ -101,7 +101,9 @@ pub fn run(options: &EvaluateOptions, hub: &HubSettings, stop: &StopSignal) -> R
     let step = state.map_or(0, |state| state.step);
     let report =
         in_pool(|| evaluation::evaluate(&mut decoder, &mut micro_batch, &mut text, most, step, (&Ranks::ONE, stop)))?;
-    text.iter_mut().for_each(|text| warn_of(&text.take_notices()));
+    for text in &mut text {
+        warn_of(&text.take_notices());
+    }
     match (report, stop.requested()) {
         (Some(report), _) if report.loss.is_nan() => Err(model::Error::NotFinite.into()),
         (Some(report), _) => Ok(report),
