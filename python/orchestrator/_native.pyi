@@ -500,6 +500,8 @@ class Documents:
 
     def __iter__(self) -> Iterator[str]: ...
     def __next__(self) -> str: ...
+    def take_notices(self) -> list[str]:
+        """Return the notices of skipped rows and corrupted files since the last call, one sentence each."""
 
 @final
 class DataReport:

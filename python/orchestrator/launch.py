@@ -34,6 +34,7 @@ class Job:
     overrides: list[str] = field(default_factory=list)
     resume: str | None = None
     rebatch: bool = False
+    accept_changed_data: bool = False
     profile: str | None = None
     lock: _native.RunLock | None = None
     """The run directory's lock, if it is held already: the trainer inherits it."""
@@ -44,6 +45,7 @@ class Job:
         """Return the command line after the program's name."""
         typed = {
             "config": self.config, "override": self.overrides, "resume": self.resume, "rebatch": self.rebatch,
+            "accept_changed_data": self.accept_changed_data,
             "profile": self.profile,
         }  # fmt: skip
         return trainer_command("train").words(typed)

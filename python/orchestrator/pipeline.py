@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,7 @@ from orchestrator.base_config import BaseConfig
 from orchestrator.command_error import CommandError, ExitCode
 from orchestrator.long_words import LARGEST_VARIETY, LONGEST_WORD
 from orchestrator.paths import Roots, RunLocation, shown
-from orchestrator.progress import reading
+from orchestrator.progress import Reading, reading
 from orchestrator.screen import amount, counted, note, step, warn
 from orchestrator.settings import (
     DEFAULT_DATASET,
@@ -83,8 +84,7 @@ def run(settings: Settings) -> int:
         source = _open_source(settings, base)
         ready = _prepare_tokenizer(settings, location, base, source)
         config = _write_files(settings, location, base, source, ready)
-        if samples := _max_samples(settings, base, source):
-            _warn_of_epochs(samples, base, ready)
+        _warn_of_epochs(settings, source, base, ready)
         if settings.launch is Launch.NONE:
             summary.show_prepared(config)
             return ExitCode.DONE
@@ -123,6 +123,8 @@ def _check_conflicts(settings: Settings) -> None:
         raise CommandError(f"--init-from trains on with the model's tokenizer: leave out {' and '.join(given)}")
     if settings.rebatch and settings.resume is None:
         raise CommandError("--rebatch changes how a resumed run computes its steps: give it with --resume")
+    if settings.accept_changed_data and settings.resume is None:
+        raise CommandError("--accept-changed-data is about the data of a resumed run: give it with --resume")
     if settings.nproc is not None:
         launch.check_ranks(settings.launch)
     trains = {"--resume": settings.resume, "--profile": settings.profile}
@@ -252,13 +254,24 @@ def _prepare_tokenizer(settings: Settings, location: RunLocation, base: BaseConf
     step("tokenizer", f"training {request.vocab_size:,} tokens on up to {request.max_documents:,} documents ...")
     started = time.monotonic()
     with reading() as watch:
-        ready = tokenizer.train(location.tokenizer, request, data.documents(max_samples, watch.note), watch)
+        texts = _told(data.documents(max_samples, watch.note), watch)
+        ready = tokenizer.train(location.tokenizer, request, texts, watch)
     if ready.facts is not None:
         read = f"{ready.facts.documents:,} documents, {amount(ready.facts.bytes)}"
         step("", f"{ready.vocab_size:,} tokens from {read} in {time.monotonic() - started:.1f} s: {shown(ready.path)}")
         _print_compression(ready.facts)
         _print_long_words(ready.facts)
     return ready
+
+
+def _told(documents: _native.Documents, watch: Reading) -> Iterator[str]:
+    """Yield the documents, and show at once what is skipped."""
+    for text in documents:
+        for notice in documents.take_notices():
+            watch.note(f"warning: {notice}")
+        yield text
+    for notice in documents.take_notices():
+        watch.note(f"warning: {notice}")
 
 
 def _print_compression(facts: tokenizer.Facts) -> None:
@@ -335,14 +348,22 @@ def _streaming_config(
     )
 
 
-def _warn_of_epochs(samples: int, base: BaseConfig, ready: tokenizer.Ready) -> None:
-    needed = base.tokens_in_all
-    if needed is None or ready.facts is None:
+def _warn_of_epochs(settings: Settings, source: Source, base: BaseConfig, ready: tokenizer.Ready) -> None:
+    """Warn where the run takes more tokens than the data hold, so that the same documents are read several times."""
+    needed, facts = base.tokens_in_all, ready.facts
+    if needed is None or facts is None:
         return
-    there = samples * ready.facts.tokens_per_document
-    if needed > there:
+    if samples := _max_samples(settings, base, source):
+        documents: float | None = samples
+        data = f"--max-samples {samples:,}"
+    elif source.shards is not None:
+        documents = tokenizer.documents_in_all(facts, settings.tokenizer_max_lines, settings.tokenizer_seed)
+        data = "the text of --input" if settings.input else "the text of data.train_shards"
+    else:
+        return
+    if documents is not None and needed > (there := documents * facts.tokens_per_document):
         warn(
-            f"--max-samples {samples:,} is about {there:,.0f} tokens and the run takes {needed:,}: "
+            f"{data} is about {there:,.0f} tokens and the run takes {needed:,}: "
             f"the same documents are read about {needed / there:.1f} times"
         )
 
@@ -354,7 +375,10 @@ def _resume(settings: Settings, location: RunLocation, roots: Roots) -> int:
         raise CommandError(_no_such_run(location, roots))
     resume.check(settings, location.folder)
     overrides = settings.config_overrides()
-    job = launch.Job(config, overrides, settings.resume, settings.rebatch, settings.profile, ranks=settings.nproc)
+    job = launch.Job(
+        config, overrides, settings.resume, settings.rebatch, settings.accept_changed_data, settings.profile,
+        ranks=settings.nproc,
+    )  # fmt: skip
     return _train(job, settings.launch, roots, location)
 
 

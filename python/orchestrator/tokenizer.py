@@ -152,6 +152,14 @@ def facts(folder: Path) -> Facts | None:
     return Facts(**manifest["facts"]) if manifest else None
 
 
+def documents_in_all(known: Facts, max_documents: int, seed: int | None) -> float | None:
+    """Return about how many documents the source has; None if the tokenizer was not trained on all of it."""
+    if known.documents >= max_documents or known.bytes >= LARGEST_SAMPLE:
+        return None
+    read = known.documents if seed is None else 2 * known.documents
+    return read * HELD_OUT_EVERY / (HELD_OUT_EVERY - 1)
+
+
 def train(folder: Path, request: Request, texts: Iterable[str], reading: Reading) -> Ready:
     """Train a tokenizer on `texts` and write its folder, the manifest last. `reading` hears how far it is."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers

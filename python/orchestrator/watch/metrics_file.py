@@ -83,6 +83,8 @@ class Metrics:
     """The newest sample of each prompt, the newest last."""
     advice: dict[str, Row] = field(default_factory=dict)
     """The newest line of each piece of advice by its text, the newest last."""
+    data: Row | None = None
+    """The newest row of skipped rows and files; None if nothing was skipped."""
     stage: Row | None = None
     """The row of the start of the current stage."""
     end: Row | None = None
@@ -106,6 +108,8 @@ class Metrics:
             self._add_evaluation(row)
         elif kind == "utilization":
             self.utilization.append(row)
+        elif kind == "data":
+            self.data = row
         elif kind == "stage":
             self.stage = row
             # Held-out losses of stages with other sequences or data are not comparable.

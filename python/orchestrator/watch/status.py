@@ -306,6 +306,7 @@ def as_json(status: Status) -> dict[str, Any]:
         "checkpoint": _checkpoint_json(status.latest, status.now),
         "best_checkpoint": _checkpoint_json(status.best, status.now),
         "utilization": status.utilization,
+        "data": status.metrics.data,
         "sample": status.sample,
         "advice": list(status.metrics.advice.values()),
         "warnings": status.warnings,

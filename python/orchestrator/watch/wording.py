@@ -136,9 +136,19 @@ def files(status: Status) -> list[Fact]:
     facts = [("checkpoint", _checkpoint(status.latest, status.now) if status.latest else "none yet")]
     if status.best is not None and (status.latest is None or status.best.step != status.latest.step):
         facts.append(("best kept", _checkpoint(status.best, status.now)))
+    facts += _skipped(status.metrics.data)
     if status.line_age is not None:
         facts.append(("last line", f"{duration(status.line_age)} ago"))
     return facts
+
+
+def _skipped(row: Row | None) -> Iterable[Fact]:
+    """Yield the rows that were skipped, `5 of 800: 5 empty`, and the number of corrupted files."""
+    if skipped := number(row, "skipped_rows"):
+        of = _formatted(number(row, "rows"), ",.0f")
+        yield "rows skipped", escaped(f"{skipped:,.0f} of {of}: {row.get('skipped') if row else ''}")
+    if files := number(row, "bad_files"):
+        yield "corrupted", f"{files:,.0f} file{'' if files == 1 else 's'}, skipped as far as unreadable"
 
 
 def _checkpoint(checkpoint: Checkpoint, now: float) -> str:

@@ -9,11 +9,13 @@ use rayon::ThreadPool;
 
 use crate::cancel::receive;
 use crate::cursor::{ComponentPosition, WindowStart};
+use crate::held_out_split::HeldOutSplit;
 use crate::ledger::{SequenceRange, WindowRecord};
 use crate::sequence_packer::PackedSequences;
 use crate::shuffle_window::Window;
-use crate::window_prefetch::{Message, WindowPrefetcher};
-use crate::{DataError, SkippedRows};
+use crate::skip_notices::SkipNotices;
+use crate::window_prefetch::{Message, Prepared, WindowPrefetcher};
+use crate::{CorruptedRows, DataError, FoundCorruption, SkippedRows};
 
 /// The stream of one component.
 pub(crate) struct ComponentStream {
@@ -24,7 +26,13 @@ pub(crate) struct ComponentStream {
     next_position: (WindowStart, u64),
     /// Whether the last epoch is over.
     ended: bool,
-    skipped: SkippedRows,
+    /// Rows of all windows that came into use.
+    notices: SkipNotices,
+    /// Corrupted rows that all windows so far have skipped.
+    corrupted: Vec<CorruptedRows>,
+    /// Corrupted rows of the windows that came into use since [`Self::clear_opened`].
+    found: Vec<FoundCorruption>,
+    split: Option<Arc<HeldOutSplit>>,
     /// Conversations, in all windows that came into use, whose end was cut off.
     truncated: u64,
     /// Windows that came into use since [`Self::clear_opened`].
@@ -53,7 +61,10 @@ impl ComponentStream {
             window: None,
             next_position: (position.start.clone(), position.sequence),
             ended: false,
-            skipped: SkippedRows::default(),
+            notices: SkipNotices::default(),
+            corrupted: position.corrupted.clone(),
+            found: Vec::new(),
+            split: position.split.clone().map(Arc::new),
             truncated: 0,
             opened: Vec::new(),
             waited: Duration::ZERO,
@@ -80,18 +91,26 @@ impl ComponentStream {
         if self.window.is_some() {
             return Ok(());
         }
-        let Some(window) = self.receive(interrupted)? else {
+        let Some(mut window) = self.receive(interrupted)? else {
             return Ok(());
         };
-        self.skipped += window.record.skipped;
         self.truncated += window.record.truncated;
         // Only the window that the stream was resumed in starts after its first sequence.
         let delivered = if window.record.start == self.next_position.0 { self.next_position.1 as usize } else { 0 };
         if delivered >= window.sequences() {
             return Err(DataError::Cursor { difference: "the content of the files" });
         }
+        if let Some(found) = window.corrupted.first().filter(|_| delivered > 0) {
+            // Sequences of this window were delivered when the file could be read.
+            let message = format!("{}, but the run was trained on them: restore the file", found.problem);
+            return Err(DataError::Format { file: found.file.clone(), message });
+        }
+        let WindowRecord { documents, skipped, .. } = window.record;
+        self.notices.add(documents + skipped.total(), skipped, window.first_skipped.take());
+        self.add_corrupted(std::mem::take(&mut window.corrupted));
+        self.split = window.split.take().or(self.split.take());
         self.opened.push(window.record.clone());
-        self.window = Some((window, delivered));
+        self.window = Some((*window, delivered));
         Ok(())
     }
 
@@ -121,9 +140,14 @@ impl ComponentStream {
 
     /// Adds what the component's previous stream has counted: skipped rows, truncated conversations, waiting time.
     pub(crate) fn carry_over(&mut self, before: &Self) {
-        self.skipped += before.skipped;
+        self.notices.carry_over(&before.notices);
         self.truncated += before.truncated;
         self.waited += before.waited;
+    }
+
+    fn add_corrupted(&mut self, found: Vec<FoundCorruption>) {
+        self.corrupted.extend(found.iter().map(|found| found.rows));
+        self.found.extend(found);
     }
 
     fn drop_exhausted_window(&mut self) {
@@ -132,15 +156,21 @@ impl ComponentStream {
         }
     }
 
-    fn receive(&mut self, interrupted: &dyn Fn() -> bool) -> Result<Option<Window>, DataError> {
+    fn receive(&mut self, interrupted: &dyn Fn() -> bool) -> Result<Option<Box<Window>>, DataError> {
         if self.ended {
             return Ok(None);
         }
         let started = Instant::now();
         let message = receive(&self.windows, interrupted);
         self.waited += started.elapsed();
-        self.ended = matches!(message, Ok(None));
-        message
+        match message? {
+            Prepared::Window(window) => Ok(Some(window)),
+            Prepared::End(found) => {
+                self.ended = true;
+                self.add_corrupted(found);
+                Ok(None)
+            }
+        }
     }
 
     /// The position of the next sequence: the start of its window, and its index in the window.
@@ -157,13 +187,39 @@ impl ComponentStream {
         &self.opened
     }
 
+    /// The corrupted rows that were found in these windows.
+    pub(crate) fn found(&self) -> &[FoundCorruption] {
+        &self.found
+    }
+
     pub(crate) fn clear_opened(&mut self) {
         self.opened.clear();
+        self.found.clear();
+    }
+
+    /// Corrupted rows that all windows so far have skipped.
+    pub(crate) fn corrupted(&self) -> &[CorruptedRows] {
+        &self.corrupted
+    }
+
+    /// The held-out rows, where cursors record them.
+    pub(crate) fn split(&self) -> Option<&HeldOutSplit> {
+        self.split.as_deref()
+    }
+
+    /// Takes the notices of skipped rows since the last call, one sentence each.
+    pub(crate) fn take_notices(&mut self) -> Vec<String> {
+        self.notices.take()
+    }
+
+    /// Rows of all windows that came into use.
+    pub(crate) fn rows(&self) -> u64 {
+        self.notices.rows
     }
 
     /// Skipped rows of all windows that came into use.
     pub(crate) fn skipped(&self) -> SkippedRows {
-        self.skipped
+        self.notices.skipped
     }
 
     /// Conversations, in all windows that came into use, whose end was cut off.

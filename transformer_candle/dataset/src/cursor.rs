@@ -2,7 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::{DataError, Mixture, StreamFingerprint};
+use crate::held_out_split::HeldOutSplit;
+use crate::{CorruptedRows, DataError, Mixture, StreamFingerprint};
 
 /// The position of an open shard: after `row` rows of a row group. Shards and row groups are counted in their permuted
 /// order.
@@ -45,6 +46,12 @@ pub struct ComponentPosition {
     /// next.
     #[serde(rename = "given")]
     pub delivered: u64,
+    /// Corrupted rows that the windows so far have skipped, the one in use included.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub corrupted: Vec<CorruptedRows>,
+    /// Which rows are held out; `None` before the first window, and in runs of reading version 1.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) split: Option<HeldOutSplit>,
 }
 
 /// A position between two sequences of the stream. As JSON it is under 2 KiB for a component with 16 open shards.
@@ -65,20 +72,26 @@ impl WindowStart {
 }
 
 impl ComponentPosition {
+    /// The position before the first sequence of a window, with none delivered before.
+    pub(crate) fn at(start: WindowStart) -> Self {
+        Self { start, sequence: 0, delivered: 0, corrupted: Vec::new(), split: None }
+    }
+
     /// Whether a stream with `slots` open shards over `shards` shards can reach this position.
     fn is_valid(&self, slots: usize, shards: usize) -> bool {
         let WindowStart { epoch, window, next_shard, open_shards } = &self.start;
+        let known = self.corrupted.iter().all(|rows| rows.shard < shards as u64);
         let fits_u32 = [*epoch, *window, self.sequence].iter().all(|&number| u32::try_from(number).is_ok());
         let fits_i64 = i64::try_from(self.delivered).is_ok();
         let opened = open_shards.iter().flatten().all(|position| position.shard < *next_shard);
-        fits_u32 && fits_i64 && opened && open_shards.len() == slots && *next_shard <= shards as u64
+        fits_u32 && fits_i64 && opened && known && open_shards.len() == slots && *next_shard <= shards as u64
     }
 }
 
 impl Cursor {
     /// The position before the first sequence.
     pub(crate) fn at_start(fingerprint: StreamFingerprint, components: usize, open_shards: usize) -> Self {
-        let start = ComponentPosition { start: WindowStart::epoch_start(0, open_shards), sequence: 0, delivered: 0 };
+        let start = ComponentPosition::at(WindowStart::epoch_start(0, open_shards));
         Self { fingerprint, components: vec![start; components] }
     }
 
@@ -118,7 +131,7 @@ mod tests {
         let fingerprint = StreamFingerprint { data, tokenizer, order };
         let position = ShardPosition { shard: 4, row_group: 5, row: 6 };
         let start = WindowStart { epoch: 1, window: 2, next_shard: 3, open_shards: vec![Some(position), None] };
-        let components = vec![ComponentPosition { start, sequence: 7, delivered: 8 }];
+        let components = vec![ComponentPosition { sequence: 7, delivered: 8, ..ComponentPosition::at(start) }];
         let stored = concat!(
             r#"{"identity":{"data":"dd","tokenizer":"tt","order":"oo"},"components":[{"epoch":1,"window":2,"#,
             r#""next_file":3,"lanes":[{"file":4,"group":5,"row":6},null],"sequence":7,"given":8}]}"#

@@ -2,8 +2,8 @@
 
 use crate::formats::Row;
 use crate::sequential_reader::SequentialReader;
-use crate::skipped_rows::SkippedRows;
-use crate::{DataError, DataSource, Mixture};
+use crate::skip_notices::SkipNotices;
+use crate::{DataError, DataSource, Mixture, SkippedRows};
 
 /// The documents of a source in listing order, with one shard open at a time and a few rows in memory. A text file is
 /// read as its chunks. Ends after an error.
@@ -13,7 +13,7 @@ use crate::{DataError, DataSource, Mixture};
 pub struct Documents {
     components: Vec<ComponentDocuments>,
     rows_left: u64,
-    skipped: SkippedRows,
+    notices: SkipNotices,
     /// Whether any document was returned.
     any_document: bool,
 }
@@ -45,14 +45,20 @@ impl Documents {
         Self {
             components: components.map(component).collect(),
             rows_left: max_samples.unwrap_or(u64::MAX),
-            skipped: SkippedRows::default(),
+            notices: SkipNotices::default(),
             any_document: false,
         }
     }
 
     /// Rows skipped so far.
     pub fn skipped(&self) -> SkippedRows {
-        self.skipped
+        self.notices.skipped
+    }
+
+    /// Takes the notices of skipped rows and corrupted files since the last call, one sentence each.
+    pub fn take_notices(&mut self) -> Vec<String> {
+        let corrupted = self.components.iter().flat_map(|component| component.reader.found().take_warnings());
+        corrupted.chain(self.notices.take()).collect()
     }
 
     fn next_document(&mut self) -> Result<Option<String>, DataError> {
@@ -69,12 +75,17 @@ impl Documents {
                     self.rows_left -= 1;
                     match row {
                         Row::Document(document) => {
+                            self.notices.add(1, SkippedRows::default(), None);
                             component.bytes += document.text.len() as u64;
                             component.pass_bytes += document.text.len() as u64;
                             self.any_document = true;
                             return Ok(Some(document.text));
                         }
-                        Row::Skipped(reason) => self.skipped.count(reason),
+                        Row::Skipped(reason) => {
+                            let mut skipped = SkippedRows::default();
+                            skipped.count(reason);
+                            self.notices.add(1, skipped, component.reader.found().take_first_skipped());
+                        }
                     }
                 }
             }
@@ -84,17 +95,18 @@ impl Documents {
 
     /// Fails if there was no document because every row was skipped.
     fn explain_nothing<T>(&self) -> Result<Option<T>, DataError> {
+        let skipped = self.skipped();
         for ComponentDocuments { source, .. } in &self.components {
-            source.check_columns(self.skipped, source.cancel())?;
+            source.check_columns(skipped, source.cancel())?;
         }
-        if self.skipped.total() == 0 {
+        if skipped.total() == 0 {
             return Ok(None);
         }
         let names: Vec<&str> = self.components.iter().map(|component| component.source.name()).collect();
         Err(DataError::NoDocuments {
             name: names.join(" and "),
-            rows: self.skipped.total(),
-            skipped: Box::new(self.skipped),
+            rows: skipped.total(),
+            skipped: Box::new(skipped),
             first_problem: None,
             held_out: false,
         })
@@ -109,7 +121,7 @@ impl ComponentDocuments {
             self.bytes = u64::MAX;
         }
         self.pass_bytes = 0;
-        self.reader = SequentialReader::all(&self.source, self.source.cancel().clone());
+        self.reader.restart();
     }
 }
 
@@ -156,7 +168,7 @@ mod tests {
     fn an_error_ends_the_iterator() {
         let folder = tempfile::tempdir().unwrap();
         std::fs::write(folder.path().join("z.parquet"), "not Parquet at all").unwrap();
-        let mut documents = Documents::open(source(folder.path()), None);
+        let mut documents = Documents::open(source(folder.path()).with_bad_files_skipped(false), None);
         assert_eq!(documents.by_ref().take_while(Result::is_ok).count(), 3);
         assert!(documents.next().is_none());
     }

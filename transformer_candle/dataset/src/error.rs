@@ -25,6 +25,23 @@ pub enum DataError {
         /// What is wrong with it.
         message: String,
     },
+    /// More files are corrupted than are skipped.
+    #[error(
+        "{bad} of the {files} files of {name} are corrupted, or do not match their extension: {named}{last}. \
+         data.on_bad_file: skip passes over one bad file, or 5 % of all files. Repair the files and resume the run"
+    )]
+    TooManyBadFiles {
+        /// The data set or the patterns.
+        name: String,
+        /// Corrupted files.
+        bad: usize,
+        /// All files.
+        files: usize,
+        /// Names of corrupted files.
+        named: String,
+        /// What is wrong with the last one, in parentheses; empty if it is not known.
+        last: String,
+    },
     /// A file has no such text column.
     #[error("{0}")]
     MissingColumn(MissingColumn),

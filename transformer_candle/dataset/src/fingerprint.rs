@@ -24,8 +24,8 @@ pub struct StreamFingerprint {
 const ORDER_VERSION: u64 = 1;
 
 impl StreamFingerprint {
-    pub(crate) fn new(mixture: &Mixture, settings: &StreamSettings, packer: &SequencePacker) -> Self {
-        let tokenizer = packer.tokenizer();
+    /// The hash of the data of a stream: [`Self::data`].
+    pub fn data_hash(mixture: &Mixture) -> String {
         let mut data = FieldHasher::default();
         for source in mixture.sources() {
             data.string(source.describe().revision.as_deref().unwrap_or(""));
@@ -36,6 +36,11 @@ impl StreamFingerprint {
                 data.number(shard.bytes);
             }
         }
+        data.finish()
+    }
+
+    pub(crate) fn new(mixture: &Mixture, settings: &StreamSettings, packer: &SequencePacker) -> Self {
+        let tokenizer = packer.tokenizer();
         let mut tokens = FieldHasher::default();
         tokens.string(tokenizer.content_hash());
         tokens.number(u64::from(tokenizer.end_of_text()));
@@ -74,7 +79,7 @@ impl StreamFingerprint {
             order.string("reading version");
             order.number(u64::from(source.reading_version()));
         }
-        Self { data: data.finish(), tokenizer: tokens.finish(), order: order.finish() }
+        Self { data: Self::data_hash(mixture), tokenizer: tokens.finish(), order: order.finish() }
     }
 
     /// Returns what differs, in words for a message; `None` if nothing does.

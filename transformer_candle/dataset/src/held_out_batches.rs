@@ -6,9 +6,9 @@ use run_config::ResolvedRun;
 
 use crate::formats::{Document, Row};
 use crate::sequence_packer::{PackedSequences, SequencePacker};
-use crate::sequential_reader::{PrefetchThread, SequentialReader};
-use crate::skipped_rows::SkippedRows;
-use crate::{Batch, CancelToken, DataError, DataSource, Mixture, StreamSettings, Tokenizer};
+use crate::sequential_reader::{Found, PrefetchThread, SequentialReader};
+use crate::skip_notices::SkipNotices;
+use crate::{Batch, CancelToken, DataError, DataSource, Mixture, SkippedRows, StreamSettings, Tokenizer};
 
 /// Rows read at a time.
 const ROWS_PER_READ: usize = 64;
@@ -28,7 +28,8 @@ pub struct HeldOut {
     documents: VecDeque<Document>,
     packed: PackedSequences,
     sequence_length: usize,
-    skipped: SkippedRows,
+    found: Found,
+    notices: SkipNotices,
     /// Whether all documents are packed.
     complete: bool,
 }
@@ -70,6 +71,7 @@ impl HeldOut {
             return Err(DataError::Setting { setting: "data.sequence_length", must: "at least 1" });
         }
         let packer = SequencePacker::new(settings, tokenizer)?;
+        let found = reader.found();
         let mut held_out = Self {
             name: source.name().to_owned(),
             weight: 1.0,
@@ -78,14 +80,16 @@ impl HeldOut {
             packed: packer.empty(),
             sequence_length: settings.sequence_length,
             packer,
-            skipped: SkippedRows::default(),
+            found,
+            notices: SkipNotices::default(),
             complete: false,
         };
         if held_out.read_sequence(0, &|| source.cancel().is_cancelled())? {
             return Ok(held_out);
         }
-        source.check_columns(held_out.skipped, source.cancel())?;
-        Err(DataError::NothingHeldOut { name: held_out.name, is_whole, skipped: Box::new(held_out.skipped) })
+        let skipped = held_out.skipped();
+        source.check_columns(skipped, source.cancel())?;
+        Err(DataError::NothingHeldOut { name: held_out.name, is_whole, skipped: Box::new(skipped) })
     }
 
     /// The data set's name, or the patterns.
@@ -113,7 +117,13 @@ impl HeldOut {
 
     /// Rows skipped so far.
     pub fn skipped(&self) -> SkippedRows {
-        self.skipped
+        self.notices.skipped
+    }
+
+    /// Takes the notices of skipped rows and corrupted files since the last call, one sentence each.
+    pub fn take_notices(&mut self) -> Vec<String> {
+        let notices = self.found.take_warnings().into_iter().chain(self.notices.take());
+        notices.map(|notice| format!("held-out text of {}: {notice}", self.name)).collect()
     }
 
     /// Reads until sequence `k` is complete; false if there is no such sequence.
@@ -128,12 +138,15 @@ impl HeldOut {
         if self.documents.is_empty() {
             let rows = self.reader.next_rows(interrupted)?;
             self.complete = rows.is_empty();
+            let (read, mut skipped) = (rows.len() as u64, SkippedRows::default());
             for row in rows {
                 match row {
                     Row::Document(document) => self.documents.push_back(document),
-                    Row::Skipped(reason) => self.skipped.count(reason),
+                    Row::Skipped(reason) => skipped.count(reason),
                 }
             }
+            let first = if skipped.total() > 0 { self.found.take_first_skipped() } else { None };
+            self.notices.add(read, skipped, first);
         }
         if interrupted() {
             return Err(DataError::Interrupted);
@@ -145,7 +158,8 @@ impl HeldOut {
             bytes += document.text.len();
             documents.push(document);
         }
-        self.skipped += self.packer.append(&mut self.packed, documents, &CancelToken::new())?.skipped;
+        let packing = self.packer.append(&mut self.packed, documents, &CancelToken::new())?;
+        self.notices.add(0, packing.skipped, None);
         self.complete |= self.packed.tokens() >= MAX_TOKENS;
         Ok(())
     }

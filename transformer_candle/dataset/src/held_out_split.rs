@@ -16,6 +16,7 @@
 //! Since reading version 2, rules apply only if a row that is held out has a document, and one that is trained on. Where
 //! they do not, the row groups are tried in the order of their hashes: as in rule 3, then the last eighth of each, then
 //! the rows from its last document on.
+//! Corrupted shards, where they are skipped, count as far as they can be decoded.
 //!
 //! Only the shards needed to decide are opened: one of a large data set, all of a small one.
 
@@ -23,13 +24,15 @@ mod decide;
 
 use std::ops::Range;
 
+use serde::{Deserialize, Serialize};
+
 use crate::permutation::{Purpose, key};
 
 /// A shard's index in the listing and a row group's index in the shard.
 type RowGroupId = (usize, u64);
 
 /// The training rows and the held-out rows of a source.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct HeldOutSplit {
     /// The end of the training rows if `max_samples` limits them, else `None`.
     training_end: Option<TrainingEnd>,
@@ -38,14 +41,15 @@ pub(crate) struct HeldOutSplit {
 }
 
 /// The end of the training rows: the first `rows` rows (at least one) of `row_group` in `shard` are the last ones.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 struct TrainingEnd {
     shard: usize,
     row_group: u64,
     rows: u64,
 }
 
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 enum HeldOutRule {
     Nothing,
     /// The row groups of these shards from `from` on whose hash is below the threshold.

@@ -18,7 +18,7 @@ use sha2::{Digest, Sha256};
 
 use crate::cursor::{ComponentPosition, WindowStart};
 use crate::skipped_rows::is_zero;
-use crate::{AppendFile, Batch, CancelToken, Cursor, DataError, SkippedRows};
+use crate::{AppendFile, Batch, CancelToken, CorruptedRows, Cursor, DataError, FoundCorruption, SkippedRows};
 
 /// Consecutive rows of one row group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -131,7 +131,7 @@ impl StepRecord {
     /// The record of a step that consumed `batch` and moved the stream from one position to another.
     pub fn new(step: u64, from: &Cursor, to: &Cursor, batch: &Batch) -> Self {
         let ranges = from.components.iter().zip(&to.components).enumerate().map(|(component, (from, to))| {
-            let ComponentPosition { start, sequence, delivered } = from;
+            let ComponentPosition { start, sequence, delivered, .. } = from;
             SequenceRange {
                 component: component as u64,
                 epoch: start.epoch,
@@ -157,7 +157,7 @@ impl StepRecord {
 impl BeginRecord {
     /// The record of a ledger that starts after `step` steps, with the stream of a stage at `cursor`.
     pub fn new(step: u64, stage: u64, cursor: &Cursor) -> Self {
-        let components = cursor.components.iter().map(|ComponentPosition { start, sequence, delivered }| {
+        let components = cursor.components.iter().map(|ComponentPosition { start, sequence, delivered, .. }| {
             BeginPosition { epoch: start.epoch, window: start.window, sequence: *sequence, delivered: *delivered }
         });
         Self { step, stage, components: components.collect() }
@@ -172,14 +172,49 @@ impl WindowRecord {
     }
 }
 
+/// The record of corrupted rows, which the windows after it skip: of the window that follows, and of later ones.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CorruptedRecord {
+    /// Index of the component in the mixture.
+    pub component: u64,
+    /// The name of the shard.
+    pub name: String,
+    /// What is wrong with it, in words.
+    pub problem: String,
+    /// The rows.
+    #[serde(flatten)]
+    pub rows: CorruptedRows,
+}
+
+impl CorruptedRecord {
+    /// The record of what the stream of a component found.
+    pub fn new(component: usize, found: &FoundCorruption) -> Self {
+        let FoundCorruption { rows, file, problem } = found;
+        Self { component: component as u64, name: file.clone(), problem: problem.clone(), rows: *rows }
+    }
+}
+
+/// The record of a component's local files, which the windows after it are read from.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FilesRecord {
+    /// Index of the component in the mixture.
+    pub component: u64,
+    /// Name and size in bytes of each file, in listing order.
+    pub files: Vec<(String, u64)>,
+}
+
 /// A line of the ledger.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
 pub enum LedgerRecord {
     /// The ledger starts here. Only the first line may be one.
     Begin(BeginRecord),
+    /// The local files of a component. A later line than the first says that changed files were accepted.
+    Files(FilesRecord),
     /// A window came into use.
     Window(WindowRecord),
+    /// Rows cannot be decoded and are skipped from here on.
+    Corrupted(CorruptedRecord),
     /// A step was taken.
     Step(StepRecord),
     /// A stage began.

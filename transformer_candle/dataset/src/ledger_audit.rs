@@ -10,7 +10,8 @@ use self::component::ComponentAuditor;
 pub use self::component::{AuditedComponent, AuditedEpoch};
 use self::problems::Problems;
 use crate::ledger::{
-    BeginRecord, LedgerHead, LedgerRecord, SequenceRange, StageRecord, StepRecord, WindowRecord, for_each_record,
+    BeginRecord, CorruptedRecord, LedgerHead, LedgerRecord, SequenceRange, StageRecord, StepRecord, WindowRecord,
+    for_each_record,
 };
 use crate::{DataError, DataSource, StreamStage};
 
@@ -61,6 +62,16 @@ pub fn audit(path: &Path, head: &LedgerHead, stages: &[StreamStage], ended: bool
             Ok(())
         }
         LedgerRecord::Window(window) => auditor.window(&window),
+        LedgerRecord::Files(record) => {
+            if let Some(component) = auditor.components.get_mut(record.component as usize) {
+                component.files(record);
+            }
+            Ok(())
+        }
+        LedgerRecord::Corrupted(record) => {
+            auditor.corrupted(record);
+            Ok(())
+        }
         LedgerRecord::Step(step) => {
             auditor.step(&step);
             Ok(())
@@ -111,6 +122,16 @@ impl<'a> Auditor<'a> {
             }
         }
         Ok(())
+    }
+
+    fn corrupted(&mut self, record: CorruptedRecord) {
+        self.next_step.get_or_insert(1);
+        if let Some(component) = self.components.get_mut(record.component as usize) {
+            component.corrupted(record);
+        } else {
+            let component = record.component;
+            self.problems.note(|| format!("corrupted rows are of component {component}, which does not exist"));
+        }
     }
 
     fn step(&mut self, record: &StepRecord) {

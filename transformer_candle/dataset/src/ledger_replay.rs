@@ -5,7 +5,7 @@ use std::path::Path;
 use crate::cursor::WindowStart;
 use crate::ledger::{LedgerHead, LedgerRecord, StepRecord, WindowRecord, batch_hash, for_each_record};
 use crate::sequence_packer::SequencePacker;
-use crate::{Batch, Cursor, DataError, Mixture, StreamFingerprint, StreamStage, TokenStream, Tokenizer};
+use crate::{Batch, CorruptedRows, Cursor, DataError, Mixture, StreamFingerprint, StreamStage, TokenStream, Tokenizer};
 
 /// Makes the batch of `step` again and compares it with the checksum in the ledger. Reads only the windows that the
 /// step took sequences of. `stages` are those of the run, at least one.
@@ -28,6 +28,7 @@ pub fn replay(
     let mut cursor = Cursor::at_start(fingerprint, mixture.sources().len(), settings.open_shards);
     for (position, before) in cursor.components.iter_mut().zip(before) {
         position.delivered = before.delivered;
+        position.corrupted = before.corrupted;
         if let Some((start, sequence)) = before.first_sequence {
             (position.start, position.sequence) = (start, sequence);
         }
@@ -47,6 +48,8 @@ struct ComponentBefore {
     delivered: u64,
     /// The start of the window that the step takes sequences of, and the first of these; `None` if it takes none.
     first_sequence: Option<(WindowStart, u64)>,
+    /// Corrupted rows recorded so far.
+    corrupted: Vec<CorruptedRows>,
     /// Windows that a step may still take sequences of: that of the step before, and later ones.
     windows: Vec<WindowRecord>,
 }
@@ -79,6 +82,11 @@ fn find_step(path: &Path, head: &LedgerHead, step: u64, mixture: &Mixture) -> Re
                 for (component, begin) in state.iter_mut().zip(&begin.components) {
                     component.delivered = begin.delivered;
                 }
+            }
+            LedgerRecord::Files(_) => {}
+            LedgerRecord::Corrupted(record) => {
+                let component = state.get_mut(record.component as usize).ok_or_else(unknown_component)?;
+                component.corrupted.push(record.rows);
             }
             LedgerRecord::Window(window) => {
                 state.get_mut(window.component as usize).ok_or_else(unknown_component)?.windows.push(window);

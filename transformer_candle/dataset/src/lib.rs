@@ -10,6 +10,7 @@
 //! - `source`: names and patterns become a listing of shards ([`DataSource`]), with `hub` (the Hugging Face Hub) or
 //!   `local_files`; `mixture`: several sources with weights; `mixture_schedule`: which of them gives the next sequence.
 //! - `byte_source`, `block_cache`, `formats`: range requests, cached on disk, become rows of row groups.
+//! - `corrupted_rows`: parts of shards that cannot be decoded; `skip_notices`: what users are told of skipped rows.
 //! - `held_out_split`: which rows are trained on, and which are held out.
 //! - `permutation`, `open_shards`: in which order shards and row groups are read. `shuffle_window`: documents are
 //!   shuffled, tokenized (`tokenizer`, `encoder`), packed (`packing`) and shuffled again; `sequence_packer` does so
@@ -17,8 +18,8 @@
 //! - `window_prefetch`: the thread that prepares the windows of a component; `component_stream`: its sequences;
 //!   `stream`: the [`TokenStream`], which gives batches of all components (`stream_settings`). `cursor`: the position
 //!   to resume from; `fingerprint`: hashes that identify the stream of a cursor.
-//! - `ledger`: an append-only log of what each step consumed, for `ledger_audit` and `ledger_replay`; `append_file`: a
-//!   log file that survives a full disk.
+//! - `ledger`: an append-only log of what each step consumed, for `ledger_audit`, `ledger_replay` and `ledger_files` (files
+//!   that have changed); `append_file`: a log file that survives a full disk.
 //! - `held_out_batches`: evaluation. `documents`: text in listing order (`sequential_reader`). `cancel`: cancellation.
 //!
 //! # The data order
@@ -67,6 +68,18 @@
 //! **Resuming.** A [`Cursor`] is a position between two sequences: for each component the start of its window (epoch,
 //! window and the position of each open shard) and the numbers of sequences delivered. Resuming reads at most one
 //! window of each component again.
+//!
+//! **Corrupted rows.** A shard whose content cannot be decoded is skipped from the first row on that cannot: to the end of the
+//! row group, or of the shard where row groups cannot be read on their own (`corrupted_rows`). Slots go on as if the shard
+//! had no such rows. The rows, with the epoch and window in which they were found, are part of the cursor and of the
+//! ledger, and are skipped without being read in this window and all later ones: the order is a pure function of the
+//! content as it was recorded. The split into training and held-out rows counts what can be decoded; from reading version 2
+//! on the cursor holds it, so that it is decided once.
+//!
+//! **Changed files.** A run may accept local files that have changed since its checkpoint, if their names are the same and
+//! the batches of all steps that consumed rows of them are still the same ([`check_consumed`]). The order then goes on from
+//! the same cursor over the changed files; the rest of a changed shard whose turn in the epoch is over is not read before
+//! the next epoch.
 //!
 //! **Stages.** A run may have stages that differ in sequence length and mixture weights. The stream of a stage starts, for
 //! each component, at the start of the window after the one in use, with no sequence delivered: steps 1 to 5 and the
@@ -125,6 +138,7 @@ mod cancel;
 mod chat;
 mod component_stream;
 mod conversation_packing;
+mod corrupted_rows;
 mod cursor;
 mod documents;
 mod encoder;
@@ -137,6 +151,7 @@ mod held_out_split;
 pub mod hub;
 pub mod ledger;
 mod ledger_audit;
+mod ledger_files;
 mod ledger_replay;
 mod local_files;
 mod memory_bound;
@@ -148,6 +163,7 @@ mod permutation;
 mod sequence_packer;
 mod sequential_reader;
 mod shuffle_window;
+mod skip_notices;
 mod skipped_rows;
 mod source;
 mod stream;
@@ -160,12 +176,14 @@ pub use batch::{Batch, IGNORED_TARGET};
 pub use cache_folder::cache_root;
 pub use cancel::CancelToken;
 pub use chat::{ChatSettings, ConversationEncoder};
+pub use corrupted_rows::{CorruptedRows, FoundCorruption};
 pub use cursor::{ComponentPosition, Cursor, ShardPosition, WindowStart};
 pub use documents::Documents;
 pub use error::{DataError, MissingColumn};
 pub use fingerprint::StreamFingerprint;
 pub use held_out_batches::{HeldOut, HeldOutBatches};
 pub use ledger_audit::{Audit, AuditedComponent, AuditedEpoch, audit};
+pub use ledger_files::{ChangedFile, check_consumed, recorded_files};
 pub use ledger_replay::replay;
 pub use local_files::FolderSplit;
 pub use memory_bound::{expected_memory, memory_bound};

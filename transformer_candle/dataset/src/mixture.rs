@@ -2,12 +2,16 @@
 
 use std::path::Path;
 
-use run_config::{MixtureComponent, ResolvedRun, StreamingConfig};
+use run_config::{DataConfig, MixtureComponent, ResolvedRun, StreamingConfig};
 
 use crate::hub::{HubSettings, RetryStatus};
+use crate::ledger::CorruptedRecord;
 use crate::local_files::FolderSplit;
 use crate::mixture_schedule::MixtureSchedule;
-use crate::{CancelToken, DataError, DataSource, SourceDescription};
+use crate::{
+    CancelToken, ComponentPosition, CorruptedRows, Cursor, DataError, DataSource, FoundCorruption, SourceDescription,
+    StreamSettings,
+};
 
 /// Maximum bytes of text in the windows of all components together: it bounds memory where documents are long.
 pub(crate) const WINDOW_BYTES: usize = 64 << 20;
@@ -51,12 +55,12 @@ impl Mixture {
         let version = data.reading_version();
         let streamed = |streaming: &StreamingConfig| {
             let source = DataSource::streaming(streaming, hub.clone().with_run_config(data), version, cancel);
-            source.map(|source| source.with_format(data.format))
+            source.map(|source| with_settings(source, data))
         };
         let local = |patterns: &[String], split: Option<&str>, text_column: &str| {
             let split = FolderSplit::of_training(split);
             let source = DataSource::local_split(patterns, Path::new(""), &split, text_column, version, cancel);
-            source.map(|source| source.with_format(data.format))
+            source.map(|source| with_settings(source, data))
         };
         if let Some(streaming) = &run.streaming {
             return streamed(streaming).map(Self::from);
@@ -89,6 +93,30 @@ impl Mixture {
     /// Those of [`Self::new`].
     pub fn with_weights(&self, weights: impl IntoIterator<Item = f64>) -> Result<Self, DataError> {
         Self::new(self.sources.iter().cloned().zip(weights).collect())
+    }
+
+    /// Takes over what a cursor of a stream with `settings` records of its sources: their held-out rows. They are decided
+    /// once for a run, though its files may become corrupted, or be repaired.
+    pub fn restore(&self, cursor: &Cursor, settings: &StreamSettings) {
+        for (source, position) in self.sources.iter().zip(&cursor.components) {
+            if let Some(split) = &position.split {
+                source.restore_split(settings.split_settings(), split);
+            }
+        }
+    }
+
+    /// The ledger's records of the corrupted rows that a cursor holds.
+    pub fn corrupted_records(&self, cursor: &Cursor) -> Vec<CorruptedRecord> {
+        let record = |(component, (source, position)): (usize, (&DataSource, &ComponentPosition))| {
+            let of_rows = |rows: &CorruptedRows| {
+                let file =
+                    source.shards().get(rows.shard as usize).map_or_else(String::new, |shard| shard.name.clone());
+                let problem = "found before this ledger starts".to_owned();
+                CorruptedRecord::new(component, &FoundCorruption { rows: *rows, file, problem })
+            };
+            position.corrupted.iter().map(of_rows).collect::<Vec<_>>()
+        };
+        self.sources.iter().zip(&cursor.components).enumerate().flat_map(record).collect()
     }
 
     /// The components, in order.
@@ -143,6 +171,10 @@ impl Mixture {
             bytes: part(WINDOW_BYTES, MIN_COMPONENT_WINDOW.bytes),
         }
     }
+}
+
+fn with_settings(source: DataSource, data: &DataConfig) -> DataSource {
+    source.with_format(data.format).with_bad_files_skipped(data.skips_bad_files())
 }
 
 impl From<DataSource> for Mixture {

@@ -14,12 +14,14 @@
 use rayon::prelude::*;
 
 use crate::cancel::CancelToken;
+use crate::corrupted_rows::{CorruptedRows, FoundCorruption, first_corrupted_row, is_whole_shard_corrupted};
 use crate::cursor::ShardPosition;
 use crate::formats::{Document, Row, ShardReader};
 use crate::held_out_split::HeldOutSplit;
 use crate::ledger::RowRange;
 use crate::mixture::ReadBudget;
 use crate::permutation::{Purpose, key, permutation};
+use crate::skip_notices::SkippedRow;
 use crate::skipped_rows::SkippedRows;
 use crate::{DataError, DataSource};
 
@@ -45,6 +47,13 @@ impl<'a> EpochShards<'a> {
         let order = permutation(split.training_shards(), key(Purpose::Shards, &[seed, epoch], ""));
         Self { source, split, cancel, seed, epoch, order }
     }
+
+    /// Returns the index in the listing of the shard at a position of the permuted order.
+    fn shard_at(&self, position: u64) -> Result<usize, DataError> {
+        // A cursor is checked against the whole listing; `max_samples` may leave less of it to train on.
+        let shard = self.order.get(position as usize).ok_or(DataError::Cursor { difference: "the files" })?;
+        Ok(*shard as usize)
+    }
 }
 
 /// The slots that read the shards of an epoch.
@@ -53,9 +62,23 @@ pub(crate) struct OpenShards {
     next_shard: u64,
 }
 
+/// What to read for a window.
+#[derive(Clone, Copy)]
+pub(crate) struct WindowRequest<'a> {
+    pub budget: ReadBudget,
+    /// The window, in the epoch.
+    pub window: u64,
+    /// Corrupted rows that are known.
+    pub corrupted: &'a [CorruptedRows],
+}
+
 /// The rows that were read for a window.
 #[derive(Default)]
 pub(crate) struct WindowRows {
+    /// Corrupted rows that were found.
+    pub corrupted: Vec<FoundCorruption>,
+    /// The first row that was skipped.
+    pub first_skipped: Option<SkippedRow>,
     pub documents: Vec<Document>,
     /// The ranges of all rows read, of documents and of skipped rows.
     pub row_ranges: Vec<RowRange>,
@@ -74,8 +97,9 @@ impl OpenShards {
         (self.slots.iter().map(|slot| slot.position).collect(), self.next_shard)
     }
 
-    /// Reads the rows of a window: as much as `budget`, and less only at the end of the epoch.
-    pub(crate) fn read(&mut self, shards: &EpochShards, budget: ReadBudget) -> Result<WindowRows, DataError> {
+    /// Reads the rows of a window: as much as its budget, and less only at the end of the epoch.
+    pub(crate) fn read(&mut self, shards: &EpochShards, request: WindowRequest) -> Result<WindowRows, DataError> {
+        let budget = request.budget;
         let mut read = WindowRows::default();
         loop {
             let documents = budget.documents - read.documents.len();
@@ -85,12 +109,12 @@ impl OpenShards {
                 return Ok(read);
             }
             let slots = active.len();
-            let slot_budget = |slot: usize| ReadBudget {
-                documents: documents / slots + usize::from(slot < documents % slots),
-                bytes: bytes.div_ceil(slots),
+            let of_slot = |slot: usize| {
+                let documents = documents / slots + usize::from(slot < documents % slots);
+                WindowRequest { budget: ReadBudget { documents, bytes: bytes.div_ceil(slots) }, ..request }
             };
             let parts: Vec<Result<WindowRows, DataError>> =
-                active.par_iter_mut().enumerate().map(|(index, slot)| slot.read(shards, slot_budget(index))).collect();
+                active.par_iter_mut().enumerate().map(|(index, slot)| slot.read(shards, of_slot(index))).collect();
             for part in parts {
                 read.append(part?);
             }
@@ -117,6 +141,8 @@ impl WindowRows {
         }
         self.skipped += part.skipped;
         self.bytes += part.bytes;
+        self.corrupted.extend(part.corrupted);
+        self.first_skipped = self.first_skipped.take().or(part.first_skipped);
     }
 
     /// Extends the range that these rows follow, or adds a range.
@@ -152,8 +178,7 @@ struct OpenShard {
 
 impl OpenShard {
     fn open(shards: &EpochShards, shard: u64) -> Result<Self, DataError> {
-        // A cursor is checked against the whole listing; `max_samples` may leave less of it to train on.
-        let index = *shards.order.get(shard as usize).ok_or(DataError::Cursor { difference: "the files" })? as usize;
+        let index = shards.shard_at(shard)?;
         let reader = shards.source.open(index, shards.cancel)?;
         let name = &shards.source.shards()[index].name;
         let row_groups = reader.row_groups().map(|row_groups| {
@@ -180,11 +205,23 @@ impl OpenShard {
 }
 
 impl Slot {
-    /// Reads up to `budget` from the slot's shard; releases the shard when it ends.
-    fn read(&mut self, shards: &EpochShards, budget: ReadBudget) -> Result<WindowRows, DataError> {
+    /// Reads up to the budget from the slot's shard; releases the shard when it ends.
+    fn read(&mut self, shards: &EpochShards, request: WindowRequest) -> Result<WindowRows, DataError> {
         let mut read = WindowRows::default();
+        let WindowRequest { budget, window, corrupted } = request;
         while read.documents.len() < budget.documents && read.bytes < budget.bytes {
-            let Some((range, row)) = self.next_row(shards)? else {
+            let next = match self.next_row(shards, corrupted) {
+                Err(error) if shards.source.skips(&error) => {
+                    let (found, is_readable) = self.skip_corrupted(shards, window, &error)?;
+                    read.corrupted.push(found);
+                    if is_readable {
+                        continue;
+                    }
+                    None
+                }
+                next => next?,
+            };
+            let Some((range, row)) = next else {
                 if let Some(open) = self.open.take().filter(|open| !open.has_document) {
                     shards.source.tell_unusable(open.index, open.skipped, shards.cancel);
                 }
@@ -200,18 +237,57 @@ impl Slot {
                     read.bytes += document.text.len();
                     read.documents.push(document);
                 }
-                Row::Skipped(reason) => read.skipped.count(reason),
+                Row::Skipped(reason) => {
+                    read.skipped.count(reason);
+                    read.first_skipped.get_or_insert_with(|| SkippedRow {
+                        file: shards.source.shards()[range.shard as usize].name.clone(),
+                        row_group: range.row_group,
+                        row: range.first_row,
+                        reason,
+                    });
+                }
             }
         }
         Ok(read)
     }
 
+    /// Moves past the rows that cannot be decoded; returns them, and whether there may be later rows in the shard.
+    fn skip_corrupted(
+        &mut self,
+        shards: &EpochShards,
+        window: u64,
+        error: &DataError,
+    ) -> Result<(FoundCorruption, bool), DataError> {
+        let Some(position) = &mut self.position else {
+            return Err(DataError::Closed);
+        };
+        let whole = (shards.shard_at(position.shard)?, 0, 0, true);
+        let (index, row_group, first_row, rest_of_shard) = self.open.as_ref().map_or(whole, |open| {
+            let row_group = open.row_group(shards, position.row_group).unwrap_or_default();
+            (open.index, row_group, position.row, open.row_groups.is_none())
+        });
+        let epoch = shards.epoch;
+        let rows = CorruptedRows { shard: index as u64, row_group, first_row, rest_of_shard, epoch, window };
+        (position.row_group, position.row) = (position.row_group + 1, 0);
+        if let Some(open) = &mut self.open {
+            open.positioned = false;
+        }
+        Ok((FoundCorruption::new(rows, &shards.source.shards()[index].name, error), !rest_of_shard))
+    }
+
     /// Reads the next training row of the slot's shard, and its location; `None` at the end of the shard.
-    fn next_row(&mut self, shards: &EpochShards) -> Result<Option<(RowRange, Row)>, DataError> {
+    fn next_row(
+        &mut self,
+        shards: &EpochShards,
+        corrupted: &[CorruptedRows],
+    ) -> Result<Option<(RowRange, Row)>, DataError> {
         let Some(position) = &mut self.position else {
             return Ok(None);
         };
         if self.open.is_none() {
+            if is_whole_shard_corrupted(corrupted, shards.shard_at(position.shard)?) {
+                return Ok(None);
+            }
             self.open = Some(OpenShard::open(shards, position.shard)?);
         }
         let Some(open) = &mut self.open else {
@@ -222,7 +298,11 @@ impl Slot {
                 return Ok(None);
             };
             let name = &shards.source.shards()[open.index].name;
-            let is_training = position.row < shards.split.training_rows(open.index, name, row_group);
+            let readable = first_corrupted_row(corrupted, open.index, row_group).unwrap_or(u64::MAX);
+            if open.row_groups.is_none() && position.row >= readable {
+                return Ok(None);
+            }
+            let is_training = position.row < shards.split.training_rows(open.index, name, row_group).min(readable);
             // Where the number of row groups is unknown, only seeking tells whether this one exists.
             if !open.positioned && (is_training || open.row_groups.is_none()) {
                 shards.cancel.check()?;

@@ -1,13 +1,14 @@
 //! Rows in listing order: all of them, or those that are held out.
 
 use std::ops::Range;
-use std::sync::Arc;
 use std::sync::mpsc::{Receiver, sync_channel};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::cancel::{CancelToken, receive};
 use crate::formats::{Row, ShardReader};
 use crate::held_out_split::HeldOutSplit;
-use crate::{DataError, DataSource};
+use crate::skip_notices::SkippedRow;
+use crate::{CorruptedRows, DataError, DataSource, FoundCorruption};
 
 /// Which rows are read.
 enum RowFilter {
@@ -22,12 +23,43 @@ pub(crate) struct SequentialReader {
     shards: Range<usize>,
     current: Option<CurrentShard>,
     cancel: CancelToken,
+    found: Found,
+}
+
+/// What a reader finds besides rows: corrupted rows, and the first row that it skips. Shared with its owner, as it may
+/// read on another thread.
+#[derive(Clone, Default)]
+pub(crate) struct Found(Arc<Mutex<FoundParts>>);
+
+#[derive(Default)]
+struct FoundParts {
+    corrupted: Vec<CorruptedRows>,
+    warnings: Vec<String>,
+    first_skipped: Option<SkippedRow>,
+}
+
+impl Found {
+    fn parts(&self) -> MutexGuard<'_, FoundParts> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes the warnings of corrupted rows since the last call.
+    pub(crate) fn take_warnings(&self) -> Vec<String> {
+        std::mem::take(&mut self.parts().warnings)
+    }
+
+    /// Takes the first row that was skipped.
+    pub(crate) fn take_first_skipped(&self) -> Option<SkippedRow> {
+        self.parts().first_skipped.take()
+    }
 }
 
 struct CurrentShard {
     reader: Box<dyn ShardReader>,
     index: usize,
     row_group: u64,
+    /// The next row of the row group.
+    row: u64,
     /// Whether the reader has been moved into the row group.
     positioned: bool,
 }
@@ -46,7 +78,18 @@ impl SequentialReader {
     }
 
     fn new(source: &DataSource, filter: RowFilter, shards: Range<usize>, cancel: CancelToken) -> Self {
-        Self { source: source.clone(), filter, shards, current: None, cancel }
+        let found = Found::default();
+        Self { source: source.clone(), filter, shards, current: None, cancel, found }
+    }
+
+    /// Starts again at the first row.
+    pub(crate) fn restart(&mut self) {
+        (self.shards, self.current) = (0..self.source.shards().len(), None);
+    }
+
+    /// What the reader finds besides rows.
+    pub(crate) fn found(&self) -> Found {
+        self.found.clone()
     }
 
     /// Reads the next rows, at most `max_rows`; returns an empty list after the last.
@@ -61,19 +104,63 @@ impl SequentialReader {
             let mut current = match self.current.take() {
                 Some(current) => current,
                 None => match self.shards.next() {
-                    Some(index) => {
-                        let reader = self.source.open(index, &self.cancel)?;
-                        CurrentShard { reader, index, row_group: 0, positioned: false }
-                    }
+                    Some(index) => match self.source.open(index, &self.cancel) {
+                        Err(error) if self.source.skips(&error) => {
+                            self.skip_corrupted((index, 0, 0), true, &error)?;
+                            continue;
+                        }
+                        reader => CurrentShard { reader: reader?, index, row_group: 0, row: 0, positioned: false },
+                    },
                     None => return Ok(None),
                 },
             };
-            let row = current.next_row(&self.filter, &self.source.shards()[current.index].name)?;
+            let row = match current.next_row(&self.filter, &self.source.shards()[current.index].name) {
+                Err(error) if self.source.skips(&error) => {
+                    let ends = current.reader.row_groups().is_none();
+                    self.skip_corrupted((current.index, current.row_group, current.row), ends, &error)?;
+                    if !ends {
+                        (current.row_group, current.row, current.positioned) = (current.row_group + 1, 0, false);
+                        self.current = Some(current);
+                    }
+                    continue;
+                }
+                row => row?,
+            };
+            if let Some(Row::Skipped(reason)) = row {
+                let (row_group, row) = (current.row_group, current.row - 1);
+                let file = || self.source.shards()[current.index].name.clone();
+                self.found.parts().first_skipped.get_or_insert_with(|| SkippedRow {
+                    file: file(),
+                    row_group,
+                    row,
+                    reason,
+                });
+            }
             if row.is_some() {
                 self.current = Some(current);
                 return Ok(row);
             }
         }
+    }
+}
+
+impl SequentialReader {
+    /// Records rows that cannot be decoded; fails where there are too many.
+    fn skip_corrupted(
+        &self,
+        (shard, row_group, first_row): (usize, u64, u64),
+        rest_of_shard: bool,
+        error: &DataError,
+    ) -> Result<(), DataError> {
+        let rows = CorruptedRows { shard: shard as u64, row_group, first_row, rest_of_shard, epoch: 0, window: 0 };
+        let found = FoundCorruption::new(rows, &self.source.shards()[shard].name, error);
+        let mut parts = self.found.parts();
+        // A second pass finds the same rows.
+        if !parts.corrupted.contains(&rows) {
+            parts.corrupted.push(rows);
+            parts.warnings.push(found.warning());
+        }
+        self.source.check_corrupted(&parts.corrupted, Some(&found))
     }
 }
 
@@ -139,7 +226,8 @@ impl CurrentShard {
             let first_row = filter.first_row(self.index, name, self.row_group);
             // Where the number of row groups is unknown, only seeking tells whether this one exists.
             if !self.positioned && (first_row.is_some() || row_groups.is_none()) {
-                if !self.reader.seek(self.row_group, first_row.unwrap_or(0))? {
+                self.row = first_row.unwrap_or(0);
+                if !self.reader.seek(self.row_group, self.row)? {
                     return Ok(None);
                 }
                 self.positioned = true;
@@ -147,9 +235,10 @@ impl CurrentShard {
             if first_row.is_some()
                 && let Some(row) = self.reader.next_row()?
             {
+                self.row += 1;
                 return Ok(Some(row));
             }
-            (self.row_group, self.positioned) = (self.row_group + 1, false);
+            (self.row_group, self.row, self.positioned) = (self.row_group + 1, 0, false);
         }
     }
 }

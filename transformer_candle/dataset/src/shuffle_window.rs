@@ -3,19 +3,30 @@
 //!
 //! Elsewhere in this crate it is called "window".
 
+use std::sync::Arc;
+
 use crate::DataError;
 use crate::cancel::CancelToken;
+use crate::corrupted_rows::FoundCorruption;
 use crate::cursor::WindowStart;
+use crate::held_out_split::HeldOutSplit;
 use crate::ledger::WindowRecord;
 use crate::open_shards::WindowRows;
 use crate::permutation::{Purpose, key, permutation, shuffle};
 use crate::sequence_packer::{PackedSequences, SequencePacker};
+use crate::skip_notices::SkippedRow;
 
 /// A window whose sequences are ready to be delivered.
 pub(crate) struct Window {
     pub record: WindowRecord,
     /// Start of the window after this one.
     pub next: WindowStart,
+    /// Corrupted rows that were found in this window, or since the last window that has a sequence.
+    pub corrupted: Vec<FoundCorruption>,
+    /// The first row that was skipped.
+    pub first_skipped: Option<SkippedRow>,
+    /// The held-out rows of the source, where cursors record them.
+    pub split: Option<Arc<HeldOutSplit>>,
     packed: PackedSequences,
     /// Indices of the packed sequences in the order of delivery.
     order: Vec<u32>,
@@ -56,7 +67,8 @@ impl Window {
             targets: packed.targets() as u64,
             sequences: order.len() as u64,
         };
-        Ok(Self { record, next, packed, order })
+        let (corrupted, first_skipped) = (rows.corrupted, rows.first_skipped);
+        Ok(Self { record, next, corrupted, first_skipped, split: None, packed, order })
     }
 
     pub(crate) fn sequences(&self) -> usize {

@@ -1,7 +1,7 @@
 //! Skipped rows, counted by reason.
 
 use std::fmt;
-use std::ops::AddAssign;
+use std::ops::{Add, AddAssign};
 
 use serde::{Deserialize, Serialize};
 
@@ -44,6 +44,23 @@ impl SkippedRows {
         SkipReason::ALL.iter().map(|&reason| self.count_of(reason)).sum()
     }
 
+    /// The count of each reason, by the name of its field.
+    pub fn counts(&self) -> [(&'static str, u64); 9] {
+        let Self { null, empty, not_utf8, malformed, too_long, not_conversation, template, no_target, overlong } =
+            *self;
+        [
+            ("null", null),
+            ("empty", empty),
+            ("not_utf8", not_utf8),
+            ("malformed", malformed),
+            ("too_long", too_long),
+            ("not_conversation", not_conversation),
+            ("template", template),
+            ("no_target", no_target),
+            ("overlong", overlong),
+        ]
+    }
+
     pub(crate) fn count(&mut self, reason: SkipReason) {
         *self.counter(reason) += 1;
     }
@@ -72,6 +89,15 @@ impl AddAssign for SkippedRows {
         for reason in SkipReason::ALL {
             *self.counter(reason) += other.count_of(reason);
         }
+    }
+}
+
+impl Add for SkippedRows {
+    type Output = Self;
+
+    fn add(mut self, other: Self) -> Self {
+        self += other;
+        self
     }
 }
 
@@ -112,7 +138,7 @@ impl SkipReason {
     ];
 
     /// Returns the words that follow the number of rows skipped for this reason, as in "3 empty".
-    fn describe(self) -> &'static str {
+    pub(crate) fn describe(self) -> &'static str {
         match self {
             Self::Null => "without text",
             Self::Empty => "empty",

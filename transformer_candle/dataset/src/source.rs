@@ -5,7 +5,7 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use run_config::{DataFormat, ResolvedRun, StreamingConfig};
+use run_config::{DataFormat, FIRST_READING_VERSION, ResolvedRun, StreamingConfig};
 use serde::{Deserialize, Serialize};
 
 use crate::byte_source::{ByteSource, CancellableSource, LocalFile};
@@ -43,6 +43,7 @@ struct Listing {
     format: DataFormat,
     /// The version of the rules by which files become documents.
     reading_version: u32,
+    skips_bad_files: bool,
     shards: Vec<Shard>,
     location: Location,
     /// Held-out splits decided so far, kept because deciding may read many shards.
@@ -88,7 +89,7 @@ impl DataSource {
         let (split, version) = (FolderSplit::Validation, data.reading_version());
         let (patterns, text_column) = (&data.validation_shards, &data.text_column);
         let source = Self::local_split(patterns, Path::new(""), &split, text_column, version, cancel)?;
-        Ok(Some(source.with_format(data.format)))
+        Ok(Some(source.with_format(data.format).with_bad_files_skipped(data.skips_bad_files())))
     }
 
     /// Opens a data set by name: `demo` from the cache folder, anything else from the Hub. Requests the commit, the
@@ -114,6 +115,7 @@ impl DataSource {
             text_column: streaming.text_column.clone(),
             format: DataFormat::Text,
             reading_version,
+            skips_bad_files: reading_version > FIRST_READING_VERSION,
             shards: shards.collect(),
             location: Location::Hub(repository),
             held_out_splits: Mutex::default(),
@@ -185,6 +187,7 @@ impl DataSource {
             text_column: text_column.to_owned(),
             format: DataFormat::Text,
             reading_version,
+            skips_bad_files: reading_version > FIRST_READING_VERSION,
             shards,
             location: Location::Local(paths),
             held_out_splits: Mutex::default(),
@@ -202,6 +205,13 @@ impl DataSource {
     #[must_use]
     pub fn with_format(self, format: DataFormat) -> Self {
         self.with(|listing| listing.format = format)
+    }
+
+    /// Returns the source that skips files whose content cannot be decoded, or ends with an error there. By default those
+    /// of reading version 2 skip them. Must be called before the source is cloned.
+    #[must_use]
+    pub fn with_bad_files_skipped(self, skips: bool) -> Self {
+        self.with(|listing| listing.skips_bad_files = skips)
     }
 
     fn with(mut self, change: impl FnOnce(&mut Listing)) -> Self {
@@ -254,6 +264,15 @@ impl DataSource {
         matches!(self.listing.location, Location::Hub(_))
     }
 
+    /// Whether ledgers record the files: those of the Hub are known by their commit.
+    pub(crate) fn records_files(&self) -> bool {
+        self.listing.reading_version > FIRST_READING_VERSION && self.listing.revision.is_none()
+    }
+
+    pub(crate) fn skips_bad_files(&self) -> bool {
+        self.listing.skips_bad_files
+    }
+
     /// The shards, in listing order.
     pub(crate) fn shards(&self) -> &[Shard] {
         &self.listing.shards
@@ -295,8 +314,8 @@ impl DataSource {
 
     fn check_conversations(&self, cancel: &CancelToken) -> Result<(), DataError> {
         for (index, file) in self.shards().iter().enumerate().take(MAX_SHARDS_PROBED) {
-            let columns: Vec<String> =
-                self.open(index, cancel)?.fields()?.into_iter().map(|field| field.name).collect();
+            let Some(mut reader) = self.open_intact(index, cancel)? else { continue };
+            let columns: Vec<String> = reader.fields()?.into_iter().map(|field| field.name).collect();
             let names: Vec<&str> = columns.iter().map(String::as_str).collect();
             if !columns.is_empty() {
                 let found = self.rules().has_conversations(&names);
@@ -312,7 +331,8 @@ impl DataSource {
 
     fn missing_column(&self, cancel: &CancelToken) -> Result<Option<MissingColumn>, DataError> {
         for (index, file) in self.shards().iter().enumerate().take(MAX_SHARDS_PROBED) {
-            let fields = self.open(index, cancel)?.fields()?;
+            let Some(mut reader) = self.open_intact(index, cancel)? else { continue };
+            let fields = reader.fields()?;
             if !fields.is_empty() {
                 let named = fields.iter().find(|field| field.name == self.text_column());
                 let found = named.map(|field| field.non_string_type);

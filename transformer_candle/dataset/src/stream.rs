@@ -11,7 +11,8 @@ use crate::ledger::{SequenceRange, WindowRecord};
 use crate::sequence_packer::SequencePacker;
 use crate::window_prefetch::{ComponentInput, WindowPrefetcher, thread_pool};
 use crate::{
-    Batch, ConversationEncoder, Cursor, DataError, Mixture, SkippedRows, StreamFingerprint, StreamSettings, Tokenizer,
+    Batch, ConversationEncoder, Cursor, DataError, DataSource, FoundCorruption, Mixture, SkippedRows,
+    StreamFingerprint, StreamSettings, Tokenizer,
 };
 
 /// How long dropping a stream waits for its threads. A thread in a dead connection ends later, at its timeout.
@@ -73,12 +74,14 @@ impl TokenStream {
             Some(cursor) => cursor.validated(&fingerprint, &mixture, settings.open_shards)?,
             None => Cursor::at_start(fingerprint, mixture.sources().len(), settings.open_shards),
         };
+        mixture.restore(&cursor, settings);
         let cancel = CancelToken::new();
         let workers = Arc::new(thread_pool("data-work", settings.workers)?);
         let start = |(component, position): (usize, &ComponentPosition)| {
             let input = ComponentInput {
                 index: component,
                 source: mixture.sources()[component].clone(),
+                corrupted: position.corrupted.clone(),
                 window_budget: mixture.window_budget(component, settings.shuffle_buffer_size),
             };
             let prefetcher = WindowPrefetcher::new(input, settings, packer.clone(), cancel.clone());
@@ -149,7 +152,13 @@ impl TokenStream {
     fn positions(&self) -> Vec<ComponentPosition> {
         let positions = self.components.iter().zip(&self.delivered).map(|(stream, &delivered)| {
             let (start, sequence) = stream.position();
-            ComponentPosition { start, sequence, delivered }
+            ComponentPosition {
+                start,
+                sequence,
+                delivered,
+                corrupted: stream.corrupted().to_vec(),
+                split: stream.split().cloned(),
+            }
         });
         positions.collect()
     }
@@ -183,7 +192,8 @@ impl TokenStream {
         for component in &mut self.components {
             let (start, rest) = component.end_of_window(interrupted)?;
             left_out.extend(rest);
-            components.push(ComponentPosition { start, sequence: 0, delivered: 0 });
+            let (corrupted, split) = (component.corrupted().to_vec(), component.split().cloned());
+            components.push(ComponentPosition { corrupted, split, ..ComponentPosition::at(start) });
         }
         let cursor = Cursor { fingerprint, components };
         let mut stream = Self::open(mixture, settings, self.packer.tokenizer(), Some(cursor))?;
@@ -222,6 +232,29 @@ impl TokenStream {
     /// middle of a window, that window is among them.
     pub fn opened_windows(&self) -> impl Iterator<Item = &WindowRecord> {
         self.components.iter().flat_map(ComponentStream::opened)
+    }
+
+    /// The corrupted rows that were found in these windows, with the index of their component; those that were recorded
+    /// before are not among them.
+    pub fn found_corruption(&self) -> impl Iterator<Item = (usize, &FoundCorruption)> {
+        let components = self.components.iter().enumerate();
+        components.flat_map(|(index, component)| component.found().iter().map(move |found| (index, found)))
+    }
+
+    /// Takes the notices of skipped rows since the last call, one sentence each.
+    pub fn take_notices(&mut self) -> Vec<String> {
+        let names = self.mixture.sources().iter().map(DataSource::name);
+        let single = self.components.len() == 1;
+        let notices = self.components.iter_mut().zip(names).flat_map(|(component, name)| {
+            let of = |notice| if single { notice } else { format!("{name}: {notice}") };
+            component.take_notices().into_iter().map(of).collect::<Vec<_>>()
+        });
+        notices.collect()
+    }
+
+    /// Rows of the windows that were used so far, skipped ones included, for each component.
+    pub fn rows(&self) -> Vec<u64> {
+        self.components.iter().map(ComponentStream::rows).collect()
     }
 
     /// Skipped rows of the windows that were used so far, for each component.

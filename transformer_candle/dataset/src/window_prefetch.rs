@@ -1,15 +1,18 @@
 //! Prefetching: one thread for each component prepares its next window while sequences of the current one are
 //! delivered.
 
+use std::sync::Arc;
 use std::sync::mpsc::SyncSender;
 
 use rayon::{ThreadPool, ThreadPoolBuilder};
+use run_config::FIRST_READING_VERSION;
 
 use crate::cancel::CancelToken;
+use crate::corrupted_rows::{CorruptedRows, FoundCorruption};
 use crate::cursor::WindowStart;
 use crate::held_out_split::HeldOutSplit;
 use crate::mixture::ReadBudget;
-use crate::open_shards::{EpochShards, OpenShards};
+use crate::open_shards::{EpochShards, OpenShards, WindowRequest};
 use crate::sequence_packer::SequencePacker;
 use crate::shuffle_window::{Window, WindowSettings};
 use crate::skipped_rows::SkippedRows;
@@ -18,8 +21,16 @@ use crate::{DataError, DataSource, StreamSettings};
 /// Threads that read shards of one component; they mostly wait for disks and networks.
 const MAX_READER_THREADS: usize = 8;
 
-/// A message of the prefetch thread: a window, `None` for the end of the last epoch, or an error. The last two end it.
-pub(crate) type Message = Result<Option<Window>, DataError>;
+/// A message of the prefetch thread. All but windows end it.
+pub(crate) type Message = Result<Prepared, DataError>;
+
+/// What the prefetch thread has prepared.
+pub(crate) enum Prepared {
+    /// The next window.
+    Window(Box<Window>),
+    /// The end of the last epoch, with the corrupted rows that were found after the last window.
+    End(Vec<FoundCorruption>),
+}
 
 /// Reads, shuffles, tokenizes and packs the windows of a component, and sends them one after the other.
 pub(crate) struct WindowPrefetcher {
@@ -36,6 +47,30 @@ pub(crate) struct ComponentInput {
     pub source: DataSource,
     /// How much text a window holds.
     pub window_budget: ReadBudget,
+    /// Corrupted rows that are known at the start.
+    pub corrupted: Vec<CorruptedRows>,
+}
+
+/// Corrupted rows of the component.
+struct Corruption {
+    known: Vec<CorruptedRows>,
+    /// Those found since the last window that was sent.
+    found: Vec<FoundCorruption>,
+}
+
+impl Corruption {
+    /// Returns those that a window skips.
+    fn known_at(&self, start: &WindowStart) -> Vec<CorruptedRows> {
+        let is_known = |rows: &&CorruptedRows| (rows.epoch, rows.window) <= (start.epoch, start.window);
+        self.known.iter().filter(is_known).copied().collect()
+    }
+
+    /// Adds those that a window has found; fails where there are too many.
+    fn add(&mut self, source: &DataSource, found: Vec<FoundCorruption>) -> Result<(), DataError> {
+        self.known.extend(found.iter().map(|found| found.rows));
+        self.found.extend(found);
+        source.check_corrupted(&self.known, self.found.last())
+    }
 }
 
 /// Threads that read for this component, and threads that tokenize for all components.
@@ -65,7 +100,7 @@ impl WindowPrefetcher {
     pub(crate) fn run(self, start: WindowStart, workers: &ThreadPool, windows: &SyncSender<Message>) {
         let end = self.send_windows(start, workers, windows);
         // An error of `send` means that the receiver is gone and nobody needs the message.
-        let _ = windows.send(end.map(|()| None));
+        let _ = windows.send(end.map(Prepared::End));
     }
 
     fn send_windows(
@@ -73,14 +108,16 @@ impl WindowPrefetcher {
         mut start: WindowStart,
         workers: &ThreadPool,
         windows: &SyncSender<Message>,
-    ) -> Result<(), DataError> {
+    ) -> Result<Vec<FoundCorruption>, DataError> {
         let source = &self.component.source;
         let readers = MAX_READER_THREADS.min(self.settings.open_shards).min(source.shards().len()).max(1);
         let pools = ThreadPools { readers: thread_pool("data-read", readers)?, workers };
         let split = source.held_out_split(self.settings.split_settings(), &self.cancel)?;
+        let mut corruption = Corruption { known: self.component.corrupted.clone(), found: Vec::new() };
+        source.check_corrupted(&corruption.known, None)?;
         while self.settings.epochs.is_none_or(|epochs| start.epoch < epochs) {
             let (epoch, is_whole_epoch) = (start.epoch, start.window == 0);
-            let totals = self.send_epoch(start, &split, &pools, windows)?;
+            let totals = self.send_epoch(start, &split, &mut corruption, &pools, windows)?;
             if is_whole_epoch && totals.sequences == 0 {
                 source.check_columns(totals.skipped, &self.cancel)?;
                 return Err(DataError::NoDocuments {
@@ -93,14 +130,15 @@ impl WindowPrefetcher {
             }
             start = WindowStart::epoch_start(epoch + 1, self.settings.open_shards);
         }
-        Ok(())
+        Ok(corruption.found)
     }
 
     /// Sends the windows of an epoch from `start` on.
     fn send_epoch(
         &self,
         mut start: WindowStart,
-        split: &HeldOutSplit,
+        split: &Arc<HeldOutSplit>,
+        corruption: &mut Corruption,
         pools: &ThreadPools,
         windows: &SyncSender<Message>,
     ) -> Result<EpochTotals, DataError> {
@@ -114,21 +152,27 @@ impl WindowPrefetcher {
         let mut open_shards = OpenShards::resume_at(&start.open_shards, start.next_shard);
         let mut totals = EpochTotals::default();
         loop {
-            let rows = pools.readers.install(|| open_shards.read(&shards, self.component.window_budget))?;
+            let corrupted = &corruption.known_at(&start);
+            let request = WindowRequest { budget: self.component.window_budget, window: start.window, corrupted };
+            let mut rows = pools.readers.install(|| open_shards.read(&shards, request))?;
+            corruption.add(&self.component.source, std::mem::take(&mut rows.corrupted))?;
             if rows.documents.is_empty() {
                 totals.skipped += rows.skipped;
                 return Ok(totals);
             }
             let (positions, next_shard) = open_shards.positions();
             let next = WindowStart { epoch: start.epoch, window: start.window + 1, next_shard, open_shards: positions };
-            let window = pools.workers.install(|| Window::prepare(start, next.clone(), rows, &settings))?;
+            let mut window = pools.workers.install(|| Window::prepare(start, next.clone(), rows, &settings))?;
             totals.documents += window.record.documents;
             totals.skipped += window.record.skipped;
             start = next;
             if window.sequences() > 0 {
                 totals.sequences += window.sequences();
                 self.cancel.check()?;
-                windows.send(Ok(Some(window))).map_err(|_| DataError::Closed)?;
+                window.corrupted = std::mem::take(&mut corruption.found);
+                let is_recorded = self.component.source.reading_version() > FIRST_READING_VERSION;
+                window.split = is_recorded.then(|| Arc::clone(split));
+                windows.send(Ok(Prepared::Window(Box::new(window)))).map_err(|_| DataError::Closed)?;
             }
         }
     }

@@ -151,6 +151,11 @@ impl Documents {
         let documents = self.documents.get_mut().unwrap_or_else(PoisonError::into_inner);
         self.signals.run(py, || documents.next().transpose())
     }
+
+    /// Return the notices of skipped rows and corrupted files since the last call, one sentence each.
+    fn take_notices(&mut self) -> Vec<String> {
+        self.documents.get_mut().unwrap_or_else(PoisonError::into_inner).take_notices()
+    }
 }
 
 /// Return the folder for what can be made again.

@@ -46,11 +46,15 @@ pub struct DataConfig {
     /// The version of the rules by which files become documents: which files of a folder are read, which rows and texts
     /// a file gives, and which tokens and chat templates the files beside a `tokenizer.json` add to it. 1: the rules of
     /// runs that recorded no version. 2: of a folder the files of one split and no descriptions, `<|endoftext|>` in texts
-    /// separates documents, `NaN` and `Infinity` in JSON, Alpaca and more ShareGPT rows, and what is held out has text.
-    /// Default: the newest one for a new run, and the one that it was started with for a resumed run, which cannot change
-    /// it.
+    /// separates documents, `NaN` and `Infinity` in JSON, Alpaca and more ShareGPT rows, what is held out has text, and
+    /// corrupted files are skipped (`on_bad_file`). Default: the newest one for a new run, and the one that it was started
+    /// with for a resumed run, which cannot change it.
     #[schemars(range(min = 1, max = 2))]
     pub reading_version: Option<u32>,
+    /// What happens to a file whose content cannot be decoded: a truncated download, or a file that does not match its
+    /// extension. Never to one that cannot be read for another reason, such as the network's or the disk's. Runs
+    /// of reading version 1 stop.
+    pub on_bad_file: OnBadFile,
     /// The chat template that renders conversations: `chatml`, or a Jinja file. Default: that of the model's tokenizer
     /// (`chat_template.jinja`, else `chat_template` in `tokenizer_config.json`).
     pub chat_template: Option<PathBuf>,
@@ -122,6 +126,7 @@ impl Default for DataConfig {
             text_column: "text".to_owned(),
             format: DataFormat::Text,
             reading_version: None,
+            on_bad_file: OnBadFile::Skip,
             chat_template: None,
             chat_template_date: None,
             assistant_only_loss: true,
@@ -153,6 +158,23 @@ impl DataConfig {
     pub fn reading_version(&self) -> u32 {
         self.reading_version.unwrap_or(NEWEST_READING_VERSION)
     }
+
+    /// Whether files whose content cannot be decoded are skipped.
+    pub fn skips_bad_files(&self) -> bool {
+        self.on_bad_file == OnBadFile::Skip && self.reading_version() > FIRST_READING_VERSION
+    }
+}
+
+/// What happens to a file whose content cannot be decoded.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum OnBadFile {
+    /// What can be decoded of it is used, the rest is skipped in all epochs, with a warning and a record in the ledger.
+    /// The run ends with exit code 3 once all files are bad, or at least two and more than 5 % of them.
+    #[default]
+    Skip,
+    /// The run ends with exit code 3, after a checkpoint.
+    Stop,
 }
 
 /// What a row of the training data is.

@@ -49,7 +49,7 @@ pub use added_tokens::AddedToken;
 pub use byte_size::ByteSize;
 pub use data::{
     BatchSize, Bos, CHATML, DataConfig, DataFormat, FIRST_READING_VERSION, NEWEST_READING_VERSION, NumWorkers,
-    OverlongConversations, Packing,
+    OnBadFile, OverlongConversations, Packing,
 };
 pub use device::Device;
 pub use error::{ConfigError, Problem};

@@ -4,11 +4,12 @@
 //! A finding needs more than one bad moment: shares of time are taken over minutes and must come from several steps,
 //! samples must agree several times in a row. Each kind is told once.
 
+mod overfitting;
 mod ranks;
 
 use std::time::Duration;
 
-use self::ranks::RankRules;
+use self::{overfitting::OverfittingRule, ranks::RankRules};
 use crate::{
     report::{StepReport, UtilizationReport},
     units::{bytes, duration},
@@ -33,6 +34,7 @@ pub(crate) struct Advisor {
     swap: StreakRule,
     growth: GrowthRule,
     ranks: RankRules,
+    overfitting: OverfittingRule,
     /// Whether the first step, which waits for the first data, is over.
     is_warm: bool,
 }
@@ -49,17 +51,20 @@ impl Advisor {
             throttle: StreakRule::default(),
             swap: StreakRule::default(),
             growth: GrowthRule::new(num_workers),
+            overfitting: OverfittingRule::default(),
             is_warm: false,
         }
     }
 
-    /// Excludes the next step, which waits for its stage's first data.
+    /// Excludes the next step, which waits for its stage's first data. Losses of another stage are not comparable.
     pub(crate) fn enter_stage(&mut self) {
+        self.overfitting.restart();
         self.is_warm = false;
     }
 
     /// Returns the findings that a step adds, one sentence each.
     pub(crate) fn step(&mut self, report: &StepReport) -> Vec<String> {
+        self.overfitting.step(report.loss.into());
         if !std::mem::replace(&mut self.is_warm, true) {
             return Vec::new();
         }
@@ -82,6 +87,11 @@ impl Advisor {
         });
         let ranks = report.ranks.as_ref().map(|ranks| self.ranks.step(ranks, step_seconds));
         waits.into_iter().chain(saves).chain(ranks.into_iter().flatten()).collect()
+    }
+
+    /// Returns the findings that an evaluation adds, one sentence each.
+    pub(crate) fn evaluation(&mut self, loss: f64) -> Vec<String> {
+        self.overfitting.evaluate(loss).into_iter().collect()
     }
 
     /// Returns the findings that a sample adds, one sentence each.

@@ -68,6 +68,14 @@ pub fn changes(checkpoint: &ConfigFingerprint, config: &ConfigFingerprint) -> Ve
         .collect()
 }
 
+/// Returns the checkpoint's fingerprint with the number and size of local files of another one.
+pub fn with_files_of(checkpoint: &ConfigFingerprint, other: &ConfigFingerprint) -> ConfigFingerprint {
+    let is_of_files = |key: &str| key.ends_with("shards (files)") || key.ends_with("shards (bytes)");
+    let files = other.iter().filter(|(key, _)| is_of_files(key) && checkpoint.contains_key(*key));
+    let files: Vec<(String, Value)> = files.map(|(key, value)| (key.clone(), value.clone())).collect();
+    checkpoint.clone().into_iter().chain(files).collect()
+}
+
 /// Sets the data revisions and the reading version of a checkpoint where the config names none, so that a resumed run
 /// reads the same commits by the same rules.
 pub fn restore_data_versions(checkpoint: &ConfigFingerprint, run: &mut ResolvedRun) {

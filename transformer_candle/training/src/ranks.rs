@@ -11,6 +11,7 @@ use std::{collections::BTreeMap, fmt, ops::Range, sync::Arc, time::Duration};
 
 use kernels::{Buffer, Device};
 use serde_json::Value;
+use sha2::{Digest, Sha256};
 
 pub use self::meter::{RankFigures, RankMeter};
 use self::timed::TimedExchange;
@@ -106,6 +107,8 @@ pub enum Vote {
     Stop(Signal),
     /// End with an error after saving: its data cannot be read.
     Fail,
+    /// End with an error after saving: the ranks differ in what they can read. No rank votes for it.
+    Differ,
 }
 
 impl Vote {
@@ -148,13 +151,25 @@ impl Ranks {
         self.exchange().map_or(Ok(()), |exchange| exchange.sum(numbers))
     }
 
-    /// Exchanges the ranks' votes, and returns what all of them do.
-    pub fn agree(&self, own: Vote) -> Result<Vote> {
+    /// Exchanges the ranks' votes, and returns what all of them do: [`Vote::Differ`] if they would compute the step and
+    /// `state` is not the same text on all of them.
+    pub fn agree(&self, own: Vote, state: &str) -> Result<Vote> {
         let Some(exchange) = self.exchange() else { return Ok(own) };
-        let mut votes = Vote::ALL.map(|choice| f64::from(u8::from(own == choice)));
-        exchange.sum(&mut votes)?;
-        let voted = Vote::ALL.into_iter().zip(votes).rfind(|(_, votes)| *votes > 0.0);
-        Ok(voted.map_or(own, |(choice, _)| choice))
+        let votes = Vote::ALL.map(|choice| f64::from(u8::from(own == choice)));
+        // Sums of integers below 2^53 are exact. Over ranks whose numbers differ, the squares sum to more than the mean's:
+        // by at least 1 / 2.
+        let hash = Sha256::digest(state);
+        let number = f64::from(u32::from_be_bytes([0, hash[0], hash[1], hash[2]]) >> 4);
+        let mut sums = [&votes[..], &[number, number * number]].concat();
+        exchange.sum(&mut sums)?;
+        let (votes, state) = sums.split_at(votes.len());
+        let ranks = exchange.rank_info().world_size as f64;
+        let differ = ranks * state[1] - state[0] * state[0] > 0.5;
+        let voted = Vote::ALL.into_iter().zip(votes.to_vec()).rfind(|(_, votes)| *votes > 0.0);
+        Ok(match voted.map_or(own, |(choice, _)| choice) {
+            Vote::Compute if differ => Vote::Differ,
+            choice => choice,
+        })
     }
 
     /// Checks that values by name are the same on all ranks.

@@ -3,6 +3,7 @@
 //! A metric is added as a field of [`StepReport`] or [`EvaluationReport`] and a line of its `scalars`: every metrics
 //! sink, the Python API and `--json` read that list.
 
+mod data;
 mod evaluation;
 mod interval;
 mod ranks;
@@ -13,6 +14,7 @@ mod stage;
 mod step;
 mod utilization;
 
+pub use data::DataReport;
 pub use evaluation::{ComponentEvaluation, EvaluationReport};
 pub(crate) use interval::LogInterval;
 pub use ranks::{RankTimes, RankUsage};

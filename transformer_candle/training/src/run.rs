@@ -82,6 +82,10 @@ pub fn run_training(mut run: ResolvedRun, options: &RunOptions, stop: &StopSigna
         let message = "--rebatch changes how a resumed run computes its steps: give it with --resume";
         return Err(TrainerError::Request(message.into()));
     }
+    if options.accept_changed_data && options.resume.is_none() {
+        let message = "--accept-changed-data is about the data of a resumed run: give it with --resume";
+        return Err(TrainerError::Request(message.into()));
+    }
     let trainer = start(run, options, stop)?;
     // Several ranks stop only after agreeing to.
     let agreed = if options.ranks.exchange().is_some() { &StopSignal::new() } else { stop };
@@ -232,6 +236,10 @@ impl Session {
                 let of = self.component_name(component).map_or_else(String::new, |name| format!(" of {name}"));
                 self.progress.print(&format!("rows{of} skipped: {skipped}"));
             }
+        }
+        if let files @ 1.. = self.trainer.bad_files() {
+            let were = if files == 1 { "file of which rows were" } else { "files of which rows were" };
+            self.progress.print(&format!("{files} {were} skipped because they are corrupted"));
         }
         for (component, truncated) in self.trainer.truncated_conversations().into_iter().enumerate() {
             if truncated > 0 {

@@ -13,6 +13,8 @@ pub struct RunOptions {
     pub resume: Option<ResumeFrom>,
     /// Resume with the config's micro-batch, accumulation and recompute mode instead of the checkpoint's.
     pub rebatch: bool,
+    /// Resume though local files have changed that no step has consumed, or whose consumed rows are the same.
+    pub accept_changed_data: bool,
     /// The run directory's lock, where the caller has taken it already.
     pub lock: Option<Arc<RunLock>>,
     /// Leave the run, with a checkpoint, once it has taken this many steps in all. The schedule does not change.

@@ -12,6 +12,7 @@ mod matmul_algorithms;
 mod observation;
 mod ranks;
 mod samples;
+mod skipped;
 mod stages;
 mod start;
 mod starting_point;
@@ -49,7 +50,7 @@ use crate::{
     metrics::MetricsWriter,
     profile::Profile,
     ranks::Ranks,
-    report::{StepReport, UtilizationReport},
+    report::{DataReport, StepReport, UtilizationReport},
     run_folder::RunFolder,
     schedule::{self, LearningRate},
     stop::StopSignal,
@@ -75,6 +76,8 @@ pub struct Trainer {
     base: Option<BaseModel>,
     fingerprint: ConfigFingerprint,
     metrics: MetricsWriter,
+    /// The rows read and skipped, as last recorded.
+    data_report: DataReport,
     observation: Observation,
     profile: Profile,
     ledger: RunLedger,
@@ -149,7 +152,8 @@ impl Trainer {
             stop.requested().is_some() || own_stop.requested().is_some()
         };
         let batch = self.next_batch(&interrupted);
-        let batch = match ranks::agree_on_batch(self.ranks(), batch, &own_stop, stop)? {
+        let corrupted = self.corrupted_rows();
+        let batch = match ranks::agree_on_batch(self.ranks(), batch, &corrupted, (&own_stop, stop))? {
             AgreedBatch::Compute(batch) => batch,
             AgreedBatch::Abandon(batch) => {
                 self.data.pending_batch = batch;
@@ -159,6 +163,9 @@ impl Trainer {
         self.profile.span("data_wait", started);
         if batch.is_empty() {
             self.position.data_ended = true;
+            self.position.cursor = self.data.stream.cursor();
+            self.ledger.corrupted(&self.data.stream);
+            self.tell_skipped(self.position.step);
             return Ok(Step::Finished);
         }
         let step = self.position.step + 1;
@@ -253,7 +260,8 @@ impl Trainer {
             (self.position.best, self.position.improvement) = (None, None);
         }
         let cursor = self.data.stream.cursor();
-        self.ledger.step(step, (&self.position.cursor, &cursor), batch, self.data.stream.opened_windows());
+        self.ledger.step(step, (&self.position.cursor, &cursor), batch, &self.data.stream);
+        self.tell_skipped(step);
         self.position.stage = self.stages.current;
         self.position.cursor = cursor;
     }

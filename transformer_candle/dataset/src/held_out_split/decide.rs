@@ -1,12 +1,12 @@
 //! Decides the split of a source, once for each setting.
 
 use std::ops::Range;
-use std::sync::{Arc, TryLockError};
+use std::sync::{Arc, PoisonError, TryLockError};
 use std::time::Duration;
 
 use super::{HeldOutRule, HeldOutSplit, RowGroupId, SplitSettings, TrainingEnd};
 use crate::cancel::CancelToken;
-use crate::formats::Row;
+use crate::formats::{Row, ShardReader};
 use crate::permutation::{Purpose, key};
 use crate::sequential_reader::SequentialReader;
 use crate::{DataError, DataSource};
@@ -42,6 +42,50 @@ impl DataSource {
         known.push((settings, Arc::clone(&split)));
         Ok(split)
     }
+
+    /// Takes over a split that was decided before.
+    pub(crate) fn restore_split(&self, settings: SplitSettings, split: &HeldOutSplit) {
+        let mut known = self.held_out_splits().lock().unwrap_or_else(PoisonError::into_inner);
+        known.retain(|(other, _)| *other != settings);
+        known.push((settings, Arc::new(split.clone())));
+    }
+
+    /// Counts the rows of a row group, of a corrupted one those before the first that cannot be decoded; `None` if there
+    /// is no such row group.
+    fn count_rows(&self, reader: &mut dyn ShardReader, row_group: u64) -> Result<Option<u64>, DataError> {
+        match reader.row_count(row_group) {
+            Err(error) if self.skips(&error) => {}
+            count => return count,
+        }
+        let rows = self.visit_rows(reader, row_group, |_| false)?;
+        Ok((rows > 0).then_some(rows))
+    }
+
+    /// Calls `visit` with the rows of a row group, in order, until it returns true; of a corrupted one with those before
+    /// the first that cannot be decoded. Returns how many it was called with.
+    fn visit_rows(
+        &self,
+        reader: &mut dyn ShardReader,
+        row_group: u64,
+        mut visit: impl FnMut(Row) -> bool,
+    ) -> Result<u64, DataError> {
+        let mut rows = 0;
+        let mut read = || -> Result<(), DataError> {
+            if reader.seek(row_group, 0)? {
+                while let Some(row) = reader.next_row()? {
+                    rows += 1;
+                    if visit(row) {
+                        break;
+                    }
+                }
+            }
+            Ok(())
+        };
+        match read() {
+            Err(error) if !self.skips(&error) => Err(error),
+            _ => Ok(rows),
+        }
+    }
 }
 
 impl HeldOutSplit {
@@ -71,7 +115,7 @@ impl HeldOutSplit {
             if let Some(rule) = after_training.choose(source, cancel, true)? {
                 return Ok(rule);
             }
-            let rows = source.open(end.shard, cancel)?.row_count(end.row_group)?;
+            let rows = source.count_rows(source.open(end.shard, cancel)?.as_mut(), end.row_group)?;
             if rows.is_some_and(|rows| rows > end.rows) {
                 return Ok(HeldOutRule::Rows { shard: end.shard, row_group: end.row_group, first_row: end.rows });
             }
@@ -100,12 +144,12 @@ impl Candidates {
         for shard in shards {
             cancel.check()?;
             let name = &source.shards()[shard].name;
-            let mut reader = source.open(shard, cancel)?;
+            let Some(mut reader) = source.open_intact(shard, cancel)? else { continue };
             let known = reader.row_groups();
             let mut row_group = if shard == from.0 { from.1 } else { 0 };
             while match known {
                 Some(row_groups) => row_group < row_groups,
-                None => reader.row_count(row_group)?.is_some(),
+                None => source.count_rows(reader.as_mut(), row_group)?.is_some(),
             } {
                 let hash = key(Purpose::HeldOut, &[row_group], name);
                 any_below |= hash < threshold;
@@ -146,7 +190,7 @@ impl Candidates {
         let tried = if needs_documents { choices.min(MAX_TRIED_ROW_GROUPS) } else { choices };
         let mut usual = None;
         for &(_, shard, row_group) in &self.row_groups[..tried] {
-            let rows = source.open(shard, cancel)?.row_count(row_group)?.unwrap_or(0);
+            let rows = source.count_rows(source.open(shard, cancel)?.as_mut(), row_group)?.unwrap_or(0);
             let first_row = if after_training || choices >= FEW_ROW_GROUPS { 0 } else { last_eighth(rows) };
             if rows > 0 && leaves_training(first_row) {
                 let rule = HeldOutRule::Rows { shard, row_group, first_row };
@@ -203,17 +247,23 @@ impl HeldOutSplit {
     /// Whether a training row of the first shards has a document.
     fn leaves_document(&self, source: &DataSource, cancel: &CancelToken) -> Result<bool, DataError> {
         for (shard, file) in source.shards().iter().enumerate().take(HELD_OUT_SHARDS) {
-            let mut reader = source.open(shard, cancel)?;
+            let Some(mut reader) = source.open_intact(shard, cancel)? else { continue };
             let mut row_group = 0;
-            while reader.row_groups().is_none_or(|row_groups| row_group < row_groups) && reader.seek(row_group, 0)? {
-                for _ in 0..self.training_rows(shard, &file.name, row_group) {
-                    match reader.next_row()? {
-                        Some(Row::Document(_)) => return Ok(true),
-                        Some(Row::Skipped(_)) => {}
-                        None => break,
-                    }
+            loop {
+                let training_rows = self.training_rows(shard, &file.name, row_group);
+                let (mut visited, mut has_document) = (0, false);
+                let rows = source.visit_rows(reader.as_mut(), row_group, |row| {
+                    has_document |= visited < training_rows && matches!(row, Row::Document(_));
+                    visited += 1;
+                    has_document || visited >= training_rows
+                })?;
+                if has_document {
+                    return Ok(true);
                 }
                 row_group += 1;
+                if reader.row_groups().map_or(rows == 0, |row_groups| row_group >= row_groups) {
+                    break;
+                }
             }
         }
         Ok(false)
@@ -235,14 +285,12 @@ impl Documents {
         row_group: u64,
         cancel: &CancelToken,
     ) -> Result<Option<Self>, DataError> {
-        let mut reader = source.open(shard, cancel)?;
-        let (mut rows, mut last) = (0, None);
-        if reader.seek(row_group, 0)? {
-            while let Some(row) = reader.next_row()? {
-                last = if matches!(row, Row::Document(_)) { Some(rows) } else { last };
-                rows += 1;
-            }
-        }
+        let (mut row_index, mut last) = (0, None);
+        let rows = source.visit_rows(source.open(shard, cancel)?.as_mut(), row_group, |row| {
+            last = if matches!(row, Row::Document(_)) { Some(row_index) } else { last };
+            row_index += 1;
+            false
+        })?;
         Ok(last.map(|last| Self { rows, last }))
     }
 }
@@ -252,9 +300,9 @@ fn find_training_end(source: &DataSource, rows: u64, cancel: &CancelToken) -> Re
     let mut remaining = rows;
     for shard in 0..source.shards().len() {
         cancel.check()?;
-        let mut reader = source.open(shard, cancel)?;
+        let Some(mut reader) = source.open_intact(shard, cancel)? else { continue };
         let mut row_group = 0;
-        while let Some(rows) = reader.row_count(row_group)? {
+        while let Some(rows) = source.count_rows(reader.as_mut(), row_group)? {
             if rows > 0 && remaining <= rows {
                 return Ok(Some(TrainingEnd { shard, row_group, rows: remaining }));
             }

@@ -5,9 +5,10 @@ use std::collections::BTreeMap;
 use serde::Serialize;
 
 use super::problems::Problems;
+use crate::corrupted_rows::{CorruptedRows, FoundCorruption, first_corrupted_row, is_whole_shard_corrupted};
 use crate::formats::Row;
 use crate::held_out_split::HeldOutSplit;
-use crate::ledger::{BeginPosition, RowRange, SequenceRange, WindowRecord};
+use crate::ledger::{BeginPosition, CorruptedRecord, FilesRecord, RowRange, SequenceRange, WindowRecord};
 use crate::skipped_rows::is_zero;
 use crate::{DataError, DataSource};
 
@@ -21,6 +22,12 @@ pub struct AuditedComponent {
     /// Sequences of the component that stages have left out.
     #[serde(skip_serializing_if = "is_zero")]
     pub left_out: u64,
+    /// Warnings of files whose rows were skipped because they could not be decoded.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub corrupted: Vec<String>,
+    /// Files that have changed while the run was stopped, which was accepted.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub changed: Vec<String>,
     /// The epochs that were started.
     pub epochs: Vec<AuditedEpoch>,
 }
@@ -50,6 +57,11 @@ pub(super) struct ComponentAuditor<'a> {
     split: &'a HeldOutSplit,
     pub(super) audited: AuditedComponent,
     expected: ExpectedPosition,
+    corrupted: Vec<CorruptedRows>,
+    /// The files of the steps that follow, if they are recorded.
+    files: Option<FilesRecord>,
+    /// Shards whose files have changed, with the epoch in progress then: it need not have all rows of the changed file.
+    changed: Vec<(u64, u64)>,
     epoch: Option<(AuditedEpoch, Coverage)>,
 }
 
@@ -65,9 +77,43 @@ struct ExpectedPosition {
 
 impl<'a> ComponentAuditor<'a> {
     pub(super) fn new(source: &'a DataSource, split: &'a HeldOutSplit) -> Self {
-        let audited =
-            AuditedComponent { name: source.name().to_owned(), sequences: 0, left_out: 0, epochs: Vec::new() };
-        Self { source, split, audited, expected: ExpectedPosition::default(), epoch: None }
+        let name = source.name().to_owned();
+        let audited = AuditedComponent {
+            name,
+            sequences: 0,
+            left_out: 0,
+            corrupted: Vec::new(),
+            changed: Vec::new(),
+            epochs: Vec::new(),
+        };
+        Self {
+            source,
+            split,
+            audited,
+            expected: ExpectedPosition::default(),
+            corrupted: Vec::new(),
+            files: None,
+            changed: Vec::new(),
+            epoch: None,
+        }
+    }
+
+    /// Takes note of the files, and of those that have changed.
+    pub(super) fn files(&mut self, record: FilesRecord) {
+        if let Some(before) = self.files.take() {
+            let epoch = self.epoch.as_ref().map_or(0, |(audited, _)| audited.epoch);
+            for file in before.changes(&record) {
+                self.changed.extend(file.shard.map(|shard| (shard, epoch)));
+                self.audited.changed.push(file.to_string());
+            }
+        }
+        self.files = Some(record);
+    }
+
+    /// Adds rows that were skipped from here on.
+    pub(super) fn corrupted(&mut self, CorruptedRecord { name, problem, rows, .. }: CorruptedRecord) {
+        self.corrupted.push(rows);
+        self.audited.corrupted.push(FoundCorruption { rows, file: name, problem }.warning());
     }
 
     /// Starts at the position where the ledger does, in the middle of a run.
@@ -147,12 +193,24 @@ impl<'a> ComponentAuditor<'a> {
     }
 
     fn check_complete(&self, epoch: u64, coverage: &Coverage, problems: &mut Problems) -> Result<(), DataError> {
+        // Those found in a later epoch were read in this one.
+        let known: Vec<CorruptedRows> = self.corrupted.iter().filter(|rows| rows.epoch <= epoch).copied().collect();
         for index in 0..self.split.training_shards() {
+            let has_changed = self.changed.iter().any(|&(shard, last)| shard == index as u64 && epoch <= last);
+            if has_changed || is_whole_shard_corrupted(&known, index) {
+                continue;
+            }
             let name = &self.source.shards()[index].name;
             let mut reader = self.source.open(index, self.source.cancel())?;
             let mut row_group = 0;
             while row_group < self.split.training_row_groups(index, reader.row_groups().unwrap_or(u64::MAX)) {
-                let Some(rows) = reader.row_count(row_group)? else {
+                let rows = match first_corrupted_row(&known, index, row_group) {
+                    None => reader.row_count(row_group)?,
+                    // Past the corrupted rows of a shard that is read in its own order there is nothing.
+                    Some(0) if reader.row_groups().is_none() => None,
+                    readable => readable,
+                };
+                let Some(rows) = rows else {
                     break;
                 };
                 let rows = rows.min(self.split.training_rows(index, name, row_group));

@@ -11,7 +11,7 @@ use run_config::Packing;
 fn folder(files: &[(&str, Vec<u8>)]) -> (tempfile::TempDir, DataSource) {
     let folder = tempfile::tempdir().unwrap();
     write(folder.path(), files);
-    let source = folder_source(folder.path());
+    let source = folder_source(folder.path()).with_bad_files_skipped(false);
     (folder, source)
 }
 

@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, clippy::format_collect)]
 
+mod bad_files;
 mod chat;
 mod data_order;
 mod errors;

@@ -7,9 +7,9 @@ use proptest::prelude::*;
 use run_config::{
     ActivationRecompute, Architecture, BatchSize, BestConfig, Bos, ByteSize, CheckpointConfig, DataConfig, DataFormat,
     Device, DivergenceGuardConfig, EvaluationConfig, Format, LoggingConfig, MixtureComponent, ModelConfig,
-    NEWEST_READING_VERSION, NumWorkers, OptimizerConfig, OverlongConversations, Packing, Precision, RopeScalingConfig,
-    RunConfig, RuntimeConfig, ScheduleStrategy, SchedulerConfig, SpecialTokens, StageConfig, StageStart, TimeSpan,
-    TokenizerConfig, presets,
+    NEWEST_READING_VERSION, NumWorkers, OnBadFile, OptimizerConfig, OverlongConversations, Packing, Precision,
+    RopeScalingConfig, RunConfig, RuntimeConfig, ScheduleStrategy, SchedulerConfig, SpecialTokens, StageConfig,
+    StageStart, TimeSpan, TokenizerConfig, presets,
 };
 
 /// A text that a key may hold: not empty, no zero character.
@@ -105,6 +105,7 @@ fn data() -> impl Strategy<Value = DataConfig> {
             text_column: rest.0,
             format: DataFormat::Text,
             reading_version,
+            on_bad_file: if reading_version.is_some() { OnBadFile::Stop } else { OnBadFile::Skip },
             chat_template: None,
             chat_template_date: None,
             assistant_only_loss: true,

@@ -21,6 +21,7 @@ use crate::ranks::Ranks;
 use crate::report::{ComponentEvaluation, EvaluationReport};
 use crate::stop::StopSignal;
 use crate::trained_model::load_tokenizer;
+use crate::trainer::cursor_of;
 use crate::{Result, TrainerError};
 
 /// Maximum number of sequences per micro-batch; for a model whose run is not known, also its sequences per step.
@@ -67,6 +68,9 @@ pub fn run(options: &EvaluateOptions, hub: &HubSettings, stop: &StopSignal) -> R
             let run = run?;
             let data = Mixture::from_run(&run, hub, &cancel)?;
             warn_of(&data.notes());
+            if let Some(state) = &state {
+                data.restore(&cursor_of(state)?, &StreamSettings::from_run(&run));
+            }
             let text = HeldOut::from_run(&run, &data, &tokenizer)?;
             (run.config, text)
         }
@@ -97,6 +101,9 @@ pub fn run(options: &EvaluateOptions, hub: &HubSettings, stop: &StopSignal) -> R
     let step = state.map_or(0, |state| state.step);
     let report =
         in_pool(|| evaluation::evaluate(&mut decoder, &mut micro_batch, &mut text, most, step, (&Ranks::ONE, stop)))?;
+    for text in &mut text {
+        warn_of(&text.take_notices());
+    }
     match (report, stop.requested()) {
         (Some(report), _) if report.loss.is_nan() => Err(model::Error::NotFinite.into()),
         (Some(report), _) => Ok(report),
@@ -161,15 +168,9 @@ fn local(
     cancel: &CancelToken,
 ) -> Result<HeldOut> {
     let here = env::current_dir().unwrap_or_else(|_| PathBuf::from("."));
-    let source = DataSource::local_split(
-        patterns,
-        &here,
-        &FolderSplit::Validation,
-        text_column,
-        data.reading_version(),
-        cancel,
-    )?
-    .with_format(data.format);
+    let (split, version) = (FolderSplit::Validation, data.reading_version());
+    let source = DataSource::local_split(patterns, &here, &split, text_column, version, cancel)?;
+    let source = source.with_format(data.format).with_bad_files_skipped(data.skips_bad_files());
     warn_of(source.notes());
     let settings = StreamSettings {
         sequence_length: data.sequence_length,

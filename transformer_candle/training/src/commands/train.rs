@@ -38,6 +38,10 @@ pub struct TrainOptions {
     /// checkpoint's run did. The weights then agree with those of an uninterrupted run up to rounding only.
     #[arg(long)]
     pub rebatch: bool,
+    /// With --resume: accept local files that have changed since the checkpoint, such as a repaired download. What the
+    /// run has consumed must still be the same: its batches are made again from the changed files and compared.
+    #[arg(long)]
+    pub accept_changed_data: bool,
     /// Where to compute: auto, cpu, cuda or cuda:N. [default: the config's runtime.device]
     #[arg(long, value_name = "DEVICE")]
     pub device: Option<Device>,
@@ -61,8 +65,10 @@ pub fn run(
     stop: &StopSignal,
 ) -> Result<RunOutcome> {
     let resolved = load(&options.config, &options.overrides, options.resume.as_ref())?;
-    let TrainOptions { resume, rebatch, max_steps, device, profile, .. } = options.clone();
-    run_training(resolved, &RunOptions { resume, rebatch, lock, max_steps, device, profile, progress, ranks }, stop)
+    let TrainOptions { resume, rebatch, accept_changed_data, max_steps, device, profile, .. } = options.clone();
+    let options =
+        RunOptions { resume, rebatch, accept_changed_data, lock, max_steps, device, profile, progress, ranks };
+    run_training(resolved, &options, stop)
 }
 
 /// Runs the command line `words` of `train`, the first of which is the program's name, as one of several ranks; returns

@@ -82,6 +82,7 @@ pub fn run(options: &ValidateDataOptions, hub: &HubSettings, stop: &StopSignal) 
     let head = state.ledger.clone().ok_or_else(|| no_ledger(directory))?;
     let data = DataPlan::new(&run, model_shape(&run.config)?.vocab_size, hub, &cancel)?;
     let (stages, tokenizer) = (data.stages(&run)?, &data.tokenizer);
+    data.mixture.restore(&cursor_of(&state)?, &data.settings);
     let path = directory.join(LEDGER);
     let ended = ended(&run, &state, &data, &cancel)?;
     let Audit { steps, targets, components, stage_sequences, problems } = audit(&path, &head, &stages, ended)?;
@@ -115,8 +116,10 @@ impl fmt::Display for DataReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "{} steps up to step {}, {} target tokens", self.steps, self.step, self.targets)?;
         let all: u64 = self.components.iter().map(|component| component.audited.sequences).sum();
-        for ComponentReport { audited: AuditedComponent { name, sequences, left_out, epochs }, share } in
-            &self.components
+        for ComponentReport {
+            audited: AuditedComponent { name, sequences, left_out, corrupted, changed, epochs },
+            share,
+        } in &self.components
         {
             if self.components.len() > 1 {
                 let taken = *sequences as f64 / all.max(1) as f64;
@@ -129,6 +132,12 @@ impl fmt::Display for DataReport {
             }
             if *left_out > 0 {
                 writeln!(f, "{left_out} sequences left out where a stage began at the next window")?;
+            }
+            for change in changed {
+                writeln!(f, "changed while the run was stopped (--accept-changed-data): {change}")?;
+            }
+            for warning in corrupted {
+                writeln!(f, "skipped: {warning}")?;
             }
             for AuditedEpoch { epoch, documents, finished, whole, .. } in epochs {
                 let state = match (finished, whole) {

@@ -131,7 +131,7 @@ pub struct ComponentRecord {
 /// The record of a report for every sink. It serializes as the report's fields, in their order.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Record {
-    /// `train`, `evaluation`, `utilization`, `stage`, `sample`, `advice` or `end`.
+    /// `train`, `evaluation`, `utilization`, `data`, `stage`, `sample`, `advice` or `end`.
     pub kind: &'static str,
     /// Optimizer steps taken.
     pub step: u64,

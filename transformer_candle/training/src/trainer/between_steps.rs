@@ -6,6 +6,7 @@ use std::{
     time::Instant,
 };
 
+use dataset::HeldOut;
 use model::SamplingSettings;
 
 use super::{Position, Trainer, execution, matmul_algorithms};
@@ -42,6 +43,7 @@ impl Trainer {
         let Engine { decoder, micro_batch, sharding, .. } = &mut self.engine;
         let meanwhile = (sharding.ranks(), stop);
         let report = pool.install(|| evaluate(decoder, micro_batch, held_out, most, step, meanwhile))?;
+        self.notices.extend(held_out.iter_mut().flat_map(HeldOut::take_notices));
         let Some(mut report) = report else {
             return Ok(None);
         };
@@ -51,6 +53,7 @@ impl Trainer {
         report.samples = samples;
         self.metrics.record(&report.record());
         report.samples.iter().for_each(|sample| self.metrics.record(&sample.record()));
+        self.observation.evaluation(report.step, report.loss, &mut self.metrics);
         self.saved = None;
         self.position.evaluation_loss = Some(report.loss);
         if self.position.best.is_none_or(|best| report.loss < best.loss) {

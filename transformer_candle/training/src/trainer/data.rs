@@ -63,7 +63,7 @@ impl DataPlan {
                     notes.push(format!("nothing is evaluated: {problem}"));
                     run.config.runtime.evaluation.every_n_steps = None;
                 }
-                opened => drop(opened?),
+                opened => notes.extend(opened?.iter_mut().flat_map(HeldOut::take_notices)),
             }
         }
         Ok(data)

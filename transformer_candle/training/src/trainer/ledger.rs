@@ -3,8 +3,8 @@
 use std::{io, path::Path};
 
 use dataset::{
-    Batch, CancelToken, Cursor, DataError,
-    ledger::{BeginRecord, Ledger, LedgerHead, LedgerRecord, StageRecord, StepRecord, WindowRecord},
+    Batch, CancelToken, Cursor, DataError, Mixture, TokenStream,
+    ledger::{BeginRecord, CorruptedRecord, Ledger, LedgerHead, LedgerRecord, StageRecord, StepRecord, WindowRecord},
 };
 
 use crate::{
@@ -30,7 +30,7 @@ impl RunLedger {
     pub(super) fn open(
         run_directory: &Path,
         resumed: Option<&TrainerState>,
-        cursor: &Cursor,
+        (mixture, cursor): (&Mixture, &Cursor),
         notes: &mut Vec<String>,
         cancel: &CancelToken,
     ) -> Result<Self> {
@@ -43,7 +43,9 @@ impl RunLedger {
         }
         let create = || Ledger::open(&path, &LedgerHead::empty(), cancel);
         let Some(state) = resumed else {
-            return Ok(Self::new(create()?, None));
+            let mut ledger = Self::new(create()?, None);
+            ledger.files(mixture);
+            return Ok(ledger);
         };
         let refusal = match &state.ledger {
             None => "the checkpoint records none".to_owned(),
@@ -56,7 +58,12 @@ impl RunLedger {
         let step = state.step;
         notes.push(format!("the ledger restarts at step {step}; earlier steps can no longer be proven: {refusal}"));
         let mut ledger = Self::new(create()?, None);
-        ledger.write(|ledger| ledger.append(&LedgerRecord::Begin(BeginRecord::new(step, state.stage, cursor))));
+        ledger.write(|ledger| {
+            ledger.append(&LedgerRecord::Begin(BeginRecord::new(step, state.stage, cursor)))?;
+            let mut corrupted = mixture.corrupted_records(cursor).into_iter();
+            corrupted.try_for_each(|record| ledger.append(&LedgerRecord::Corrupted(record)))
+        });
+        ledger.files(mixture);
         Ok(ledger)
     }
 
@@ -81,20 +88,34 @@ impl RunLedger {
         });
     }
 
-    /// Records a step that read `batch` between two positions, and the windows it opened.
-    pub(super) fn step<'a>(
-        &mut self,
-        step: u64,
-        (from, to): (&Cursor, &Cursor),
-        batch: &Batch,
-        opened: impl Iterator<Item = &'a WindowRecord>,
-    ) {
+    /// Records a step that read `batch` from the stream between two positions, and the windows it opened.
+    pub(super) fn step(&mut self, step: u64, (from, to): (&Cursor, &Cursor), batch: &Batch, stream: &TokenStream) {
         let cut = self.cut.take();
+        self.corrupted(stream);
         self.write(|ledger| {
-            for window in opened.filter(|window| !cut.as_ref().is_some_and(|cut| window.is_in_progress_at(cut))) {
+            for window in
+                stream.opened_windows().filter(|window| !cut.as_ref().is_some_and(|cut| window.is_in_progress_at(cut)))
+            {
                 ledger.append(&LedgerRecord::Window(window.clone()))?;
             }
             ledger.append(&LedgerRecord::Step(StepRecord::new(step, from, to, batch)))
+        });
+    }
+
+    /// Records the local files that the steps from here on read.
+    pub(super) fn files(&mut self, mixture: &Mixture) {
+        self.write(|ledger| {
+            mixture.files_records().into_iter().try_for_each(|record| ledger.append(&LedgerRecord::Files(record)))
+        });
+    }
+
+    /// Records the corrupted rows that the last call to the stream has found.
+    pub(super) fn corrupted(&mut self, stream: &TokenStream) {
+        self.write(|ledger| {
+            let mut found = stream.found_corruption();
+            found.try_for_each(|(component, found)| {
+                ledger.append(&LedgerRecord::Corrupted(CorruptedRecord::new(component, found)))
+            })
         });
     }
 

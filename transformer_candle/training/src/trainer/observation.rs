@@ -77,6 +77,12 @@ impl Observation {
         self.since_step.evaluating += time.as_secs_f64();
     }
 
+    /// Records the advice that an evaluation leads to.
+    pub(super) fn evaluation(&mut self, step: u64, loss: f64, metrics: &mut MetricsWriter) {
+        let advice = self.advisor.evaluation(loss);
+        self.advise(step, advice, metrics);
+    }
+
     /// Returns the seconds of saving and of evaluating since the last step.
     pub(super) fn take_between_steps(&mut self) -> (f64, f64) {
         let BetweenSteps { saving, evaluating } = mem::take(&mut self.since_step);

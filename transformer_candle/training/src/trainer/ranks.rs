@@ -30,12 +30,13 @@ pub(super) enum AgreedBatch {
 
 /// Decides whether all ranks compute the next step. Signals reach them at different times, and a rank that leaves the
 /// others waiting takes the whole run down; so none stops unless all do. `own_stop` is the signal of this process,
-/// `stop` the one that is raised on all ranks.
+/// `stop` the one that is raised on all ranks. `corrupted` are the corrupted rows that this rank's stream skips: the ranks
+/// train on the same batches only if they are the same.
 pub(super) fn agree_on_batch(
     ranks: &Ranks,
     batch: Result<Batch>,
-    own_stop: &StopSignal,
-    stop: &StopSignal,
+    corrupted: &str,
+    (own_stop, stop): (&StopSignal, &StopSignal),
 ) -> Result<AgreedBatch> {
     let Some(exchange) = ranks.exchange() else {
         return match batch {
@@ -50,7 +51,8 @@ pub(super) fn agree_on_batch(
         Err(TrainerError::Data(_)) => Vote::Fail,
         Err(_) => return batch.map(AgreedBatch::Compute),
     };
-    match ranks.agree(own)? {
+    match ranks.agree(own, corrupted)? {
+        Vote::Differ => Err(different_corruption(&exchange.gather(corrupted)?)),
         Vote::Compute => Ok(AgreedBatch::Compute(batch?)),
         Vote::Stop(signal) => {
             stop.request(signal);
@@ -65,6 +67,17 @@ pub(super) fn agree_on_batch(
     }
 }
 
+fn different_corruption(all: &[String]) -> TrainerError {
+    let rank = all.iter().position(|corrupted| *corrupted != all[0]).unwrap_or_default();
+    let shown = |corrupted: &String| if corrupted.is_empty() { "none".to_owned() } else { corrupted.clone() };
+    let (first, other) = (shown(&all[0]), shown(&all[rank]));
+    let message = format!(
+        "the ranks cannot read the same files: corrupted for rank 0 are {first}, for rank {rank} {other}. Give all of them \
+         the same files, and resume the run"
+    );
+    TrainerError::DataOnRank { rank, message }
+}
+
 /// Refuses ranks that were started with different versions, configs or options.
 pub(super) fn require_same_request(ranks: &Ranks, run: &ResolvedRun, options: &RunOptions) -> Result<()> {
     if ranks.exchange().is_none() {
@@ -73,6 +86,7 @@ pub(super) fn require_same_request(ranks: &Ranks, run: &ResolvedRun, options: &R
     let mut facts = BTreeMap::from([
         ("the version".to_owned(), json!(VERSION)),
         ("--max-steps".to_owned(), json!(options.max_steps)),
+        ("--accept-changed-data".to_owned(), json!(options.accept_changed_data)),
         ("--rebatch".to_owned(), json!(options.rebatch)),
         ("--resume".to_owned(), json!(options.resume.is_some())),
     ]);

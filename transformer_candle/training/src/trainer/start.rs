@@ -1,11 +1,12 @@
 //! Builds a trainer from a resolved run: everything is checked before anything is written.
 
+mod changed_data;
 mod opened_data;
 mod planned_run;
 
 use std::{collections::HashSet, path::PathBuf};
 
-use dataset::{CancelToken, Cursor, Tokenizer, hub::HubSettings};
+use dataset::{CancelToken, Cursor, Mixture, Tokenizer, hub::HubSettings};
 use run_config::{EvaluationConfig, RESOLVED_CONFIG, ResolvedRun};
 
 use self::{
@@ -27,6 +28,7 @@ use crate::{
     metrics::MetricsWriter,
     profile::Profile,
     ranks::{RankInfo, Ranks},
+    report::DataReport,
     run_options::{ResumeFrom, RunOptions},
     schedule::LearningRate,
     speed_advice::speed_advice,
@@ -61,10 +63,10 @@ impl Trainer {
     pub fn start(run: ResolvedRun, options: &RunOptions, hub: &HubSettings, stop: &StopSignal) -> Result<Self> {
         let (cancel, rank_info) = (stop.cancel_token(), options.ranks.rank_info());
         let mut planned = PlannedRun::new(run, options, &cancel)?;
-        let opened = OpenedData::new(&mut planned, hub, &cancel)?;
+        let opened = OpenedData::new(&mut planned, hub, options.accept_changed_data, &cancel)?;
         let LoadedEngine { mut engine, base, advice } =
             LoadedEngine::new(&mut planned, opened.speeds, &options.ranks, stop)?;
-        let OpenedData { data, stage_run, tokenizer_files, fingerprint, .. } = opened;
+        let OpenedData { data, stage_run, tokenizer_files, fingerprint, has_changed_files, .. } = opened;
         let stage = planned.stage();
         let PlannedRun { run, device, shape, plan, resumed, profiled_steps, folder, lock, mut notes, .. } = planned;
         let state = resumed.as_ref().map(|resumed| &resumed.state);
@@ -74,13 +76,20 @@ impl Trainer {
         let environment = Environment::capture(engine.pool().current_num_threads()).on(engine.device());
         let introduced = ranks::introduce(&options.ranks, &environment.host, plan.bytes)?;
         let environment = Environment { hosts: introduced.hosts.clone(), ..environment };
-        let (ledger, metrics) = open_records((&run, &environment, rank_info), state, &cursor, &mut notes, &cancel)?;
+        let (mut ledger, metrics) = {
+            let position = (data.stream.mixture(), &cursor);
+            open_records((&run, &environment, rank_info), state, position, &mut notes, &cancel)?
+        };
+        if has_changed_files {
+            ledger.files(data.stream.mixture());
+        }
         let mut trainer = Self {
             saved: saved(&run, resumed.as_ref()),
             position: position(state, cursor, &run.config.runtime.evaluation),
             ledger,
             metrics,
             profile: Profile::new(profiled_steps.filter(|_| rank_info.is_first()), &run.run_directory, &engine),
+            data_report: DataReport::default(),
             observation: Observation::start(&run.config, &device, data.workers, (rank_info.rank, introduced.hosts)),
             stages: Stages::new(&run.config, stage, resumed.is_none()),
             schedule: LearningRate::new(&stage_run.config),
@@ -197,14 +206,14 @@ fn saved(run: &ResolvedRun, resumed: Option<&ResumePoint>) -> Option<PathBuf> {
 fn open_records(
     (run, environment, rank_info): (&ResolvedRun, &Environment, RankInfo),
     state: Option<&TrainerState>,
-    cursor: &Cursor,
+    position: (&Mixture, &Cursor),
     notes: &mut Vec<String>,
     cancel: &CancelToken,
 ) -> Result<(RunLedger, MetricsWriter)> {
     if !rank_info.is_first() {
         return Ok((RunLedger::off(), MetricsWriter::off()));
     }
-    let ledger = RunLedger::open(&run.run_directory, state, cursor, notes, cancel)?;
+    let ledger = RunLedger::open(&run.run_directory, state, position, notes, cancel)?;
     let logging = &run.config.runtime.logging;
     let tensorboard = logging.tensorboard_directory.as_deref().filter(|_| logging.tensorboard);
     let rewind_to = state.map(|state| state.step);

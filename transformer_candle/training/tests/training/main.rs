@@ -24,6 +24,7 @@ use training::{
 const QUIET: RunOptions = RunOptions {
     resume: None,
     rebatch: false,
+    accept_changed_data: false,
     lock: None,
     max_steps: None,
     device: None,

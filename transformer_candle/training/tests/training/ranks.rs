@@ -12,7 +12,7 @@ use std::{
 use kernels::{Buffer, DType, Device, bf16};
 use training::{
     Result,
-    ranks::{Exchange, Parcel, RankInfo, Ranks},
+    ranks::{Exchange, Parcel, RankInfo, Ranks, Vote},
 };
 
 use super::*;
@@ -339,4 +339,31 @@ fn a_signal_to_one_rank_stops_all_with_a_checkpoint() {
     assert_eq!(outcomes, [RunOutcome::Stopped(Signal::Terminate); 2]);
     let last = workshop.metrics("run", "train").last().unwrap()["step"].as_u64().unwrap();
     assert_eq!(workshop.checkpoints("run").last().unwrap(), &format!("step-{last:08}"));
+}
+
+#[test]
+fn ranks_skip_the_same_bad_file() {
+    let workshop = Workshop::new();
+    let folder = workshop.path().join("shards");
+    fs::create_dir(&folder).unwrap();
+    fs::copy(workshop.path().join("text.jsonl"), folder.join("text.jsonl")).unwrap();
+    fs::write(folder.join("bad.parquet"), "no Parquet at all").unwrap();
+    let shards = format!("data.train_shards=[{}]", folder.display());
+    train(&workshop, "one", &[&shards], &QUIET);
+    succeeded(train_ranks(&workshop, "two", (2, &QUIET), |_| vec![&shards]));
+    let ledger = |name: &str| fs::read_to_string(workshop.path().join(name).join("ledger.jsonl")).unwrap();
+    assert!(ledger("one").contains(r#""kind":"corrupted""#) && ledger("one").contains("bad.parquet"));
+    assert_eq!(ledger("one"), ledger("two"));
+}
+
+#[test]
+fn ranks_that_skip_different_rows_do_not_compute() {
+    let agreed = |states: [&'static str; 2]| {
+        let ranks = ThreadRank::all(2).into_iter().zip(states);
+        let agree = |(ranks, state): (Ranks, &'static str)| thread::spawn(move || ranks.agree(Vote::Compute, state));
+        let votes: Vec<_> = ranks.map(agree).collect();
+        votes.into_iter().map(|vote| vote.join().unwrap().unwrap()).collect::<Vec<_>>()
+    };
+    assert_eq!(agreed(["", ""]), [Vote::Compute; 2]);
+    assert_eq!(agreed(["[[{}]]", ""]), [Vote::Differ; 2]);
 }

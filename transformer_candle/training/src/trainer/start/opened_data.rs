@@ -3,7 +3,7 @@
 use dataset::{CancelToken, ChatSettings, ConversationEncoder, Tokenizer, hub::HubSettings};
 use run_config::ResolvedRun;
 
-use super::planned_run::PlannedRun;
+use super::{changed_data::ChangedData, planned_run::PlannedRun};
 use crate::{
     checkpoint::TokenizerFiles,
     config_fingerprint::{self, ConfigFingerprint},
@@ -22,15 +22,23 @@ pub(super) struct OpenedData {
     pub(super) tokenizer_files: TokenizerFiles,
     pub(super) fingerprint: ConfigFingerprint,
     pub(super) speeds: TokenSpeeds,
+    /// Whether files have changed since the checkpoint, which was accepted.
+    pub(super) has_changed_files: bool,
 }
 
 impl OpenedData {
     /// Opens the data, at the checkpoint's position if the run is resumed, and pins its revision in the run.
     ///
     /// # Errors
-    /// [`crate::TrainerError::ChangedOnResume`] if the checkpoint is one of another run.
-    pub(super) fn new(planned: &mut PlannedRun, hub: &HubSettings, cancel: &CancelToken) -> Result<Self> {
-        let (stage, cursor) = (planned.stage(), planned.state().map(cursor_of));
+    /// [`crate::TrainerError::ChangedOnResume`] if the checkpoint is one of another run; those of
+    /// [`ChangedData::accept`].
+    pub(super) fn new(
+        planned: &mut PlannedRun,
+        hub: &HubSettings,
+        accept_changed_data: bool,
+        cancel: &CancelToken,
+    ) -> Result<Self> {
+        let (stage, mut cursor) = (planned.stage(), planned.state().map(cursor_of).transpose()?);
         let PlannedRun { run, device, shape, plan, resumed, notes, .. } = planned;
         let mut data = DataPlan::new(&run.at_stage(stage), shape.vocab_size, hub, cancel)?;
         let (encoder, threads) = (data.tokenizer.measure_speed()?, pool::threads(&run.config)?);
@@ -41,13 +49,23 @@ impl OpenedData {
         let sources = data.mixture.describe();
         config_fingerprint::pin_data_versions(run, &sources);
         let fingerprint = config_fingerprint::compute(run, data.tokenizer.content_hash(), &sources);
-        if let Some(resumed) = resumed {
-            resumed.require_same(&fingerprint)?;
+        let mut has_changed_files = false;
+        if let (Some(resumed), Some(cursor)) = (resumed, &mut cursor) {
+            let changed = ChangedData::find(run, &resumed.state, cursor, &data, cancel)?;
+            has_changed_files = changed.is_some();
+            match changed {
+                Some(changed) => {
+                    notes.push(changed.accept((run, &data), &resumed.state, cursor, accept_changed_data)?);
+                    let known = config_fingerprint::with_files_of(&resumed.state.fingerprint, &fingerprint);
+                    resumed.require_same(&known, &fingerprint)?;
+                }
+                None => resumed.require_same(&resumed.state.fingerprint, &fingerprint)?,
+            }
         }
         let mut stage_run = run.at_stage(stage);
-        let data = data.open(&mut stage_run, cursor.transpose()?, notes)?;
+        let data = data.open(&mut stage_run, cursor, notes)?;
         run.config.runtime.evaluation.every_n_steps = stage_run.config.runtime.evaluation.every_n_steps;
-        Ok(Self { data, stage_run, tokenizer_files, fingerprint, speeds })
+        Ok(Self { data, stage_run, tokenizer_files, fingerprint, speeds, has_changed_files })
     }
 }
 

@@ -95,9 +95,9 @@ impl ResumePoint {
         self.checkpoint.directory()
     }
 
-    /// Refuses a run that differs from the checkpoint's in a setting that must not change.
-    pub(super) fn require_same(&self, fingerprint: &ConfigFingerprint) -> Result<()> {
-        match config_fingerprint::changes(&self.state.fingerprint, fingerprint) {
+    /// Refuses a run that differs in a setting that must not change from `known`, the checkpoint's settings.
+    pub(super) fn require_same(&self, known: &ConfigFingerprint, fingerprint: &ConfigFingerprint) -> Result<()> {
+        match config_fingerprint::changes(known, fingerprint) {
             changes if changes.is_empty() => Ok(()),
             changes => Err(TrainerError::ChangedOnResume { checkpoint: self.directory().to_owned(), changes }),
         }

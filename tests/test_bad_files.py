@@ -1,0 +1,127 @@
+"""A file that cannot be decoded does not end a run: it is skipped and recorded, or repaired and accepted."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import random
+from itertools import islice
+from pathlib import Path
+
+import pytest
+from fake_hub.fineweb import documents
+from killing import CONFIG, KilledRun
+from workspace import TINY_MODEL, Workspace
+
+FILES = 24
+BAD = 17
+
+
+def write_files(folder: Path, damaged: bool = True) -> None:
+    """Write gzip files of JSON lines, one of them cut off in its middle."""
+    folder.mkdir(exist_ok=True)
+    texts = iter(documents(mean_characters=300))
+    for number in range(FILES):
+        lines = "".join(json.dumps({"text": next(texts)}) + "\n" for _ in range(12))
+        content = gzip.compress(lines.encode(), mtime=0)
+        cut = content[: len(content) // 2] if damaged and number == BAD else content
+        (folder / f"p{number:02}.jsonl.gz").write_bytes(cut)
+
+
+def prepared(workspace: Workspace, experiment: str, on_bad_file: str = "skip") -> KilledRun:
+    """Prepare a run of one epoch over the files, with a tokenizer of other text."""
+    if not workspace.run_folder("template").exists():
+        flags = ("--preset=smoke_cpu", "--vocab-size=384", "--steps=1", "--launch=none", "--experiment=template")
+        workspace.orchestrate("--input", workspace.write_text(), *flags).succeeded()
+    folder = workspace.run_folder(experiment)
+    folder.mkdir()
+    tokenizer = workspace.root / "artifacts/tokenizer/template/tokenizer.json"
+    data = f"data: {{train_shards: [{workspace.root / 'in'}], on_bad_file: {on_bad_file}, "
+    config = CONFIG.replace("data: {", data)
+    (folder / "training.yaml").write_text(f"{config}tokenizer: {{tokenizer_json: {tokenizer}}}\n")
+    return KilledRun(workspace, experiment)
+
+
+def test_a_bad_file_is_skipped_told_and_proven(workspace: Workspace) -> None:
+    write_files(workspace.root / "in")
+    run, killed = prepared(workspace, "whole"), prepared(workspace, "killed")
+    assert not run.live()
+    chance = random.Random(7)
+    for _ in range(2):
+        assert killed.live(chance.randint(12, 45))
+    assert not killed.live()
+    assert killed.results() == run.results()
+    name = f"p{BAD:02}.jsonl.gz"
+    (told,) = [line for line in run.printed if line.startswith(f"warning: {name} is corrupted")]
+    assert "are skipped" in told
+    assert "1 file of which rows were skipped because they are corrupted\n" in run.printed
+    records = [json.loads(line) for line in (run.folder / "ledger.jsonl").read_text().splitlines()]
+    corrupted = [record for record in records if record["kind"] == "corrupted"]
+    assert [(record["name"], record["file"]) for record in corrupted] == [(name, BAD)]
+    proof = killed.proof()
+    assert proof["problems"] == []
+    assert name in proof["components"][0]["corrupted"][0]
+    assert workspace.metrics("whole", "data")[-1]["bad_files"] == 1
+    shown = workspace.orchestrate("watch", run.folder, "--once").succeeded().out
+    assert "1 file, skipped as far as unreadable" in shown
+
+
+def test_a_stopped_run_resumes_with_the_repaired_file(workspace: Workspace) -> None:
+    write_files(workspace.root / "in")
+    run = prepared(workspace, "stopped", "stop")
+    config = run.folder / "training.yaml"
+    workspace.trainer("train", "--config", config).refused(3, f"p{BAD:02}.jsonl.gz is corrupted")
+    write_files(workspace.root / "in", damaged=False)
+    refused = workspace.trainer("train", "--config", config, "--resume")
+    refused.refused(2, f"p{BAD:02}.jsonl.gz had ", "bytes and has", "--accept-changed-data")
+    done = workspace.trainer("train", "--config", config, "--resume", "--accept-changed-data").succeeded()
+    assert "changed data accepted: " in done.out
+    proof = run.proof()
+    assert proof["problems"] == []
+    assert f"p{BAD:02}.jsonl.gz had " in proof["components"][0]["changed"][0]
+    assert proof["components"][0]["epochs"][0]["documents"] > 11 * FILES
+
+
+def test_changed_files_that_were_consumed_are_refused(workspace: Workspace) -> None:
+    write_files(workspace.root / "in", damaged=False)
+    run = prepared(workspace, "changed")
+    config = run.folder / "training.yaml"
+    workspace.trainer("train", "--config", config, "--max-steps=20").succeeded()
+    consumed = json.loads((run.folder / "ledger.jsonl").read_text().splitlines()[1])["pieces"][0]["file"]
+    other = "".join(json.dumps({"text": f"another text {number}"}) + "\n" for number in range(12))
+    (workspace.root / "in" / f"p{consumed:02}.jsonl.gz").write_bytes(gzip.compress(other.encode()))
+    resume = ("train", "--config", config, "--resume", "--accept-changed-data")
+    workspace.trainer(*resume).refused(2, f"p{consumed:02}.jsonl.gz", "What the run has consumed of them differs")
+    (workspace.root / "in" / "zz.jsonl").write_text(other)
+    workspace.trainer(*resume).refused(2, "zz.jsonl was added", "--init-from")
+    workspace.trainer("train", "--config", config, "--accept-changed-data").refused(2, "with --resume")
+
+
+@pytest.mark.parametrize("bad", [2, FILES])
+def test_many_bad_files_end_a_run_with_their_names(workspace: Workspace, bad: int) -> None:
+    write_files(workspace.root / "in", damaged=False)
+    for number in range(bad):
+        (workspace.root / "in" / f"p{number:02}.jsonl.gz").write_bytes(b"no gzip at all")
+    workspace.orchestrate("--input", "in", *TINY_MODEL, "--steps=9").refused(3, "p00.jsonl.gz", "p01.jsonl.gz")
+
+
+def test_skipped_rows_and_repeated_text_are_told_at_once(workspace: Workspace) -> None:
+    texts = islice(documents(), 300)
+    rows = [json.dumps({"text": text if number % 2 else number}) for number, text in enumerate(texts)]
+    (workspace.root / "half.jsonl").write_text("\n".join(rows) + "\n")
+    flags = (*TINY_MODEL, "--experiment=half", "--override=data.packing=concat")
+    prepared_run = workspace.orchestrate("--input", "half.jsonl", *flags, "--steps=4000", "--launch=none").succeeded()
+    assert "warning: rows are skipped, so far 1 of 1 (1 not a JSON object with a string)" in prepared_run.out
+    assert "warning: more than 1 % of the rows are skipped: 50 of 100" in prepared_run.out
+    assert "the text of --input is about" in prepared_run.err
+    assert "the same documents are read about" in prepared_run.err
+    done = workspace.trainer(
+        "train", "--config", workspace.run_folder("half") / "training.yaml", "--max-steps=3"
+    ).succeeded()
+    lines = done.out.splitlines()
+    told = next(number for number, line in enumerate(lines) if line.startswith("warning: rows are skipped, so far"))
+    assert " of half.jsonl, not a JSON object with a string" in lines[told]
+    assert told < next(number for number, line in enumerate(lines) if line.startswith("step 3"))
+    assert workspace.metrics("half", "data")[-1]["malformed"] > 0
+    shown = workspace.orchestrate("watch", "half", "--once").succeeded().out
+    assert "not a JSON object with a string" in shown

@@ -1,0 +1,85 @@
+//! Notices of skipped rows: at the first one, and when they pass 1 % of the rows.
+
+use crate::SkippedRows;
+use crate::skipped_rows::SkipReason;
+
+/// Skipped rows are told again when more than one in this many rows is skipped.
+const FEW: u64 = 100;
+
+/// A row that was skipped.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct SkippedRow {
+    pub file: String,
+    pub row_group: u64,
+    pub row: u64,
+    pub reason: SkipReason,
+}
+
+/// The rows read so far, and what was told of those that were skipped.
+#[derive(Debug, Default)]
+pub(crate) struct SkipNotices {
+    pub rows: u64,
+    pub skipped: SkippedRows,
+    first_told: bool,
+    share_told: bool,
+    notices: Vec<String>,
+}
+
+impl SkipNotices {
+    /// Counts rows, some of which were skipped; `first` is the first of these, where it is known.
+    pub(crate) fn add(&mut self, rows: u64, skipped: SkippedRows, first: Option<SkippedRow>) {
+        self.rows += rows;
+        self.skipped += skipped;
+        let total = self.skipped.total();
+        if total > 0 && !self.first_told {
+            self.first_told = true;
+            let first = first.map_or_else(String::new, |SkippedRow { file, row_group, row, reason }| {
+                format!("; the first is row {row} of row group {row_group} of {file}, {}", reason.describe())
+            });
+            self.notices.push(format!("rows are skipped, so far {}{first}", self.counts()));
+        }
+        if self.rows >= FEW && total * FEW > self.rows && !self.share_told {
+            self.share_told = true;
+            self.notices.push(format!("more than 1 % of the rows are skipped: {}", self.counts()));
+        }
+    }
+
+    fn counts(&self) -> String {
+        format!("{} of {} ({})", self.skipped.total(), self.rows, self.skipped)
+    }
+
+    /// Takes over what another source of the same rows has counted and told.
+    pub(crate) fn carry_over(&mut self, before: &Self) {
+        self.rows += before.rows;
+        self.skipped += before.skipped;
+        (self.first_told, self.share_told) = (before.first_told, before.share_told);
+    }
+
+    /// Takes the notices since the last call, one sentence each.
+    pub(crate) fn take(&mut self) -> Vec<String> {
+        std::mem::take(&mut self.notices)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn skipped_rows_are_told_first_and_past_one_percent() {
+        let mut notices = SkipNotices::default();
+        let empty = |empty| SkippedRows { empty, ..SkippedRows::default() };
+        notices.add(1000, empty(0), None);
+        assert_eq!(notices.take(), [""; 0]);
+        let first = SkippedRow { file: "a.jsonl".to_owned(), row_group: 2, row: 7, reason: SkipReason::Empty };
+        notices.add(1, empty(1), Some(first));
+        let told = "rows are skipped, so far 1 of 1001 (1 empty); the first is row 7 of row group 2 of a.jsonl, empty";
+        assert_eq!(notices.take(), [told]);
+        notices.add(9, empty(9), None);
+        assert_eq!(notices.take(), [""; 0]);
+        notices.add(40, empty(1), None);
+        assert_eq!(notices.take(), ["more than 1 % of the rows are skipped: 11 of 1050 (11 empty)"]);
+        notices.add(100, empty(100), None);
+        assert_eq!(notices.take(), [""; 0]);
+    }
+}
