@@ -97,7 +97,7 @@ pub fn vocab_size(tokenizer_json: PathBuf) -> PyResult<usize> {
     run_config::vocab_size(&tokenizer_json).map_err(raised)
 }
 
-/// Refuse an `adapter_config.json` of adapters that compute something else than plain LoRA; `config` is its content.
+/// Refuse an `adapter_config.json` of adapters that compute something else than plain adapters; `config` is its content.
 #[pyfunction]
 pub fn check_adapter_config(file: PathBuf, config: &Bound<'_, PyAny>) -> PyResult<()> {
     AdapterDescription::of_file(&file, &json::from_python(config)?).map(drop).map_err(raised)

@@ -7,6 +7,7 @@ use serde_json::{Map, Value};
 
 /// A token of the vocabulary that text is searched for before it is split, and how it is found there.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[expect(clippy::struct_excessive_bools, reason = "the properties of a token in tokenizer.json")]
 pub struct AddedToken {
     /// The token's text.
     pub content: String,

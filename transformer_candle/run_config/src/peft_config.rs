@@ -102,6 +102,8 @@ fn refused(key: &str, value: &Value, reason: &str) -> Result<(), Problem> {
 
 #[cfg(test)]
 mod tests {
+    #![allow(clippy::unwrap_used)]
+
     use serde_json::json;
 
     use super::*;

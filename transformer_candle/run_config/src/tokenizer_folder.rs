@@ -129,12 +129,11 @@ impl TokenizerFolder {
         }
         config_roles.extend(named_extra_tokens(&config));
         let decoder = config.get(ADDED_TOKENS_DECODER).and_then(Value::as_object);
-        let (roles, unread_roles, extra) = match decoder {
-            Some(_) => (config_roles, map_roles, extra_tokens(&config)),
-            None => {
-                let extra = [extra_tokens(&config), extra_tokens(&map)].concat();
-                (map_roles.into_iter().chain(config_roles).collect(), Vec::new(), extra)
-            }
+        let (roles, unread_roles, extra) = if decoder.is_some() {
+            (config_roles, map_roles, extra_tokens(&config))
+        } else {
+            let extra = [extra_tokens(&config), extra_tokens(&map)].concat();
+            (map_roles.into_iter().chain(config_roles).collect(), Vec::new(), extra)
         };
         let added = match decoder {
             Some(decoder) => {

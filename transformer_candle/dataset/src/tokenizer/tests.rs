@@ -160,16 +160,17 @@ fn the_files_of_a_model_name_its_end_of_text() {
     let end = |files: &[(&str, Value)]| marks(&json, files, Choice::default()).map(|marks| marks.end_of_text.name);
     assert!(end(&[]).unwrap_err().contains("eos_token"));
     let files = [
-        ("tokenizer_config.json", json!({ "eos_token": "<|eom|>" })),
         ("special_tokens_map.json", json!({ "eos_token": { "content": "<|turn|>" } })),
+        ("tokenizer_config.json", json!({ "eos_token": "<|eom|>" })),
         ("generation_config.json", json!({ "eos_token_id": [999, 262, 263] })),
         ("config.json", json!({ "eos_token_id": 263 })),
     ];
-    let names = ["<|eom|>", "<|turn|>", "<|eom|>", "<|turn|>"];
+    let names = ["<|turn|>", "<|eom|>", "<|eom|>", "<|turn|>"];
     for (first, name) in names.iter().enumerate() {
         assert_eq!(end(&files[first..]).unwrap(), *name);
     }
-    assert!(end(&[("tokenizer_config.json", json!({ "eos_token": "<|absent|>" }))]).is_err());
+    let absent = [("tokenizer_config.json", json!({ "eos_token": "<|absent|>" }))];
+    assert_eq!(end(&absent).unwrap(), "<|absent|>", "a token with a role is added");
 }
 
 #[test]
