@@ -11,7 +11,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use bytes::Bytes;
-use run_config::{Additions, ResolvedRun, TokenizerFileError, TokenizerFolder, TokenizerReading, regular_file};
+use run_config::{
+    Additions, FIRST_READING_VERSION, ResolvedRun, TokenizerFileError, TokenizerFolder, TokenizerReading, regular_file,
+};
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 
@@ -87,8 +89,14 @@ impl Tokenizer {
     /// Loads the tokenizer of a run, with its special tokens and BOS.
     pub fn from_run(run: &ResolvedRun) -> Result<Self, DataError> {
         let path = run.config.tokenizer.tokenizer_json.as_deref().unwrap_or(Path::new("tokenizer.json"));
-        let choice = Choice { special_tokens: &run.special_tokens, bos: run.config.data.bos, ..Choice::default() };
-        Self::read(path, TokenizerReading::of_version(run.config.data.reading_version()), choice)
+        let version = run.config.data.reading_version();
+        let choice = Choice {
+            special_tokens: &run.special_tokens,
+            bos: run.config.data.bos,
+            truncates: version == FIRST_READING_VERSION,
+            ..Choice::default()
+        };
+        Self::read(path, TokenizerReading::of_version(version), choice)
     }
 
     /// Loads the tokenizer of a model directory, as its files say.
@@ -105,7 +113,7 @@ impl Tokenizer {
 
     fn read(path: &Path, reading: TokenizerReading, choice: Choice) -> Result<Self, DataError> {
         let error = |message: String| DataError::Tokenizer { path: path.to_owned(), message };
-        let TokenizerDefinition { json, folder, content, .. } = TokenizerDefinition::read(path, reading)?;
+        let TokenizerDefinition { mut json, folder, content, .. } = TokenizerDefinition::read(path, reading)?;
         let mut tokenizer = tokenizers::Tokenizer::from_bytes(&content).map_err(|cause| error(cause.to_string()))?;
         tokenizer.with_truncation(None).map_err(|cause| error(cause.to_string()))?;
         tokenizer.with_padding(None);
@@ -113,6 +121,9 @@ impl Tokenizer {
         let document_tokens = DocumentTokens::find(&tokenizer, path, (&json, &folder), choice)?;
         let vocab_size = tokenizer.get_vocab(true).values().max().map_or(0, |&id| id as usize + 1);
         let token_bytes = token_bytes(&tokenizer, &json, vocab_size);
+        if !choice.truncates {
+            json["truncation"] = Value::Null;
+        }
         let encoder = Encoder::choose(&tokenizer, json);
         let content_hash = format!("{:x}", Bytes::copy_from_slice(&Sha256::digest(&content)));
         Ok(Self(Arc::new(TokenizerState {

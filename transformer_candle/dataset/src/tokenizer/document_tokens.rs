@@ -44,6 +44,9 @@ pub(super) struct Choice<'a> {
     /// The id that is known to end a document, such as that of a checkpoint.
     pub end_of_text: Option<u32>,
     pub bos: Bos,
+    /// Whether the file's `truncation` applies to documents where the fast encoder takes the tokenizer: how runs of the
+    /// first reading version encode.
+    pub truncates: bool,
 }
 
 impl DocumentTokens {

@@ -82,6 +82,22 @@ fn marks(tokenizer: &Value, files: &[(&str, Value)], choice: Choice) -> Result<D
     read.map(|tokenizer| tokenizer.document_tokens().clone()).map_err(|error| error.to_string())
 }
 
+#[test]
+fn a_file_s_truncation_cuts_no_document() {
+    let mut json: Value = serde_json::from_str(JSON).unwrap();
+    json["truncation"]["max_length"] = 600.into();
+    let folder = folder_with(&json, &[]);
+    let text = "a document of some hundred tokens ".repeat(100);
+    let encoded = |truncates| {
+        let choice = Choice { truncates, ..Choice::default() };
+        let path = folder.path().join("tokenizer.json");
+        Tokenizer::read(&path, TokenizerReading::Folder, choice).unwrap().encode(&text).unwrap()
+    };
+    let (whole, cut) = (encoded(false), encoded(true));
+    assert_eq!(byte_tokenizer().decode(&whole).unwrap(), text);
+    assert_eq!(cut, whole[..600], "runs of the first reading version");
+}
+
 fn without_template(mut tokenizer: Value) -> Value {
     tokenizer["post_processor"] = Value::Null;
     tokenizer
