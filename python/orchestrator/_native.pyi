@@ -40,6 +40,7 @@ __all__ = [
     "checked_adapters",
     "checked_model_config",
     "config_to_yaml",
+    "conversations_start_with_bos",
     "declared_commands",
     "environment",
     "evaluate",
@@ -365,10 +366,14 @@ class ChatModel:
         Args:
             checkpoint: A checkpoint, or any model in Hugging Face's format.
             base_model: Where the model of LoRA adapters is, if not where they say.
-            chat_template: A template's file, or `chatml`, instead of the model's.
+            chat_template: A template's file, or the name of a built-in one, instead of the model's.
             date: The day that templates take for today where the model's run has pinned none, `2026-01-31`.
             device: `auto`, `cpu`, `cuda` or `cuda:N`.
         """
+
+    @property
+    def ends_turns(self) -> bool:
+        """Whether the template ends the assistant's turns with a token, at which answers end."""
 
     @property
     def context(self) -> int:
@@ -642,6 +647,7 @@ def generate(
     top_p: float = 1.0,
     seed: int = 0,
     device: str = "auto",
+    special: bool = False,
 ) -> Completion:
     """Continue a text with a model.
 
@@ -654,6 +660,7 @@ def generate(
         top_p: Choose among the likeliest tokens that make up this probability.
         seed: The same seed writes the same text.
         device: `auto` (a GPU that takes the model and has room for it, else the CPU), `cpu`, `cuda` or `cuda:N`.
+        special: Take special tokens that the prompt spells as tokens.
     """
 
 def validate_data(run: _Path, replay: Sequence[int] = ...) -> DataReport:
@@ -725,6 +732,9 @@ def parse_config(
         file: What messages call it.
         flags: The flag that was typed for a key, such as `--seed` for `runtime.seed`: what messages call its override.
     """
+
+def conversations_start_with_bos(folder: _Path) -> bool | None:
+    """Tell whether conversations with a model start with its BOS token; None if it has no chat template."""
 
 def config_to_yaml(config: dict[str, Any]) -> str:
     """Return a config's values as YAML with every key and what it means."""

@@ -16,6 +16,8 @@ pub(crate) struct Window {
     pub record: WindowRecord,
     /// Start of the window after this one.
     pub next: WindowStart,
+    /// Documents and conversations of the window that spell special tokens.
+    pub spelling_special_tokens: u64,
     packed: PackedSequences,
     /// Indices of the packed sequences in the order of delivery.
     order: Vec<u32>,
@@ -56,7 +58,7 @@ impl Window {
             targets: packed.targets() as u64,
             sequences: order.len() as u64,
         };
-        Ok(Self { record, next, packed, order })
+        Ok(Self { record, next, spelling_special_tokens: packing.spelling_special_tokens, packed, order })
     }
 
     pub(crate) fn sequences(&self) -> usize {

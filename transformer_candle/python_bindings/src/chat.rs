@@ -11,6 +11,7 @@ use training::checkpoint::Checkpoint;
 use training::stop::StopSignal;
 
 use crate::arguments::integer;
+use crate::errors::raised;
 use crate::json::from_python;
 use crate::machine::device_of;
 use crate::signals::interruptible;
@@ -41,6 +42,12 @@ value_class! {
     }
 }
 
+/// Whether conversations with the model in a folder start with its BOS token; None if it has no chat template.
+#[pyfunction]
+pub fn conversations_start_with_bos(folder: PathBuf) -> PyResult<Option<bool>> {
+    training::chat::conversations_start_with_bos(&folder).map_err(raised)
+}
+
 /// A model that answers in conversations.
 #[pyclass(module = "orchestrator._native")]
 pub struct ChatModel(Mutex<training::chat::ChatModel>);
@@ -66,6 +73,12 @@ impl ChatModel {
             training::chat::ChatModel::open(&checkpoint, options, device, &stop.cancel_token())
         })?;
         Ok(Self(Mutex::new(opened)))
+    }
+
+    /// Whether the template ends the assistant's turns with a token, at which answers end.
+    #[getter]
+    fn ends_turns(&self) -> bool {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).ends_turns()
     }
 
     /// Tokens that a conversation may have.

@@ -49,6 +49,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<trainer::StepReport>()?;
     module.add_class::<trainer::Trainer>()?;
     module.add_class::<validate_data::DataReport>()?;
+    module.add_function(wrap_pyfunction!(chat::conversations_start_with_bos, module)?)?;
     module.add_function(wrap_pyfunction!(commands::run_command, module)?)?;
     module.add_function(wrap_pyfunction!(commands::declared_commands, module)?)?;
     module.add_function(wrap_pyfunction!(config::config_to_yaml, module)?)?;

@@ -1,6 +1,6 @@
 //! `data`: the training text, and how it is batched.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
@@ -8,8 +8,20 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::{ByteSize, MixtureComponent, TimeSpan};
 
+/// The newest version of the rules by which files become documents ([`DataConfig::reading_version`]).
+pub const NEWEST_READING_VERSION: u32 = 2;
+/// The version of these rules in runs that recorded none.
+pub const FIRST_READING_VERSION: u32 = 1;
+
 /// The value of [`DataConfig::chat_template`] that stands for the built-in ChatML template.
 pub const CHATML: &str = "chatml";
+/// The value of [`DataConfig::chat_template`] that stands for the built-in training template of Qwen3.
+pub const QWEN3: &str = "qwen3";
+
+/// Whether the value of [`DataConfig::chat_template`] is the name of a built-in template, not a path.
+pub fn is_built_in_template(template: &Path) -> bool {
+    [CHATML, QWEN3].iter().any(|name| template == Path::new(name))
+}
 
 /// The training text, and how it is batched. With a `streaming_config.json` beside the config the
 /// text is streamed from the Hugging Face Hub, and `train_shards` is ignored.
@@ -32,8 +44,9 @@ pub struct DataConfig {
     pub text_column: String,
     /// What a row is: `text`, or `chat`, a conversation.
     pub format: DataFormat,
-    /// The chat template that renders conversations: `chatml`, or a Jinja file. Default: that of the model's tokenizer
-    /// (`chat_template.jinja`, else `chat_template` in `tokenizer_config.json`).
+    /// The chat template that renders conversations: `chatml`, `qwen3` (Qwen3's, with every thought kept), or a Jinja
+    /// file. Default: that of the model's tokenizer (`chat_template.jinja`, else `chat_template` in
+    /// `tokenizer_config.json`).
     pub chat_template: Option<PathBuf>,
     /// The day that a chat template takes for today, such as `2026-01-31`. Templates that name the date need it, so that
     /// a run is the same on another day.
@@ -42,6 +55,10 @@ pub struct DataConfig {
     /// Whether the loss counts only what the assistant says, or what a `completion` says; otherwise it counts every
     /// token of a conversation.
     pub assistant_only_loss: bool,
+    /// Whether text that spells a special token, such as `<|im_end|>`, becomes that token, as in transformers, instead of
+    /// its characters. Default: true for a `prompt` and a `completion` that are texts, which no template renders; false
+    /// for documents, and for messages, whose text cannot end a turn.
+    pub parse_special_tokens: Option<bool>,
     /// What happens to a conversation that is longer than `sequence_length`.
     pub overlong_conversations: OverlongConversations,
     /// Tokens of one training sequence. At most `model.max_position_embeddings`.
@@ -103,6 +120,7 @@ impl Default for DataConfig {
             chat_template: None,
             chat_template_date: None,
             assistant_only_loss: true,
+            parse_special_tokens: None,
             overlong_conversations: OverlongConversations::Truncate,
             sequence_length: 256,
             packing: Packing::Concat,
@@ -125,6 +143,11 @@ impl DataConfig {
     /// Target tokens of one optimizer step, padding not subtracted.
     pub fn tokens_per_step(&self) -> usize {
         self.sequences_per_step * self.sequence_length
+    }
+
+    /// The version of the rules by which files become documents, the newest if none is recorded.
+    pub fn reading_version(&self) -> u32 {
+        NEWEST_READING_VERSION
     }
 }
 

@@ -1,13 +1,13 @@
 //! Conversations with a trained model: its chat template renders them, and the model answers turn by turn.
 
 use std::ops::ControlFlow;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
-use dataset::{CancelToken, ChatSettings, ConversationEncoder};
+use dataset::{CancelToken, ChatSettings, ConversationEncoder, DataError, Tokenizer};
 use model::{Generator, SamplingSettings};
-use run_config::OverlongConversations;
+use run_config::{NEWEST_READING_VERSION, OverlongConversations};
 use serde::Serialize;
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::checkpoint::Checkpoint;
 use crate::completion::{CompletionRequest, complete, generator};
@@ -26,7 +26,7 @@ const SMALLEST_CAPACITY: usize = 1024;
 /// The chat template and date of conversations, where they are not the model's own.
 #[derive(Debug, Clone, Default)]
 pub struct ChatOptions {
-    /// A template's file, or `chatml`; None for the model's own.
+    /// A template's file, or a built-in one's name; None for the model's own.
     pub template: Option<PathBuf>,
     /// The day that templates take for today where the model's run has pinned none, `2026-01-31`.
     pub date: Option<String>,
@@ -91,12 +91,35 @@ impl Sequence {
     }
 }
 
+/// Whether conversations with the model in a directory start with its BOS token; `None` if it has no chat template.
+///
+/// # Errors
+/// [`DataError::Tokenizer`] and [`DataError::ChatTemplate`] for files that cannot be used.
+pub fn conversations_start_with_bos(directory: &Path) -> Result<Option<bool>> {
+    let tokenizer = Tokenizer::of_model(directory, None)?;
+    let settings = ChatSettings {
+        template: None,
+        date: Some("2026-01-31".to_owned()), // no BOS depends on it
+        assistant_only_loss: false,
+        overlong: OverlongConversations::Truncate,
+        parse_special_tokens: Some(false),
+        reading_version: NEWEST_READING_VERSION,
+    };
+    let encoder = ConversationEncoder::new(&tokenizer, &settings, 1)?;
+    if encoder.template().is_none() {
+        return Ok(None);
+    }
+    let prompt = encoder.encode_prompt(&[json!({"role": "user", "content": "Hello."})])?;
+    let bos = tokenizer.document_tokens().bos.as_ref().map(|bos| bos.id);
+    Ok(Some(bos.is_some() && prompt.first().copied() == bos))
+}
+
 impl ChatModel {
     /// Reads a model and its chat template; `cancel` ends reading.
     ///
     /// # Errors
-    /// Those of [`TrainedModel::of_checkpoint`]; [`dataset::DataError::ChatTemplate`] for a model without a template, or
-    /// with one that cannot be used.
+    /// Those of [`TrainedModel::of_checkpoint`]; [`TrainerError::Request`] for a model without a template,
+    /// [`DataError::ChatTemplate`] for one that cannot be used.
     pub fn open(
         checkpoint: &Checkpoint,
         options: ChatOptions,
@@ -111,12 +134,25 @@ impl ChatModel {
             date: pinned.or(options.date),
             assistant_only_loss: false,
             overlong: OverlongConversations::Truncate,
+            parse_special_tokens: Some(false),
+            reading_version: NEWEST_READING_VERSION,
         };
         let encoder = ConversationEncoder::new(&model.tokenizer, &settings, model.shape.max_position_embeddings)?;
-        encoder.check_template()?;
+        encoder.check_template().map_err(|error| match error {
+            DataError::NoChatTemplate { path } => TrainerError::Request(format!(
+                "the model in {} has no chat template: give one by --chat-template, `chatml`, `qwen3` or a Jinja file",
+                path.parent().unwrap_or(&path).display()
+            )),
+            error => error.into(),
+        })?;
         let end_of_turn = encoder.end_of_turn().map(|token| token.id);
         let stop_tokens = model.stop_tokens.iter().copied().chain(end_of_turn).collect();
         Ok(Self { model, encoder, stop_tokens, sequence: None })
+    }
+
+    /// Whether the template ends the assistant's turns with a token, at which answers end.
+    pub fn ends_turns(&self) -> bool {
+        self.encoder.end_of_turn().is_some()
     }
 
     /// Tokens that a conversation may have.
@@ -130,7 +166,7 @@ impl ChatModel {
     /// # Errors
     /// [`TrainerError::Interrupted`] if the signal is raised before the first token;
     /// [`TrainerError::Request`] for a conversation that leaves no room in the context for an answer, and settings out of
-    /// range; [`dataset::DataError::ChatTemplate`] for messages that the template refuses.
+    /// range; [`DataError::ChatTemplate`] for messages that the template refuses.
     pub fn reply(
         &mut self,
         messages: &[Value],

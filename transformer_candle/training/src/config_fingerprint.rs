@@ -117,6 +117,9 @@ pub fn compute(run: &ResolvedRun, tokenizer_hash: &str, sources: &[SourceDescrip
     if data.bos != Bos::Never {
         add(BOS, json!(data.bos));
     }
+    if let Some(is_parsed) = data.parse_special_tokens {
+        add("data.parse_special_tokens", json!(is_parsed));
+    }
     if data.format != DataFormat::Text {
         add(FORMAT, json!(data.format));
         add("data.chat_template_date", json!(data.chat_template_date));

@@ -44,6 +44,8 @@ pub(super) struct Choice<'a> {
     /// The id that is known to end a document, such as that of a checkpoint.
     pub end_of_text: Option<u32>,
     pub bos: Bos,
+    /// Whether special tokens that text spells are taken as tokens.
+    pub parses_special_tokens: bool,
 }
 
 impl DocumentTokens {
