@@ -436,7 +436,7 @@ class DataSource:
     @staticmethod
     def streaming(
         dataset: str, split: str = "train", config: str | None = None, revision: str | None = None,
-        text_column: str = "text", on_wait: Callable[[str], object] | None = None,
+        text_column: str = "text", on_wait: Callable[[str], object] | None = None, reading_version: int | None = None,
     ) -> DataSource:  # fmt: skip
         """Find a data set of the Hugging Face Hub, or `demo` in the cache folder, and pin its commit.
 
@@ -447,11 +447,20 @@ class DataSource:
             revision: Its commit, branch or tag.
             text_column: The column or field that holds the text.
             on_wait: Called with a line about what is waited for while the Hub fails.
+            reading_version: The version of the rules by which files become documents (`data.reading_version`); the
+                newest if None.
         """
 
     @staticmethod
-    def local(patterns: Sequence[str], text_column: str = "text") -> DataSource:
-        """Find local files: paths, folders and globs, relative to the current folder."""
+    def local(patterns: Sequence[str], text_column: str = "text", reading_version: int | None = None) -> DataSource:
+        """Find local files: paths, folders and globs, relative to the current folder.
+
+        Args:
+            patterns: The paths, folders and globs.
+            text_column: The column or field that holds the text.
+            reading_version: The version of the rules by which files become documents (`data.reading_version`); the
+                newest if None.
+        """
 
     @staticmethod
     def mixture(components: Sequence[tuple[DataSource, float]]) -> DataSource:

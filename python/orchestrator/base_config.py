@@ -84,6 +84,12 @@ class BaseConfig:
         return str(self.values["data"]["text_column"])
 
     @property
+    def reading_version(self) -> int | None:
+        """The version of the rules by which files become documents; None for the newest."""
+        version: int | None = self.values["data"]["reading_version"]
+        return version
+
+    @property
     def checkpoints(self) -> Path | None:
         """The checkpoint folder that the config names."""
         named = self.values["runtime"]["checkpoint"]["directory"]

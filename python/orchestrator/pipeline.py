@@ -156,11 +156,14 @@ def _open_source(settings: Settings, base: BaseConfig) -> Source:
         return _open_mixture(settings, base)
     shards = settings.input or ([] if settings.stream or settings.dataset else base.train_shards)
     if shards:
-        source = Source(_native.DataSource.local(shards, base.text_column), base_config.absolute(shards))
+        source = Source(
+            _native.DataSource.local(shards, base.text_column, base.reading_version), base_config.absolute(shards)
+        )
     else:
         dataset = settings.dataset or DEFAULT_DATASET
         split = settings.split or DEFAULT_SPLIT
-        source = Source(_stream(dataset, split, settings.data_config, settings.revision, base.text_column))
+        column, version = base.text_column, base.reading_version
+        source = Source(_stream(dataset, split, settings.data_config, settings.revision, column, version))
     step("data", _describe(source.data))
     _print_skipped_files(source.data)
     return source
@@ -178,11 +181,12 @@ def _open_mixture(settings: Settings, base: BaseConfig) -> Source:
     for component in base.mixture:
         column = component["text_column"] or base.text_column
         if component["dataset"] is None:
-            data = _native.DataSource.local(component["shards"], column)
+            data = _native.DataSource.local(component["shards"], column, base.reading_version)
             pinned.append({**component, "shards": base_config.absolute(component["shards"])})
         else:
             split = component["split"] or DEFAULT_SPLIT
-            data = _stream(component["dataset"], split, component["config"], component["revision"], column)
+            config, revision = component["config"], component["revision"]
+            data = _stream(component["dataset"], split, config, revision, column, base.reading_version)
             pinned.append({**component, "revision": data.revision})
         sources.append((data, component["weight"]))
         step("" if len(sources) > 1 else "data", f"{component['weight'] / weights:.1%} {_describe(data)}")
@@ -190,11 +194,13 @@ def _open_mixture(settings: Settings, base: BaseConfig) -> Source:
     return Source(_native.DataSource.mixture(sources), mixture=pinned)
 
 
-def _stream(dataset: str, split: str, config: str | None, revision: str | None, column: str) -> _native.DataSource:
+def _stream(
+    dataset: str, split: str, config: str | None, revision: str | None, column: str, reading_version: int | None
+) -> _native.DataSource:
     """Find a data set by name; the demo is written where it is missing."""
     if dataset == DEMO_DATASET:
         demo_data.ensure(_native.cache_root() / DEMO_DATASET)
-    return _native.DataSource.streaming(dataset, split, config, revision, column, on_wait=note)
+    return _native.DataSource.streaming(dataset, split, config, revision, column, note, reading_version)
 
 
 def _print_skipped_files(data: _native.DataSource) -> None:

@@ -119,13 +119,15 @@ impl Iterator for Documents {
 mod tests {
     use std::path::Path;
 
+    use run_config::NEWEST_READING_VERSION;
+
     use super::*;
     use crate::CancelToken;
 
     fn source(folder: &Path) -> DataSource {
         std::fs::write(folder.join("a.jsonl"), "{\"text\": \"one\"}\n{\"text\": \"\"}\n{\"text\": \"two\"}\n").unwrap();
         std::fs::write(folder.join("b.txt"), "three\nlines\nhere\n").unwrap();
-        DataSource::local(&[".".to_owned()], folder, "text", &CancelToken::new()).unwrap()
+        DataSource::local(&[".".to_owned()], folder, "text", NEWEST_READING_VERSION, &CancelToken::new()).unwrap()
     }
 
     #[test]
@@ -153,7 +155,10 @@ mod tests {
     fn a_missing_text_column_lists_the_available_ones() {
         let folder = tempfile::tempdir().unwrap();
         std::fs::write(folder.path().join("a.jsonl"), "{\"id\": 1, \"body\": \"x\"}\n").unwrap();
-        let source = |column| DataSource::local(&[".".to_owned()], folder.path(), column, &CancelToken::new()).unwrap();
+        let source = |column| {
+            DataSource::local(&[".".to_owned()], folder.path(), column, NEWEST_READING_VERSION, &CancelToken::new())
+                .unwrap()
+        };
         let error = |column| Documents::open(source(column), None).next().unwrap().unwrap_err().to_string();
         let way_out = "; its text columns are body: choose one with --text-column (data.text_column)";
         assert_eq!(error("text"), format!("a.jsonl has no text column `text`{way_out}"));
@@ -167,7 +172,8 @@ mod tests {
         let source = |name: &str, documents: usize, text: &str| {
             let lines = format!("{{\"text\": \"{text}\"}}\n").repeat(documents);
             std::fs::write(folder.path().join(name), lines).unwrap();
-            DataSource::local(&[name.to_owned()], folder.path(), "text", &CancelToken::new()).unwrap()
+            DataSource::local(&[name.to_owned()], folder.path(), "text", NEWEST_READING_VERSION, &CancelToken::new())
+                .unwrap()
         };
         let (short, long, none) = (source("s.jsonl", 5, "aa"), source("l.jsonl", 30, "bbbb"), source("n.jsonl", 3, ""));
         let mixture = Mixture::new(vec![(short, 1.0), (long, 3.0), (none, 5.0)]).unwrap();

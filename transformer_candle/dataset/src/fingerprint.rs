@@ -1,7 +1,7 @@
 //! The fingerprint of a stream: hashes of everything that its order depends on.
 
 use bytes::Bytes;
-use run_config::Packing;
+use run_config::{FIRST_READING_VERSION, Packing};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
@@ -16,7 +16,7 @@ pub struct StreamFingerprint {
     /// Hash of the tokenizer's file and of the token that ends a document.
     pub tokenizer: String,
     /// Hash of seed, sequence length, packing, BOS, chat template and how it is used, shuffle window, open shards,
-    /// `max_samples`, held-out fraction, mixture weights, and the version of the order itself.
+    /// `max_samples`, held-out fraction, reading version, mixture weights, and the version of the order itself.
     pub order: String,
 }
 
@@ -71,6 +71,12 @@ impl StreamFingerprint {
             order.string("bos");
             order.number(u64::from(bos));
         }
+        if let Some(source) =
+            mixture.sources().first().filter(|source| source.reading_version() > FIRST_READING_VERSION)
+        {
+            order.string("reading version");
+            order.number(u64::from(source.reading_version()));
+        }
         Self { data: data.finish(), tokenizer: tokens.finish(), order: order.finish() }
     }
 
@@ -83,7 +89,8 @@ impl StreamFingerprint {
         } else if self.order != other.order {
             Some(
                 "a setting of the data order (seed, sequence_length, packing, bos, shuffle_buffer_size, max_samples, \
-                 held_out_fraction, parse_special_tokens, the weights of a mixture, or the format, the chat template and its keys)",
+                 held_out_fraction, reading_version, parse_special_tokens, the weights of a mixture, or the format, the \
+                 chat template and its keys)",
             )
         } else {
             None

@@ -24,8 +24,8 @@
 //! # The data order
 //!
 //! The sequences of a stream, and their order, are a pure function of what the [`StreamFingerprint`] hashes: names and
-//! sizes of the shards, revision, text column, tokenizer, mixture weights, and the [`StreamSettings`] except `workers`
-//! and `epochs`. Threads, timing, retries, restarts and batch sizes change nothing.
+//! sizes of the shards, revision, text column, reading version, tokenizer, mixture weights, and the [`StreamSettings`]
+//! except `workers` and `epochs`. Threads, timing, retries, restarts and batch sizes change nothing.
 //!
 //! **Listing.** Local shards: the patterns in their order, the files of one pattern sorted by path. Hub shards: the
 //! patterns of the split in their order, the files of one pattern sorted by path. A shard counts once; empty ones are
@@ -94,12 +94,13 @@
 //! ```
 //! # use std::path::Path;
 //! use dataset::{CancelToken, DataSource, StreamSettings, TokenStream, Tokenizer};
+//! use run_config::NEWEST_READING_VERSION;
 //!
 //! # let folder = tempfile::tempdir()?;
 //! # let folder = folder.path();
 //! # let tokenizer_json = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/tokenizer.json");
 //! std::fs::write(folder.join("pages.jsonl"), "{\"text\": \"one page\"}\n{\"text\": \"another\"}\n")?;
-//! let source = DataSource::local(&["*.jsonl".to_owned()], folder, "text", &CancelToken::new())?;
+//! let source = DataSource::local(&["*.jsonl".to_owned()], folder, "text", NEWEST_READING_VERSION, &CancelToken::new())?;
 //! let tokenizer = Tokenizer::load(&tokenizer_json, &[])?;
 //! let settings = StreamSettings { sequence_length: 8, seed: 42, ..StreamSettings::default() };
 //!

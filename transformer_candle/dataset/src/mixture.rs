@@ -47,12 +47,13 @@ impl Mixture {
     /// the listing, and whatever reads the data on the caller's thread.
     pub fn from_run(run: &ResolvedRun, hub: &HubSettings, cancel: &CancelToken) -> Result<Self, DataError> {
         let data = &run.config.data;
+        let version = data.reading_version();
         let streamed = |streaming: &StreamingConfig| {
-            let source = DataSource::streaming(streaming, hub.clone().with_run_config(data), cancel);
+            let source = DataSource::streaming(streaming, hub.clone().with_run_config(data), version, cancel);
             source.map(|source| source.with_format(data.format))
         };
         let local = |patterns: &[String], text_column: &str| {
-            let source = DataSource::local(patterns, Path::new(""), text_column, cancel);
+            let source = DataSource::local(patterns, Path::new(""), text_column, version, cancel);
             source.map(|source| source.with_format(data.format))
         };
         if let Some(streaming) = &run.streaming {

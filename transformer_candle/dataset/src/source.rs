@@ -38,6 +38,8 @@ struct Listing {
     revision: Option<String>,
     text_column: String,
     format: DataFormat,
+    /// The version of the rules by which files become documents.
+    reading_version: u32,
     shards: Vec<Shard>,
     location: Location,
     /// Held-out splits decided so far, kept because deciding may read many shards.
@@ -78,15 +80,22 @@ impl DataSource {
         if data.validation_shards.is_empty() {
             return Ok(None);
         }
-        let source = Self::local(&data.validation_shards, Path::new(""), &data.text_column, cancel)?;
+        let version = data.reading_version();
+        let source = Self::local(&data.validation_shards, Path::new(""), &data.text_column, version, cancel)?;
         Ok(Some(source.with_format(data.format)))
     }
 
     /// Opens a data set by name: `demo` from the cache folder, anything else from the Hub. Requests the commit, the
-    /// dataset card and the listing from the Hub; the source stays at this commit.
-    pub fn streaming(streaming: &StreamingConfig, hub: HubSettings, cancel: &CancelToken) -> Result<Self, DataError> {
+    /// dataset card and the listing from the Hub; the source stays at this commit. Files become documents by the rules
+    /// of `reading_version` (`data.reading_version`).
+    pub fn streaming(
+        streaming: &StreamingConfig,
+        hub: HubSettings,
+        reading_version: u32,
+        cancel: &CancelToken,
+    ) -> Result<Self, DataError> {
         if streaming.dataset == DEMO {
-            return Self::demo(streaming, cache_root().join(DEMO), cancel);
+            return Self::demo(streaming, cache_root().join(DEMO), reading_version, cancel);
         }
         let repository = Repository::pin(hub, &streaming.dataset, streaming.revision.as_deref(), cancel)?;
         let listed = repository.files(streaming.config.as_deref(), &streaming.split, cancel)?;
@@ -98,6 +107,7 @@ impl DataSource {
             revision: Some(repository.revision().to_owned()),
             text_column: streaming.text_column.clone(),
             format: DataFormat::Text,
+            reading_version,
             shards: shards.collect(),
             location: Location::Hub(repository),
             held_out_splits: Mutex::default(),
@@ -106,7 +116,12 @@ impl DataSource {
         Ok(Self { listing: Arc::new(listing), cancel: cancel.clone() })
     }
 
-    fn demo(streaming: &StreamingConfig, folder: PathBuf, cancel: &CancelToken) -> Result<Self, DataError> {
+    fn demo(
+        streaming: &StreamingConfig,
+        folder: PathBuf,
+        reading_version: u32,
+        cancel: &CancelToken,
+    ) -> Result<Self, DataError> {
         if streaming.revision.is_some() || streaming.config.is_some() {
             let setting = "the revision (--revision) or configuration (--data-config) of the data set demo";
             return Err(DataError::Setting {
@@ -118,15 +133,22 @@ impl DataSource {
             let (name, available) = (DEMO.to_owned(), vec!["train".to_owned()]);
             return Err(DataError::Split { name, split: streaming.split.clone(), available });
         }
-        match Self::local(&["*.parquet".to_owned()], &folder, &streaming.text_column, cancel) {
+        match Self::local(&["*.parquet".to_owned()], &folder, &streaming.text_column, reading_version, cancel) {
             Err(DataError::NoFiles { .. }) => Err(DataError::NoDemo { folder }),
             source => source.map(|source| source.with_name(DEMO)),
         }
     }
 
     /// Lists files, folders and globs; relative ones are relative to `base`. Folders are searched recursively. Each
-    /// file counts once, however many patterns and links lead to it.
-    pub fn local(patterns: &[String], base: &Path, text_column: &str, cancel: &CancelToken) -> Result<Self, DataError> {
+    /// file counts once, however many patterns and links lead to it. Files become documents by the rules of
+    /// `reading_version` (`data.reading_version`).
+    pub fn local(
+        patterns: &[String],
+        base: &Path,
+        text_column: &str,
+        reading_version: u32,
+        cancel: &CancelToken,
+    ) -> Result<Self, DataError> {
         let LocalListing { entries, notes } = local_files::list(patterns, base, cancel)?;
         let mut shards = Vec::with_capacity(entries.len());
         let mut paths = Vec::with_capacity(entries.len());
@@ -143,6 +165,7 @@ impl DataSource {
             revision: None,
             text_column: text_column.to_owned(),
             format: DataFormat::Text,
+            reading_version,
             shards,
             location: Location::Local(paths),
             held_out_splits: Mutex::default(),
@@ -199,6 +222,11 @@ impl DataSource {
 
     pub(crate) fn text_column(&self) -> &str {
         &self.listing.text_column
+    }
+
+    /// The version of the rules by which files become documents.
+    pub(crate) fn reading_version(&self) -> u32 {
+        self.listing.reading_version
     }
 
     /// The shards, in listing order.
@@ -286,6 +314,8 @@ impl fmt::Debug for DataSource {
 
 #[cfg(test)]
 mod tests {
+    use run_config::NEWEST_READING_VERSION;
+
     use super::*;
 
     fn streaming(dataset: &str, split: &str) -> StreamingConfig {
@@ -306,18 +336,25 @@ mod tests {
     fn demo_is_the_parquet_files_of_its_folder() {
         let never = CancelToken::new();
         let folder = tempfile::tempdir().unwrap();
-        let missing = DataSource::demo(&streaming(DEMO, "train"), folder.path().join("demo"), &never).unwrap_err();
+        let missing =
+            DataSource::demo(&streaming(DEMO, "train"), folder.path().join("demo"), NEWEST_READING_VERSION, &never)
+                .unwrap_err();
         assert!(missing.to_string().contains("orchestrate --stream --dataset demo"), "{missing}");
         std::fs::write(folder.path().join("shard-0.parquet"), "0123456789").unwrap();
-        let source = DataSource::demo(&streaming(DEMO, "train"), folder.path().to_owned(), &never).unwrap();
+        let source =
+            DataSource::demo(&streaming(DEMO, "train"), folder.path().to_owned(), NEWEST_READING_VERSION, &never)
+                .unwrap();
         let expected = SourceDescription { name: DEMO.to_owned(), revision: None, files: 1, bytes: 10 };
         assert_eq!(source.describe(), expected);
-        let split = DataSource::demo(&streaming(DEMO, "test"), folder.path().to_owned(), &never).unwrap_err();
+        let split =
+            DataSource::demo(&streaming(DEMO, "test"), folder.path().to_owned(), NEWEST_READING_VERSION, &never)
+                .unwrap_err();
         assert!(matches!(split, DataError::Split { .. }));
         let pinned = StreamingConfig { revision: Some("abc".to_owned()), ..streaming(DEMO, "train") };
         let configured = StreamingConfig { config: Some("abc".to_owned()), ..streaming(DEMO, "train") };
         for refused in [pinned, configured] {
-            let error = DataSource::demo(&refused, folder.path().to_owned(), &never).unwrap_err();
+            let error =
+                DataSource::demo(&refused, folder.path().to_owned(), NEWEST_READING_VERSION, &never).unwrap_err();
             assert!(matches!(error, DataError::Setting { .. }), "{error}");
         }
     }
@@ -326,9 +363,12 @@ mod tests {
     fn offline_and_invalid_names_make_no_request() {
         let offline = HubSettings { offline: true, ..HubSettings::default() };
         let never = CancelToken::new();
-        let error = DataSource::streaming(&streaming("owner/name", "train"), offline.clone(), &never).unwrap_err();
+        let error =
+            DataSource::streaming(&streaming("owner/name", "train"), offline.clone(), NEWEST_READING_VERSION, &never)
+                .unwrap_err();
         assert!(error.to_string().contains("HF_HUB_OFFLINE"), "{error}");
-        let error = DataSource::streaming(&streaming("../name", "train"), offline, &never).unwrap_err();
+        let error =
+            DataSource::streaming(&streaming("../name", "train"), offline, NEWEST_READING_VERSION, &never).unwrap_err();
         assert!(matches!(error, DataError::DatasetName { .. }), "{error}");
     }
 }

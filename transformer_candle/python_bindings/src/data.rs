@@ -5,7 +5,7 @@ use std::sync::{Mutex, PoisonError};
 
 use dataset::hub::HubSettings;
 use pyo3::prelude::*;
-use run_config::{DataConfig, StreamingConfig};
+use run_config::{DataConfig, NEWEST_READING_VERSION, StreamingConfig};
 
 use crate::arguments::Integer;
 use crate::errors::raised;
@@ -41,7 +41,8 @@ impl DataSource {
     /// Find a data set of the Hugging Face Hub, or `demo` in the cache folder, and pin its commit.
     #[staticmethod]
     #[pyo3(signature = (
-        dataset, split = "train", config = None, revision = None, text_column = "text", on_wait = None
+        dataset, split = "train", config = None, revision = None, text_column = "text", on_wait = None,
+        reading_version = None
     ))]
     fn streaming(
         py: Python<'_>,
@@ -51,23 +52,27 @@ impl DataSource {
         revision: Option<String>,
         text_column: &str,
         on_wait: Option<Py<PyAny>>,
+        reading_version: Option<u32>,
     ) -> PyResult<Self> {
         let text_column = text_column.to_owned();
+        let version = reading_version.unwrap_or(NEWEST_READING_VERSION);
         let streaming = StreamingConfig { config, revision, text_column, ..StreamingConfig::new(dataset, split) };
         let hub = HubSettings::from_environment().with_run_config(&DataConfig::default());
         let waits = hub.retries.clone();
         let signals = Signals::with_callback(on_wait, move || waits.longest());
         let cancel = signals.cancel_token();
-        signals.run(py, || dataset::DataSource::streaming(&streaming, hub, &cancel)).map(Self::new)
+        signals.run(py, || dataset::DataSource::streaming(&streaming, hub, version, &cancel)).map(Self::new)
     }
 
     /// Find local files: paths, folders and globs, relative to the current folder.
     #[staticmethod]
-    #[pyo3(signature = (patterns, text_column = "text"))]
-    fn local(py: Python<'_>, patterns: Vec<String>, text_column: &str) -> PyResult<Self> {
+    #[pyo3(signature = (patterns, text_column = "text", reading_version = None))]
+    fn local(py: Python<'_>, patterns: Vec<String>, text_column: &str, reading_version: Option<u32>) -> PyResult<Self> {
+        let version = reading_version.unwrap_or(NEWEST_READING_VERSION);
         let signals = Signals::default();
         let cancel = signals.cancel_token();
-        signals.run(py, || dataset::DataSource::local(&patterns, Path::new(""), text_column, &cancel)).map(Self::new)
+        let list = || dataset::DataSource::local(&patterns, Path::new(""), text_column, version, &cancel);
+        signals.run(py, list).map(Self::new)
     }
 
     /// Mix sources with their weights, which are their shares of the text.

@@ -44,6 +44,11 @@ pub struct DataConfig {
     pub text_column: String,
     /// What a row is: `text`, or `chat`, a conversation.
     pub format: DataFormat,
+    /// The version of the rules by which files become documents: which files of a folder are read, and which rows and
+    /// texts a file gives. 1: the rules of runs that recorded no version. 2: the newest. Default: the newest one for a
+    /// new run, and the one that it was started with for a resumed run, which cannot change it.
+    #[schemars(range(min = 1, max = 2))]
+    pub reading_version: Option<u32>,
     /// The chat template that renders conversations: `chatml`, `qwen3` (Qwen3's, with every thought kept), or a Jinja
     /// file. Default: that of the model's tokenizer (`chat_template.jinja`, else `chat_template` in
     /// `tokenizer_config.json`).
@@ -117,6 +122,7 @@ impl Default for DataConfig {
             validation_shards: Vec::new(),
             text_column: "text".to_owned(),
             format: DataFormat::Text,
+            reading_version: None,
             chat_template: None,
             chat_template_date: None,
             assistant_only_loss: true,
@@ -147,7 +153,7 @@ impl DataConfig {
 
     /// The version of the rules by which files become documents, the newest if none is recorded.
     pub fn reading_version(&self) -> u32 {
-        NEWEST_READING_VERSION
+        self.reading_version.unwrap_or(NEWEST_READING_VERSION)
     }
 }
 

@@ -156,6 +156,7 @@ fn read(
     let run_directory = config_path.parent().map(Path::to_path_buf).unwrap_or_default();
     if config_path.ends_with(run_folder::RESOLVED_CONFIG) {
         run_folder::locate(&mut document, &run_directory);
+        run_folder::complete_reading_version(&mut document);
     }
     let mut draft = Draft::new(document, overrides, Some(&run_directory)).map_err(fatal)?;
     if run_directory.to_str().is_none() {

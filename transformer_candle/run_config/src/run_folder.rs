@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 
-use crate::data::is_built_in_template;
+use crate::data::{FIRST_READING_VERSION, is_built_in_template};
 use crate::resolved_run::ResolvedRun;
 
 /// The file's name in a run's folder.
@@ -68,6 +68,16 @@ pub(crate) fn locate(document: &mut Value, run_directory: &Path) {
         let inside = if path.is_relative() { path } else { path.strip_prefix(former.as_ref()?).ok()? };
         Some(run_directory.join(inside))
     });
+}
+
+/// Sets the reading version of a [`RESOLVED_CONFIG`] that was written before there was one.
+pub(crate) fn complete_reading_version(document: &mut Value) {
+    if let Some(data) = document.get_mut("data").and_then(Value::as_object_mut) {
+        let version = data.entry("reading_version").or_insert(Value::Null);
+        if version.is_null() {
+            *version = FIRST_READING_VERSION.into();
+        }
+    }
 }
 
 /// Returns the folder that the run was in when an older version, which made every path absolute, wrote its config.
@@ -137,6 +147,16 @@ mod tests {
         let here = |name: &str| json!(folder.path().join(name));
         assert_eq!(document["runtime"]["checkpoint"]["directory"], here("checkpoints"));
         assert_eq!(document["tokenizer"]["tokenizer_json"], here("tokenizer.json"));
+    }
+
+    #[test]
+    fn older_runs_have_the_first_reading_version() {
+        let mut older = config("checkpoints", "tensorboard", "t.json");
+        complete_reading_version(&mut older);
+        assert_eq!(older["data"]["reading_version"], 1);
+        older["data"]["reading_version"] = 2.into();
+        complete_reading_version(&mut older);
+        assert_eq!(older["data"]["reading_version"], 2);
     }
 
     #[test]

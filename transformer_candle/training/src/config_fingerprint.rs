@@ -7,7 +7,9 @@ use std::{
 };
 
 use dataset::SourceDescription;
-use run_config::{Algorithm, Architecture, Bos, DataFormat, Packing, ResolvedRun, RopeType, RunConfig};
+use run_config::{
+    Algorithm, Architecture, Bos, DataFormat, FIRST_READING_VERSION, Packing, ResolvedRun, RopeType, RunConfig,
+};
 use serde_json::{Value, json};
 
 /// Values by config key, plus the tokenizer's hash and the data's size or commit.
@@ -15,6 +17,7 @@ pub type ConfigFingerprint = BTreeMap<String, Value>;
 
 const REVISION: &str = "revision";
 const PACKING: &str = "data.packing";
+const READING_VERSION: &str = "data.reading_version";
 const FORMAT: &str = "data.format";
 const BOS: &str = "data.bos";
 const MIXTURE: &str = "data.mixture";
@@ -44,6 +47,7 @@ impl fmt::Display for Change {
 fn default_value(key: &str) -> Value {
     match key {
         PACKING => json!(Packing::Concat),
+        READING_VERSION => json!(FIRST_READING_VERSION),
         FORMAT => json!(DataFormat::Text),
         BOS => json!(Bos::Never),
         ALGORITHM => json!(Algorithm::AdamW),
@@ -64,8 +68,9 @@ pub fn changes(checkpoint: &ConfigFingerprint, config: &ConfigFingerprint) -> Ve
         .collect()
 }
 
-/// Sets the data revisions of a checkpoint where the config names none, so that a resumed run reads the same commits.
-pub fn restore_revisions(checkpoint: &ConfigFingerprint, run: &mut ResolvedRun) {
+/// Sets the data revisions and the reading version of a checkpoint where the config names none, so that a resumed run
+/// reads the same commits by the same rules.
+pub fn restore_data_versions(checkpoint: &ConfigFingerprint, run: &mut ResolvedRun) {
     let restore = |key: &str, revision: &mut Option<String>| {
         let saved = checkpoint.get(key).and_then(Value::as_str);
         *revision = revision.take().or(saved.map(str::to_owned));
@@ -76,10 +81,13 @@ pub fn restore_revisions(checkpoint: &ConfigFingerprint, run: &mut ResolvedRun) 
     for (index, component) in run.config.data.mixture.iter_mut().enumerate() {
         restore(&format!("{MIXTURE}[{index}].{REVISION}"), &mut component.revision);
     }
+    let version = checkpoint.get(READING_VERSION).and_then(Value::as_u64).and_then(|version| version.try_into().ok());
+    run.config.data.reading_version.get_or_insert(version.unwrap_or(FIRST_READING_VERSION));
 }
 
-/// Writes the resolved commits of the data sources into the config.
-pub fn pin_revisions(run: &mut ResolvedRun, sources: &[SourceDescription]) {
+/// Writes the resolved commits of the data sources, and the version of the rules that they are read by, into the config.
+pub fn pin_data_versions(run: &mut ResolvedRun, sources: &[SourceDescription]) {
+    run.config.data.reading_version = Some(run.config.data.reading_version());
     for (component, source) in run.config.data.mixture.iter_mut().zip(sources) {
         component.revision.clone_from(&source.revision);
     }
@@ -119,6 +127,9 @@ pub fn compute(run: &ResolvedRun, tokenizer_hash: &str, sources: &[SourceDescrip
     }
     if let Some(is_parsed) = data.parse_special_tokens {
         add("data.parse_special_tokens", json!(is_parsed));
+    }
+    if data.reading_version() != FIRST_READING_VERSION {
+        add(READING_VERSION, json!(data.reading_version()));
     }
     if data.format != DataFormat::Text {
         add(FORMAT, json!(data.format));
@@ -175,6 +186,8 @@ pub fn compute(run: &ResolvedRun, tokenizer_hash: &str, sources: &[SourceDescrip
 
 #[cfg(test)]
 mod tests {
+    use std::path::PathBuf;
+
     use super::*;
 
     #[test]
@@ -203,6 +216,27 @@ mod tests {
         let changed: Vec<String> =
             changes(&ConfigFingerprint::new(), &now(Bos::Always)).iter().map(ToString::to_string).collect();
         assert_eq!(changed, ["data.bos was false and is true"]);
+    }
+
+    #[test]
+    fn old_checkpoints_have_the_first_reading_version() {
+        let resumed = |checkpoint: &ConfigFingerprint, config: Option<u32>| {
+            let mut run = ResolvedRun {
+                config: RunConfig::default(),
+                streaming: None,
+                run_directory: PathBuf::new(),
+                special_tokens: Vec::new(),
+                config_path: PathBuf::new(),
+                notes: Vec::new(),
+            };
+            run.config.data.reading_version = config;
+            restore_data_versions(checkpoint, &mut run);
+            run.config.data.reading_version
+        };
+        let (old, new) = (ConfigFingerprint::new(), ConfigFingerprint::from([(READING_VERSION.to_owned(), json!(2))]));
+        assert_eq!((resumed(&old, None), resumed(&new, None), resumed(&old, Some(2))), (Some(1), Some(2), Some(2)));
+        let changed: Vec<String> = changes(&old, &new).iter().map(ToString::to_string).collect();
+        assert_eq!(changed, ["data.reading_version was 1 and is 2"]);
     }
 
     #[test]

@@ -8,6 +8,7 @@ use crate::fixtures::{
 use crate::loopback_hub::{self, Fault, LoopbackHub, SHA, streaming};
 use dataset::hub::HubSettings;
 use dataset::{Batch, CancelToken, DataError, DataSource, Documents, HeldOut, Mixture, StreamSettings};
+use run_config::NEWEST_READING_VERSION;
 
 fn files() -> Vec<(&'static str, Vec<u8>)> {
     vec![
@@ -97,8 +98,13 @@ fn signed_urls_are_reused_until_they_expire() {
 #[test]
 fn the_token_is_sent_to_the_hub_only() {
     let hub = LoopbackHub::serve(&files()).with_token("hf_canary");
-    let source =
-        DataSource::streaming(&streaming("owner/name"), hub.settings(Some("hf_canary")), &CancelToken::new()).unwrap();
+    let source = DataSource::streaming(
+        &streaming("owner/name"),
+        hub.settings(Some("hf_canary")),
+        NEWEST_READING_VERSION,
+        &CancelToken::new(),
+    )
+    .unwrap();
     assert_eq!(texts(&source).unwrap().len(), 120);
     let requests = hub.take_requests();
     assert!(requests.iter().any(|request| request.cdn));
@@ -112,8 +118,13 @@ fn gated_data_sets_ask_for_a_token() {
     let hub = LoopbackHub::serve(&files()).with_token("hf_right");
     let message = hub.source().unwrap_err().to_string();
     assert!(message.contains("401") && message.contains("set HF_TOKEN"), "{message}");
-    let error = DataSource::streaming(&streaming("owner/name"), hub.settings(Some("hf_wrong")), &CancelToken::new())
-        .unwrap_err();
+    let error = DataSource::streaming(
+        &streaming("owner/name"),
+        hub.settings(Some("hf_wrong")),
+        NEWEST_READING_VERSION,
+        &CancelToken::new(),
+    )
+    .unwrap_err();
     let message = error.to_string();
     assert!(message.contains("accept the data set's conditions") && !message.contains("hf_wrong"), "{message}");
 }
@@ -121,7 +132,13 @@ fn gated_data_sets_ask_for_a_token() {
 #[test]
 fn a_wrong_name_fails_at_once_with_its_url() {
     let hub = LoopbackHub::serve(&files());
-    let error = DataSource::streaming(&streaming("owner/nome"), hub.settings(None), &CancelToken::new()).unwrap_err();
+    let error = DataSource::streaming(
+        &streaming("owner/nome"),
+        hub.settings(None),
+        NEWEST_READING_VERSION,
+        &CancelToken::new(),
+    )
+    .unwrap_err();
     let message = error.to_string();
     assert!(
         message.contains("404") && message.contains("owner/nome") && message.contains("check the name"),
@@ -173,7 +190,8 @@ fn the_card_s_config_selects_the_files() {
     let hub = LoopbackHub::serve(&files);
     assert_eq!(texts(&hub.source().unwrap()).unwrap(), documents(0, 40));
     let small = run_config::StreamingConfig { config: Some("small".to_owned()), ..streaming("owner/name") };
-    let source = DataSource::streaming(&small, hub.settings(None), &CancelToken::new()).unwrap();
+    let source =
+        DataSource::streaming(&small, hub.settings(None), NEWEST_READING_VERSION, &CancelToken::new()).unwrap();
     assert_eq!(texts(&source).unwrap(), documents(40, 40));
     assert!(hub.take_requests().iter().any(|request| request.path.contains("/tree/") && request.path.contains("/b?")));
 }
@@ -183,7 +201,9 @@ fn dropping_a_stream_does_not_wait_for_retries() {
     let hub = LoopbackHub::serve(&files());
     let mut long_retries = hub.settings(None);
     long_retries.initial_backoff = Duration::from_hours(1);
-    let source = DataSource::streaming(&streaming("owner/name"), long_retries, &CancelToken::new()).unwrap();
+    let source =
+        DataSource::streaming(&streaming("owner/name"), long_retries, NEWEST_READING_VERSION, &CancelToken::new())
+            .unwrap();
     hub.take_requests();
     hub.fail("/resolve/", Fault::Truncate, 1000);
     hub.fail("/cdn/", Fault::Truncate, 1000);
@@ -202,7 +222,9 @@ fn evaluation_can_be_interrupted_without_loss() {
         (0..8).map(|i| (format!("data/{i}.parquet"), parquet(&documents(100 * i, 100), 50))).collect();
     let hub = LoopbackHub::serve(&files.iter().map(|(name, bytes)| (name.as_str(), bytes.clone())).collect::<Vec<_>>());
     let long_retries = HubSettings { retry_timeout: Duration::from_hours(1), ..hub.settings(None) };
-    let source = DataSource::streaming(&streaming("owner/name"), long_retries, &CancelToken::new()).unwrap();
+    let source =
+        DataSource::streaming(&streaming("owner/name"), long_retries, NEWEST_READING_VERSION, &CancelToken::new())
+            .unwrap();
     let held_out = || {
         HeldOut::whole(&source, &StreamSettings { sequence_length: 32, ..StreamSettings::default() }, &tokenizer())
             .unwrap()
@@ -223,7 +245,10 @@ fn a_second_run_reads_from_the_block_cache() {
     let hub = LoopbackHub::serve(&files());
     let folder = tempfile::tempdir().unwrap();
     let settings = HubSettings { cache: Some((folder.path().to_owned(), 1 << 30)), ..hub.settings(None) };
-    let source = || DataSource::streaming(&streaming("owner/name"), settings.clone(), &CancelToken::new()).unwrap();
+    let source = || {
+        DataSource::streaming(&streaming("owner/name"), settings.clone(), NEWEST_READING_VERSION, &CancelToken::new())
+            .unwrap()
+    };
     let uninterrupted = texts(&hub.source().unwrap()).unwrap();
     hub.take_requests();
     let from_cdn = |hub: &LoopbackHub| hub.take_requests().iter().filter(|request| request.cdn).count();
@@ -257,7 +282,8 @@ fn an_interrupted_call_can_be_repeated() {
 fn cancellation_ends_reading_on_the_caller_s_thread() {
     let hub = LoopbackHub::serve(&[("data/train.parquet", parquet(&documents(0, 200), 20))]);
     let interrupted = CancelToken::when(|| true);
-    let listed = DataSource::streaming(&streaming("owner/name"), hub.settings(None), &interrupted);
+    let listed =
+        DataSource::streaming(&streaming("owner/name"), hub.settings(None), NEWEST_READING_VERSION, &interrupted);
     assert!(matches!(listed, Err(DataError::Interrupted)));
     let data = Mixture::from(hub.source().unwrap()).cancelled_by(&interrupted);
     let source = &data.sources()[0];

@@ -11,7 +11,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use dataset::hub::HubSettings;
 use dataset::{CancelToken, DataError, DataSource};
-use run_config::StreamingConfig;
+use run_config::{NEWEST_READING_VERSION, StreamingConfig};
 
 pub const SHA: &str = "0123456789abcdef0123456789abcdef01234567";
 
@@ -148,7 +148,12 @@ impl LoopbackHub {
     }
 
     pub fn source(&self) -> Result<DataSource, DataError> {
-        DataSource::streaming(&streaming("owner/name"), self.settings(None), &CancelToken::new())
+        DataSource::streaming(
+            &streaming("owner/name"),
+            self.settings(None),
+            NEWEST_READING_VERSION,
+            &CancelToken::new(),
+        )
     }
 }
 

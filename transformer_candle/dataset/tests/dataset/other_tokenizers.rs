@@ -9,7 +9,7 @@ use crate::fixtures::{documents, jsonl, settings};
 use dataset::{
     Batch, CancelToken, DataError, DataSource, HeldOut, IGNORED_TARGET, StreamSettings, TokenStream, Tokenizer,
 };
-use run_config::Packing;
+use run_config::{NEWEST_READING_VERSION, Packing};
 use sentencepiece_fixture::{Form, sentencepiece};
 use tempfile::TempDir;
 
@@ -22,7 +22,9 @@ fn material() -> (TempDir, DataSource, Vec<String>, [Tokenizer; 3]) {
     let mut texts = documents(0, 60);
     texts.extend(["\u{e9}\u{4e2d} \u{1f600}", " a  b ", "</s> \u{2581} <s>"].map(str::to_owned));
     fs::write(folder.path().join("a.jsonl"), jsonl(&texts)).unwrap();
-    let source = DataSource::local(&["*.jsonl".to_owned()], folder.path(), "text", &CancelToken::new()).unwrap();
+    let source =
+        DataSource::local(&["*.jsonl".to_owned()], folder.path(), "text", NEWEST_READING_VERSION, &CancelToken::new())
+            .unwrap();
     let open = |name: &str, form: Form, config: &str| {
         let path = folder.path().join(name);
         fs::create_dir(&path).unwrap();

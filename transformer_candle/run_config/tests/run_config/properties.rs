@@ -6,9 +6,10 @@ use std::path::PathBuf;
 use proptest::prelude::*;
 use run_config::{
     ActivationRecompute, Architecture, BatchSize, BestConfig, Bos, ByteSize, CheckpointConfig, DataConfig, DataFormat,
-    Device, DivergenceGuardConfig, EvaluationConfig, Format, LoggingConfig, MixtureComponent, ModelConfig, NumWorkers,
-    OptimizerConfig, OverlongConversations, Packing, Precision, RopeScalingConfig, RunConfig, RuntimeConfig,
-    ScheduleStrategy, SchedulerConfig, SpecialTokens, StageConfig, StageStart, TimeSpan, TokenizerConfig, presets,
+    Device, DivergenceGuardConfig, EvaluationConfig, Format, LoggingConfig, MixtureComponent, ModelConfig,
+    NEWEST_READING_VERSION, NumWorkers, OptimizerConfig, OverlongConversations, Packing, Precision, RopeScalingConfig,
+    RunConfig, RuntimeConfig, ScheduleStrategy, SchedulerConfig, SpecialTokens, StageConfig, StageStart, TimeSpan,
+    TokenizerConfig, presets,
 };
 
 /// A text that a key may hold: not empty, no zero character.
@@ -92,13 +93,15 @@ fn data() -> impl Strategy<Value = DataConfig> {
     let network = ((0..1_000_000u64).prop_map(TimeSpan), (1..u64::MAX / 2).prop_map(ByteSize));
     let packing = prop_oneof![Just(Packing::Concat), Just(Packing::Documents)];
     let bos = prop_oneof![Just(Bos::Auto), Just(Bos::Always), Just(Bos::Never)];
-    (shards(), shards(), batch, rest, network, (packing, bos)).prop_map(
-        |(train_shards, validation_shards, batch, rest, network, (packing, bos))| DataConfig {
+    let reading = proptest::option::of(1..=NEWEST_READING_VERSION);
+    (shards(), shards(), batch, rest, network, (packing, bos, reading)).prop_map(
+        |(train_shards, validation_shards, batch, rest, network, (packing, bos, reading_version))| DataConfig {
             train_shards,
             mixture: Vec::new(),
             validation_shards,
             text_column: rest.0,
             format: DataFormat::Text,
+            reading_version,
             chat_template: None,
             chat_template_date: None,
             assistant_only_loss: true,

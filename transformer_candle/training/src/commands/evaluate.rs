@@ -132,7 +132,7 @@ fn run_of(directory: &Path, state: Option<&TrainerState>) -> Option<Result<Resol
     let tokenizer = |_: &Path| Some(checkpoint::tokenizer_in(&directory));
     let mut run = RunConfig::load_with_checkpoint(&config, &[], &tokenizer).map_err(TrainerError::from);
     if let (Ok(run), Some(state)) = (&mut run, state) {
-        config_fingerprint::restore_revisions(&state.fingerprint, run);
+        config_fingerprint::restore_data_versions(&state.fingerprint, run);
         // As the run evaluated it.
         *run = run.at_stage(state.stage as usize);
     }
@@ -161,7 +161,8 @@ fn local(
     cancel: &CancelToken,
 ) -> Result<HeldOut> {
     let here = env::current_dir().unwrap_or_else(|_| PathBuf::from("."));
-    let source = DataSource::local(patterns, &here, text_column, cancel)?.with_format(data.format);
+    let source =
+        DataSource::local(patterns, &here, text_column, data.reading_version(), cancel)?.with_format(data.format);
     warn_of(source.notes());
     let settings = StreamSettings {
         sequence_length: data.sequence_length,

@@ -78,7 +78,7 @@ pub fn run(options: &ValidateDataOptions, hub: &HubSettings, stop: &StopSignal) 
     let mut run =
         RunConfig::load_with_checkpoint(&config, &[], &|_| Some(checkpoint::tokenizer_in(newest.directory())))?;
     let state = newest.state()?;
-    config_fingerprint::restore_revisions(&state.fingerprint, &mut run);
+    config_fingerprint::restore_data_versions(&state.fingerprint, &mut run);
     let head = state.ledger.clone().ok_or_else(|| no_ledger(directory))?;
     let data = DataPlan::new(&run, model_shape(&run.config)?.vocab_size, hub, &cancel)?;
     let (stages, tokenizer) = (data.stages(&run)?, &data.tokenizer);

@@ -39,7 +39,7 @@ impl OpenedData {
         run.config.data.bos = data.tokenizer.document_tokens().starts_with_bos.into();
         let tokenizer_files = tokenizer_files(run, &data.tokenizer, notes)?;
         let sources = data.mixture.describe();
-        config_fingerprint::pin_revisions(run, &sources);
+        config_fingerprint::pin_data_versions(run, &sources);
         let fingerprint = config_fingerprint::compute(run, data.tokenizer.content_hash(), &sources);
         if let Some(resumed) = resumed {
             resumed.require_same(&fingerprint)?;

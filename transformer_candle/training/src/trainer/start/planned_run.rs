@@ -68,7 +68,7 @@ impl PlannedRun {
         let state = resumed.as_ref().map(|resumed| &resumed.state);
         let profiled_steps = options.profiled_steps(&run.config, state.map_or(0, |state| state.step))?;
         if let Some(state) = state {
-            config_fingerprint::restore_revisions(&state.fingerprint, &mut run);
+            config_fingerprint::restore_data_versions(&state.fingerprint, &mut run);
         }
         Ok(Self { run, asked, device, shape, plan, resumed, profiled_steps, folder, lock, notes })
     }
