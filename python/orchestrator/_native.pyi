@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 __all__ = [
+    "BUILT_IN_CHAT_TEMPLATES",
     "ChatModel",
     "CheckpointError",
     "Completion",
@@ -63,6 +64,7 @@ __all__ = [
 
 _Path = str | PathLike[str]
 
+BUILT_IN_CHAT_TEMPLATES: list[str]
 __version__: str
 
 class TrainerError(Exception):

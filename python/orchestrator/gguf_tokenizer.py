@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from orchestrator import model_tokenizer
+from orchestrator import _native, model_tokenizer
 from orchestrator.command_error import CommandError
 from orchestrator.paths import shown
 from orchestrator.training_record import read_object
@@ -166,7 +167,7 @@ def _add_special_tokens(writer: GGUFWriter, model: Path, tokenizer: dict[str, An
         name = token.get("content") if isinstance(token, dict) else token
         if name in ids:
             add_id(ids[name])
-    writer.add_add_bos_token(_adds_bos(config, tokenizer))
+    writer.add_add_bos_token(_adds_bos(model, config, tokenizer))
     writer.add_add_eos_token(False)
     template = model / "chat_template.jinja"
     chat = template.read_text(encoding="utf-8") if template.exists() else config.get("chat_template")
@@ -174,8 +175,14 @@ def _add_special_tokens(writer: GGUFWriter, model: Path, tokenizer: dict[str, An
         writer.add_chat_template(chat)
 
 
-def _adds_bos(config: dict[str, Any], tokenizer: dict[str, Any]) -> bool:
-    """Whether texts begin with the BOS token: as tokenizer_config.json says, else the post-processor."""
+def _adds_bos(model: Path, config: dict[str, Any], tokenizer: dict[str, Any]) -> bool:
+    """Whether texts begin with the BOS token: as conversations do, if the model has a chat template.
+
+    Otherwise tokenizer_config.json says it, else the post-processor. llama.cpp has one switch for both, and puts no second BOS in front of a template's own.
+    """
+    with contextlib.suppress(_native.TrainerError):  # a template that cannot be used
+        if (begins := _native.conversations_start_with_bos(model)) is not None:
+            return begins
     if "add_bos_token" in config:
         return bool(config["add_bos_token"])
     name = config.get("bos_token")

@@ -70,7 +70,7 @@ impl Tokenizer {
         let choice = Choice {
             special_tokens: &run.special_tokens,
             bos: data.bos,
-            parses_special_tokens: data.parse_special_tokens == Some(true),
+            parses_special_tokens: run.config.parses_documents(),
             ..Choice::default()
         };
         Self::read(path, choice)

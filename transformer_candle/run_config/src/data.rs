@@ -18,9 +18,12 @@ pub const CHATML: &str = "chatml";
 /// The value of [`DataConfig::chat_template`] that stands for the built-in training template of Qwen3.
 pub const QWEN3: &str = "qwen3";
 
+/// The names of all built-in templates.
+pub const BUILT_IN_TEMPLATES: [&str; 2] = [CHATML, QWEN3];
+
 /// Whether the value of [`DataConfig::chat_template`] is the name of a built-in template, not a path.
 pub fn is_built_in_template(template: &Path) -> bool {
-    [CHATML, QWEN3].iter().any(|name| template == Path::new(name))
+    BUILT_IN_TEMPLATES.iter().any(|name| template == Path::new(name))
 }
 
 /// The training text, and how it is batched. With a `streaming_config.json` beside the config the
@@ -61,8 +64,9 @@ pub struct DataConfig {
     /// token of a conversation.
     pub assistant_only_loss: bool,
     /// Whether text that spells a special token, such as `<|im_end|>`, becomes that token, as in transformers, instead of
-    /// its characters. Default: true for a `prompt` and a `completion` that are texts, which no template renders; false
-    /// for documents, and for messages, whose text cannot end a turn.
+    /// its characters. Default: true for documents of a run that starts from a pretrained model (`model.init_from`), and
+    /// for a `prompt` and a `completion` that are texts, which no template renders; false for other documents, and for
+    /// messages, whose text cannot end a turn.
     pub parse_special_tokens: Option<bool>,
     /// What happens to a conversation that is longer than `sequence_length`.
     pub overlong_conversations: OverlongConversations,

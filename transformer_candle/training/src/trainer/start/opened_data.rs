@@ -37,6 +37,9 @@ impl OpenedData {
         let speeds = TokenSpeeds::new(encoder, plan.flops_per_token, device, threads);
         data.settings.workers = speeds.workers(&run.config, data.settings.workers);
         run.config.data.bos = data.tokenizer.document_tokens().starts_with_bos.into();
+        if data.tokenizer.parses_special_tokens() {
+            run.config.data.parse_special_tokens = Some(true);
+        }
         let tokenizer_files = tokenizer_files(run, &data.tokenizer, notes)?;
         let sources = data.mixture.describe();
         config_fingerprint::pin_data_versions(run, &sources);
