@@ -178,7 +178,8 @@ def _add_special_tokens(writer: GGUFWriter, model: Path, tokenizer: dict[str, An
 def _adds_bos(model: Path, config: dict[str, Any], tokenizer: dict[str, Any]) -> bool:
     """Whether texts begin with the BOS token: as conversations do, if the model has a chat template.
 
-    Otherwise tokenizer_config.json says it, else the post-processor. llama.cpp has one switch for both, and puts no second BOS in front of a template's own.
+    Otherwise as tokenizer_config.json says, else the post-processor. llama.cpp has one switch for conversations and
+    other texts, and puts no second BOS in front of a template's own.
     """
     with contextlib.suppress(_native.TrainerError):  # a template that cannot be used
         if (begins := _native.conversations_start_with_bos(model)) is not None:
