@@ -100,7 +100,7 @@ ci:
 	$(MAKE) check-cuda
 	$(MAKE) test SELECTED=
 
-# torch and transformers live apart: 150 s and 5.6 GB to install, and only these tests need them.
+# torch, transformers and a model of 135 M parameters live apart: 150 s and 5.7 GB to install, and only these tests need them.
 oracle: $(ORACLE)/.extension binaries
 	$(ORACLE)/bin/python -m pytest $(WAITING) tests/oracles
 
@@ -175,10 +175,10 @@ $(VENV)/.extension-dev: $(RUST_SOURCES) $(VENV)/.requirements
 	VIRTUAL_ENV="$(CURDIR)/$(VENV)" PIP_QUIET=1 $(BIN)/maturin develop
 	touch $@
 
-$(ORACLE)/.requirements: requirements/oracle.txt requirements/chat-templates.txt
+$(ORACLE)/.requirements: requirements/oracle.txt requirements/oracle-files.txt
 	$(PYTHON) -m venv $(ORACLE)
 	$(ORACLE)/bin/python $(PIP) requirements/oracle.txt
-	$(ORACLE)/bin/python $(PIP) requirements/chat-templates.txt --no-deps
+	$(ORACLE)/bin/python $(PIP) requirements/oracle-files.txt --no-deps
 	touch $@
 
 # Needs another click than typer does: an environment of its own.
@@ -210,7 +210,7 @@ lock:
 	$(LOCK) --python-version 3.11 -c requirements/dev.txt -c requirements/oracle.txt pyproject.toml --group oracle --group bench -o requirements/bench.txt
 	$(LOCK) --python-version 3.11 --group pyproject.toml:skypilot -o requirements/skypilot.txt
 	$(LOCK) --python-version 3.10 --no-deps --group pyproject.toml:cuda-compiler -o requirements/cuda-compiler.txt
-	$(LOCK) --python-version 3.11 --no-deps --group pyproject.toml:chat-templates -o requirements/chat-templates.txt
+	$(LOCK) --python-version 3.11 --no-deps --group pyproject.toml:oracle-files -o requirements/oracle-files.txt
 
 clean:
 	rm -rf $(VENV) .venv-* .cargo-tools dist python/orchestrator/*.so
