@@ -145,8 +145,8 @@ fn any_string(value: &Value, condition: &mut impl FnMut(&str) -> bool) -> bool {
     }
 }
 
-/// Whether the loss counts a message of the assistant: `weight` as OpenAI's fine-tuning has it, 0 or 1, or `train` as
-/// axolotl has it.
+/// Whether the loss counts a message of the assistant: `weight`, 0 or 1, as `OpenAI` has it for fine-tuning, or
+/// `train` as axolotl has it.
 fn counts(message: &Value) -> Result<bool, String> {
     for name in ["train", "training"] {
         match &message[name] {

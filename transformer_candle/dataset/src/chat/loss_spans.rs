@@ -35,7 +35,7 @@ pub(super) fn render(
     everything: bool,
 ) -> Result<Rendered, RowProblem> {
     let prepared = template.prepare(conversation);
-    let whole = template.render(&prepared, conversation.messages.len(), false).map_err(raised)?;
+    let whole = template.render(&prepared, conversation.messages.len(), false).map_err(|message| raised(&message))?;
     let Rendered { text, counted: marked } = unmarked(&whole);
     if everything && conversation.left_out.is_empty() {
         let counted = std::iter::once(0..text.len()).collect();
@@ -46,9 +46,10 @@ pub(super) fn render(
     } else {
         added_turns(template, conversation, &prepared, &text)?
     };
-    let counted = match everything {
-        true => outside(turns.into_iter().filter(|turn| turn.is_left_out), text.len()),
-        false => turns.into_iter().filter(|turn| !turn.is_left_out).map(|turn| turn.span).collect(),
+    let counted = if everything {
+        outside(turns.into_iter().filter(|turn| turn.is_left_out), text.len())
+    } else {
+        turns.into_iter().filter(|turn| !turn.is_left_out).map(|turn| turn.span).collect()
     };
     Ok(Rendered { text, counted })
 }
@@ -59,7 +60,7 @@ struct Turn {
     is_left_out: bool,
 }
 
-fn raised(message: String) -> RowProblem {
+fn raised(message: &str) -> RowProblem {
     RowProblem::new(SkipReason::Template, format!("it says: {message}"))
 }
 
@@ -70,7 +71,7 @@ fn part(
     count: usize,
     prompt: bool,
 ) -> Result<String, RowProblem> {
-    template.render(prepared, count, prompt).map(|text| unmarked(&text).text).map_err(raised)
+    template.render(prepared, count, prompt).map(|text| unmarked(&text).text).map_err(|message| raised(&message))
 }
 
 /// Returns what the template marks behind the row's prompt.
@@ -101,7 +102,7 @@ fn left_out_marks(template: &ChatTemplate, conversation: &Messages, marks: usize
     let mut labelled = conversation.clone();
     conversation.left_out.iter().for_each(|&index| label(&mut labelled.messages[index]));
     let prepared = template.prepare(&labelled);
-    let whole = template.render(&prepared, labelled.messages.len(), false).map_err(raised)?;
+    let whole = template.render(&prepared, labelled.messages.len(), false).map_err(|message| raised(&message))?;
     let Rendered { text, counted } = unmarked(&whole);
     let found: Vec<bool> = counted.into_iter().map(|span| text[span].contains(LEFT_OUT)).collect();
     if found.len() == marks && found.contains(&true) {

@@ -46,7 +46,7 @@ fn next_tag(text: &str) -> Option<(usize, &'static str)> {
     let mut from = 0;
     loop {
         let start = from + text[from..].find('{')?;
-        match text[start..].as_bytes().get(1) {
+        match text.as_bytes().get(start + 1) {
             Some(b'{') => return Some((start, "}}")),
             Some(b'%') => return Some((start, "%}")),
             Some(b'#') => from = text[start..].find("#}").map(|end| start + end + 2)?,
@@ -144,7 +144,8 @@ fn rewritten(expression: &str) -> String {
                 let spaces = expression[position..].len() - expression[position..].trim_start().len();
                 position += spaces;
                 let right = operand(&expression[position..]);
-                output.push_str(&format!("|{FILTER}({})", rewritten(&expression[position..position + right])));
+                let argument = rewritten(&expression[position..position + right]);
+                output.extend(["|", FILTER, "(", &argument, ")"]);
                 position += right;
                 (is_left, before, last) = (false, "", "");
             }

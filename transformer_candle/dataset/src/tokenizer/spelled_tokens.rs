@@ -7,9 +7,9 @@ use serde_json::Value;
 
 /// The special tokens that a text may spell. Clones share the memory of what was told.
 #[derive(Clone)]
-pub(crate) struct SpelledTokens(Arc<Names>);
+pub(crate) struct SpelledTokens(Arc<State>);
 
-struct Names {
+struct State {
     /// Finds any of the names; `None` if there are none.
     automaton: Option<AhoCorasick>,
     names: Vec<String>,
@@ -26,7 +26,7 @@ impl SpelledTokens {
             |name: &&str| name.chars().all(|character| character.is_alphanumeric() || character.is_whitespace());
         let names: Vec<String> = special.filter(|name| !is_word(name)).map(str::to_owned).collect();
         let automaton = AhoCorasick::new(&names).ok().filter(|_| !names.is_empty());
-        Self(Arc::new(Names { automaton, names, told: Once::new() }))
+        Self(Arc::new(State { automaton, names, told: Once::new() }))
     }
 
     /// Returns the first special token that a text spells.
