@@ -36,7 +36,8 @@ def tuned(workspace: Workspace, model: Path | str, rows: Path, name: str, *argum
 def test_a_run_is_named_by_its_newest_checkpoint(workspace: Workspace, pretrained: Path, rows: Path) -> None:
     tuned(workspace, pretrained, rows, "first").succeeded()
     newest = f"runs/first/checkpoints/{workspace.checkpoints('first')[-1]}"
-    for number, named in enumerate(["first", workspace.run_folder("first")]):
+    names: list[Path | str] = ["first", workspace.run_folder("first")]
+    for number, named in enumerate(names):
         told = tuned(workspace, named, rows, f"again-{number}").succeeded().out
         assert "is a run: training starts from its newest checkpoint" in told and newest in told
     tuned(workspace, pretrained, rows, "adapters", "--lora-rank=2").succeeded()
@@ -61,7 +62,7 @@ def test_texts_are_trained_on_by_an_override(workspace: Workspace, pretrained: P
     texts = write_rows(workspace.root / "texts.jsonl", [{"text": f"text <|endoftext|> {index}"} for index in range(96)])
     finetune(workspace, pretrained, "--input", texts, "--steps=1").refused(3, "data.format: text")
     shutil.rmtree(workspace.run_folder("chat"))
-    as_text = ["--input", texts, "--steps=1", "--override=data.format=text"]
+    as_text: list[str | Path] = ["--input", texts, "--steps=1", "--override=data.format=text"]
     told = finetune(workspace, pretrained, *as_text).succeeded()
     assert "spells the special token <|endoftext|>, which becomes that token" in told.err
     assert "rows that spell special tokens: " in told.out
@@ -113,6 +114,13 @@ def test_added_tokens_beyond_the_vocabulary_are_named(workspace: Workspace, pret
 
 
 def test_generate_takes_special_tokens_on_request(workspace: Workspace, pretrained: Path) -> None:
-    asked = ["generate", "--checkpoint", pretrained, "--prompt=a <|endoftext|>", "--max-tokens=1", "--device=cpu"]
+    asked: list[str | Path] = [
+        "generate",
+        "--checkpoint",
+        pretrained,
+        "--prompt=a <|endoftext|>",
+        "--max-tokens=1",
+        "--device=cpu",
+    ]
     assert "--special reads it as that token" in workspace.orchestrate(*asked).succeeded().err
     assert "special" not in workspace.orchestrate(*asked, "--special").succeeded().err
