@@ -1,13 +1,27 @@
-"""Fixtures of the suite: a folder of its own for every test, and a Hub on loopback."""
+"""Fixtures of the suite: a folder of its own for every test, and a Hub on loopback.
+
+Programs that tests start have the signals' usual effects, whatever the suite itself was started with.
+"""
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from fake_hub import FakeHub, write_fineweb
 from workspace import Workspace
+
+
+def pytest_configure() -> None:
+    """Ignore by handlers what `nohup` and a background job ignore.
+
+    A handler ends with the process's image, while an ignored signal stays ignored in every program that it starts.
+    """
+    for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP, signal.SIGTERM):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, lambda _number, _frame: None)
 
 
 @pytest.fixture

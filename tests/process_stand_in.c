@@ -1,5 +1,5 @@
 /* Loaded into a trainer with LD_PRELOAD, holds it back as a machine in trouble does, by what is in its environment:
- * SWAPPED_KIB: what /proc/self/status says is swapped out. FSYNC_SECONDS: how long a file takes to reach the disk.
+ * PROCESSOR: the processor's name in /proc/cpuinfo. SWAPPED_KIB: what /proc/self/status says is swapped out. FSYNC_SECONDS: how long a file takes to reach the disk.
  * GROWTH_MIB: resident memory that it gains each second; mappings of the same pages, so that the machine loses none. */
 
 #define _GNU_SOURCE
@@ -15,18 +15,19 @@
 
 enum { MIB = 1 << 20 };
 
-/* The same text with another line for VmSwap, in a file without a name. */
-static int with_swap(int status, const char *kibibytes) {
-    char line[256];
-    FILE *from = fdopen(status, "r");
-    int swapped = memfd_create("status", 0);
+/* The same text with another value in the lines that begin with a name, in a file without a name. */
+static int with_value(int original, const char *name, const char *value) {
+    char line[8192];
+    FILE *from = fdopen(original, "r");
+    int changed = memfd_create("changed", 0);
     while (from && fgets(line, sizeof line, from))
-        if (strncmp(line, "VmSwap:", 7))
-            dprintf(swapped, "%s", line);
-    dprintf(swapped, "VmSwap:\t%s kB\n", kibibytes);
+        if (strncmp(line, name, strlen(name)))
+            dprintf(changed, "%s", line);
+        else
+            dprintf(changed, "%s:\t%s\n", name, value);
     fclose(from);
-    lseek(swapped, 0, SEEK_SET);
-    return swapped;
+    lseek(changed, 0, SEEK_SET);
+    return changed;
 }
 
 int open64(const char *path, int flags, ...) {
@@ -36,8 +37,12 @@ int open64(const char *path, int flags, ...) {
     va_start(rest, flags);
     int file = next(path, flags, va_arg(rest, mode_t));
     va_end(rest);
-    const char *kibibytes = getenv("SWAPPED_KIB");
-    return kibibytes && file >= 0 && !strcmp(path, "/proc/self/status") ? with_swap(file, kibibytes) : file;
+    const char *kibibytes = getenv("SWAPPED_KIB"), *processor = getenv("PROCESSOR");
+    if (kibibytes && file >= 0 && !strcmp(path, "/proc/self/status"))
+        return with_value(file, "VmSwap", kibibytes);
+    if (processor && file >= 0 && !strcmp(path, "/proc/cpuinfo"))
+        return with_value(file, "model name", processor);
+    return file;
 }
 
 int fsync(int file) {

@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from fake_hub import FakeHub, Repository
+from orchestrator import summary, training_length
 from safetensors.numpy import load_file, save_file
 from workspace import TINY_MODEL, Workspace
 
@@ -68,6 +69,63 @@ def test_the_loss_falls_and_the_checkpoint_is_a_chat_model(workspace: Workspace,
     assert (checkpoint / "chat_template.jinja").read_text() == TEMPLATE
     workspace.orchestrate("validate-data", run).succeeded()
     workspace.orchestrate("evaluate", "--experiment=chat").succeeded()
+
+
+def test_few_conversations_are_enough_steps(workspace: Workspace, pretrained: Path) -> None:
+    rows, flags = write_rows(workspace.root / "rows.jsonl"), ["--device=cpu", "--seq-len=64", "--seed=7"]
+    command: list[str | Path] = ["finetune", "--model", pretrained, "--input", rows, *flags]
+    told = workspace.orchestrate(*command, "--experiment=chat").succeeded().out
+    (sequences, epochs, per_step, steps, warmup) = map(int, re.findall(
+        r"The data make (\d+) sequences: (\d) epochs with (\d+) sequences? per step are about (\d+) steps, (\d+) ", told
+    )[0])  # fmt: skip
+    trained = workspace.metrics("chat")
+    assert abs(len(trained) - steps) <= epochs
+    assert (epochs, warmup) == (3, min(10, steps // 10))
+    assert steps == sequences * epochs // per_step >= 50
+    assert trained[-1]["learning_rate"] == 2e-5
+    assert "little" not in told.partition("What it learnt")[2]
+    # What is given is kept.
+    given = workspace.orchestrate(*command, "--experiment=given", "--epochs=1", "--batch-size=4", "--grad-accum=1")
+    assert ": 1 epoch with 4 sequences per step are about" in given.succeeded().out
+    steps_given = workspace.orchestrate(*command, "--experiment=steps", "--steps=3").succeeded().out
+    assert "The data make" not in steps_given
+    assert "little: 3 steps hardly change a model. Give it more steps: --epochs, --steps" in steps_given
+
+
+@pytest.mark.parametrize(("sequences", "given", "expected"), [
+    (1, (None, None, None), (3, 1, 0, 3)),
+    (4, (None, None, None), (3, 1, 1, 12)),
+    (96, (None, None, None), (3, 4, 7, 72)),
+    (400, (None, None, None), (3, 16, 7, 75)),
+    (1599, (None, None, None), (2, 16, 10, 199)),
+    (96, (1, None, None), (1, 1, 9, 96)),
+    (96, (None, 16, None), (3, 16, 1, 18)),
+    (96, (None, None, 20), (3, 4, 20, 72)),
+])  # fmt: skip
+def test_the_length_follows_from_the_sequences(
+    sequences: int, given: tuple[int | None, int | None, int | None], expected: tuple[int, int, int, int]
+) -> None:
+    found = training_length.length_of(sequences, *given)
+    assert (found.epochs, found.sequences_per_step, found.warmup_steps, found.steps) == expected
+
+
+def doubts_of(losses: list[float], warmup: int = 0) -> str:
+    steps = [{"step": step, "loss": loss, "learning_rate": 1e-5} for step, loss in enumerate(losses, start=1)]
+    return " ".join(
+        summary.doubts(steps, {"scheduler": {"warmup_steps": warmup}, "optimizer": {"learning_rate": 2e-5}})
+    )
+
+
+def test_the_summary_says_when_nothing_was_learnt() -> None:
+    falling = [4 - step / 10 for step in range(20)]
+    assert doubts_of(falling) == doubts_of([]) == ""
+    assert "ended at step 20 of a warm-up of 100 steps, at a learning rate of 1.0e-05" in doubts_of(falling, warmup=100)
+    assert doubts_of(falling[:9]).startswith("little: 9 steps")
+    flat = doubts_of([2.0, *[2.1] * 30, 2.3])
+    assert flat.startswith(
+        "nothing that the training loss shows: 2.094 in the first 16 logged steps, 2.113 in the last"
+    )
+    assert "--learning-rate" in flat
 
 
 def test_a_resumed_run_has_the_same_weights(workspace: Workspace, pretrained: Path) -> None:

@@ -130,7 +130,7 @@ def test_a_column_that_is_not_there_is_named_with_those_that_are(workspace: Work
     evaluated(parquet, "n").refused(
         3, "the column `n` of other.parquet holds integers, not strings; its text columns are body"
     )
-    evaluated(parquet, "tags").refused(3, "the column `tags` of other.parquet holds lists or groups, not strings")
+    evaluated(parquet, "tags").refused(3, "the column `tags` of other.parquet holds lists, not strings")
     evaluated(numbers).refused(
         3, "numbers.parquet has no text column `text`; no other column holds strings: choose other"
     )

@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 import zstandard
 from fake_hub import FakeHub
+from orchestrator._native import DataError, DataSource
 
 
 @dataclass(frozen=True)
@@ -171,6 +172,24 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str | N
         ours = ask(READ_WITH_US, asks, hub, root / "ours")
     keys = [(title, config, split) for title, _, config, split in questions]
     return dict(zip(keys, zip(theirs, ours, strict=True), strict=True))
+
+
+def test_a_downloaded_folder_has_the_same_splits(
+    tmp_path: Path, answers: dict[tuple[str, str | None, str], tuple[Any, Any]]
+) -> None:
+    for number, (title, layout) in enumerate(LAYOUTS.items()):
+        folder = tmp_path / str(number)
+        for file in layout.files:
+            write(folder / file, [f"{file} row {row}" for row in range(3)])
+        # A card is not read; local files of several formats are read together.
+        for config, split in () if layout.card or title == "mixed kinds" else layout.asks:
+            theirs = answers[title, config, split][0]
+            try:
+                ours = list(DataSource.local([str(folder)], split=split).documents())
+            except DataError:
+                assert isinstance(theirs, str), f"{title} {split}: datasets reads {theirs}"
+            else:
+                assert sorted(ours) == sorted(theirs), (title, split)
 
 
 @pytest.mark.parametrize("title", LAYOUTS)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from types import FrameType
 
 
@@ -15,7 +16,10 @@ def main() -> None:
     is_default = signal.getsignal(signal.SIGINT) is signal.default_int_handler
     if is_default:
         signal.signal(signal.SIGINT, _exit_at_once)
-    from orchestrator import cli
+    try:
+        from orchestrator import cli
+    except ImportError as error:
+        sys.exit(f"orchestrate: the package is not complete: {error}. Install it again: `make build`, or pip")
 
     if is_default:
         signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -36,12 +36,12 @@ __all__ = [
     "TrainerError",
     "__version__",
     "cache_root",
+    "check_adapter_config",
     "check_profile",
     "check_threads",
     "checked_adapters",
     "checked_model_config",
     "config_to_yaml",
-    "conversations_start_with_bos",
     "declared_commands",
     "environment",
     "evaluate",
@@ -53,6 +53,7 @@ __all__ = [
     "logits",
     "memory_plan",
     "model_directory",
+    "model_tokens",
     "open_device",
     "parse_config",
     "presets",
@@ -454,7 +455,10 @@ class DataSource:
         """
 
     @staticmethod
-    def local(patterns: Sequence[str], text_column: str = "text", reading_version: int | None = None) -> DataSource:
+    def local(
+        patterns: Sequence[str], text_column: str = "text", reading_version: int | None = None,
+        split: str | None = None,
+    ) -> DataSource:  # fmt: skip
         """Find local files: paths, folders and globs, relative to the current folder.
 
         Args:
@@ -462,6 +466,7 @@ class DataSource:
             text_column: The column or field that holds the text.
             reading_version: The version of the rules by which files become documents (`data.reading_version`); the
                 newest if None.
+            split: The split of folders; by default `train`, or without one all files in no validation or test split.
         """
 
     @staticmethod
@@ -540,6 +545,12 @@ class Gpu:
     @property
     def refusal(self) -> str | None:
         """Why nothing is trained on it, in a sentence; None where it can be."""
+
+def hub_token() -> tuple[str, str] | None:
+    """Return where the Hub's access token comes from, and what to do if it is not accepted; None without one."""
+
+def hub_proxy(url: str) -> str | None:
+    """Return the proxy by which this process reaches a URL, as messages name it."""
 
 def gpus() -> list[Gpu]:
     """Return the GPUs that the driver lists, at least one; a `ConfigError` says what is missing. None is opened."""
@@ -704,6 +715,14 @@ def checked_model_config(directory: _Path, read_weights: bool = True) -> str:
             hashes.
     """
 
+def check_adapter_config(file: _Path, config: dict[str, Any]) -> None:
+    """Raise a `ConfigError` for adapters that compute something else than plain LoRA.
+
+    Args:
+        file: The adapter_config.json, for the message.
+        config: Its content.
+    """
+
 def checked_adapters(directory: _Path, base_model: _Path | None = None) -> dict[str, Any]:
     """Compare adapters with the model that they belong to.
 
@@ -713,6 +732,21 @@ def checked_adapters(directory: _Path, base_model: _Path | None = None) -> dict[
     Args:
         directory: A checkpoint of a LoRA run, or a directory of peft.
         base_model: Where the model is, if not where the adapters say.
+    """
+
+def model_tokens(directory: _Path, base_model: _Path | None = None, date: str | None = None) -> dict[str, Any]:
+    """Return the tokenizer of a model with its special tokens, as training and `chat` use it.
+
+    Keys: `tokenizer_json` (its content, with the tokens that the files beside it add), `roles` (tokens by role, such as
+    `bos_token`), `adds_bos` (`add_bos_token`, or None), `templates` (chat templates by name), `stop_tokens` (the ids
+    that end a text, the first of which ends a document), `end_of_turn` (the id that ends the assistant's turn, or
+    None), `conversations_start_with_bos` (whether the chat template starts with the BOS token; None without one that can be
+    used) and `left_out` (tokens for which the model has no embedding).
+
+    Args:
+        directory: A checkpoint, or a model in Hugging Face's format.
+        base_model: The model of adapters, if it is not where they say.
+        date: What stands for today in a template that names the date, `2026-01-31`.
     """
 
 def gpu_table() -> dict[str, dict[str, Any]]:
@@ -743,9 +777,6 @@ def parse_config(
         file: What messages call it.
         flags: The flag that was typed for a key, such as `--seed` for `runtime.seed`: what messages call its override.
     """
-
-def conversations_start_with_bos(folder: _Path) -> bool | None:
-    """Tell whether conversations with a model start with its BOS token; None if it has no chat template."""
 
 def config_to_yaml(config: dict[str, Any]) -> str:
     """Return a config's values as YAML with every key and what it means."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from orchestrator import _native, pretrained, training_record
+from orchestrator import _native, converted_adapters, pretrained, training_record
 from orchestrator.command_error import CommandError
 from orchestrator.paths import shown
 from orchestrator.training_record import Row
@@ -21,6 +21,7 @@ class Adapters:
     WEIGHTS: ClassVar[str] = "adapter_model.safetensors"
 
     folder: Path
+    """Their folder, or a temporary one of plain adapters that compute the same."""
     base: Path
     """The folder of the base model."""
     is_recorded: bool
@@ -58,13 +59,15 @@ def has_adapters(folder: Path) -> bool:
 
 
 def open_adapters(folder: Path, base_model: str | None) -> Adapters:
-    """Verify adapters and their model.
+    """Verify adapters and their model; those of a kind that plain ones can stand for are converted first.
 
     Args:
         folder: The directory of the adapters.
         base_model: A folder or a repository of the Hub, if the model is not where the adapters say.
     """
-    opened = _native.checked_adapters(folder, base_folder(folder, base_model))
+    base = base_folder(folder, base_model)
+    folder = converted_adapters.plain(folder, base)
+    opened = _native.checked_adapters(folder, base)
     return Adapters(folder, Path(opened["base_model"]), opened["is_recorded"], opened["rank"], opened["scale"])
 
 

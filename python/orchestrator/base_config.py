@@ -84,6 +84,18 @@ class BaseConfig:
         return str(self.values["data"]["text_column"])
 
     @property
+    def split(self) -> str | None:
+        """The split of folders in `train_shards`."""
+        split: str | None = self.values["data"]["split"]
+        return split
+
+    @property
+    def max_samples(self) -> int | None:
+        """The number of rows of `train_shards` to train on; None for all."""
+        rows: int | None = self.values["data"]["max_samples"]
+        return rows
+
+    @property
     def reading_version(self) -> int | None:
         """The version of the rules by which files become documents; None for the newest."""
         version: int | None = self.values["data"]["reading_version"]
@@ -195,7 +207,8 @@ def complete(
     if base.pretrained is None and (base.is_preset or settings.vocab_size or base.vocab_size is None):
         values["model"]["vocab_size"] = tokenizer.vocab_size
     if shards is not None:
-        values["data"]["train_shards"] = shards
+        values["data"].update(train_shards=shards, split=settings.split or base.split)
+        values["data"]["max_samples"] = settings.max_samples or base.max_samples
     if mixture is not None:
         values["data"]["mixture"] = mixture
     if settings.validation:

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from orchestrator import _native, signals, terminal
-from orchestrator.adapters import base_folder
+from orchestrator import _native, converted_adapters, signals, terminal
+from orchestrator.adapters import base_folder, has_adapters
 from orchestrator.arguments import MAX_INTEGER
 from orchestrator.command_error import CommandError
 from orchestrator.exported_model import Source
@@ -88,8 +88,10 @@ def run(request: Request) -> None:
     settings = request.settings()
     request.source.check("chat with")
     folder = request.source.folder()
+    base = base_folder(folder, request.source.base_model)
     model = _native.ChatModel(
-        folder, base_model=base_folder(folder, request.source.base_model), chat_template=request.chat_template,
+        converted_adapters.plain(folder, base) if has_adapters(folder) else folder,
+        base_model=base, chat_template=request.chat_template,
         date=datetime.datetime.now().astimezone().date().isoformat(), device=request.device,
     )  # fmt: skip
     if not model.ends_turns:

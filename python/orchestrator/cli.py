@@ -6,14 +6,17 @@ import enum
 import json
 import sys
 import tempfile
+import threading
 import traceback
+from collections.abc import Callable
+from itertools import zip_longest
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from typer.exceptions import Abort, TyperException
 
-from orchestrator import _native, finetuning, terminal
+from orchestrator import _native, finetuning, start_screen, terminal
 from orchestrator.arguments import Command, Group, stopped
 from orchestrator.command_error import CommandError, ExitCode
 from orchestrator.export import Format, Type
@@ -333,14 +336,23 @@ for name in ("generate", "evaluate", "validate-data"):
 
 def main() -> None:
     """Run the command and turn every failure into a sentence and an exit code."""
+    sys.exit(_run(sys.argv[1:], before=_prepare_process))
+
+
+def _prepare_process() -> None:
     terminal.take_over()
-    sys.exit(_run(_with_resume_values(sys.argv[1:])))
+    threading.excepthook = _complain_of_a_thread
 
 
-def _run(arguments: list[str]) -> int:
+def _run(arguments: list[str], before: Callable[[], None] = lambda: None) -> int:
     try:
+        before()
+        if not arguments:
+            terminal.result(start_screen.TEXT.rstrip("\n"))
+            return ExitCode.DONE
         with stoppable():
-            return int(app(arguments, prog_name="orchestrate", standalone_mode=False) or ExitCode.DONE)
+            words = _with_resume_values(arguments)
+            return int(app(words, prog_name="orchestrate", standalone_mode=False) or ExitCode.DONE)
     except Stopped as end:
         return _complain(str(end), end.code)
     except CommandError as failure:
@@ -351,6 +363,8 @@ def _run(arguments: list[str]) -> int:
         return _complain(str(stopped()), ExitCode.INTERRUPTED)
     except OSError as error:
         return _complain(str(error), ExitCode.UNEXPECTED)
+    except MemoryError:
+        return _complain("this machine has no memory left: close other programs", ExitCode.OUT_OF_MEMORY)
     except SystemExit:
         raise
     except BaseException as error:  # PyO3's PanicException is not an Exception
@@ -366,6 +380,11 @@ def _explained(error: BaseException) -> tuple[str, int]:
     return f"a bug, please report it: {type(error).__name__} at {where}: {error}", ExitCode.UNEXPECTED
 
 
+def _complain_of_a_thread(failure: threading.ExceptHookArgs) -> None:
+    if failure.exc_value is not None:
+        _complain(*_explained(failure.exc_value))
+
+
 def _complain(message: str, code: int) -> int:
     terminal.complain(f"orchestrate: {message}")
     return code
@@ -374,7 +393,7 @@ def _complain(message: str, code: int) -> int:
 def _with_resume_values(arguments: list[str]) -> list[str]:
     """Give a bare `--resume` its value: Typer has no options whose value may be left out."""
     filled = []
-    for here, following in zip(arguments, [*arguments[1:], None], strict=True):
+    for here, following in zip_longest(arguments, arguments[1:]):
         bare = here == "--resume" and (following is None or following.startswith("-") or following in COMMANDS)
         filled.append("--resume=latest" if bare else here)
     return filled

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from orchestrator.command_error import CommandError
 from orchestrator.paths import shown
-from orchestrator.screen import amount, step
+from orchestrator.screen import amount, note, step
 
 if TYPE_CHECKING:
     from orchestrator.exported_model import Model, Source
@@ -122,6 +122,8 @@ def _write_gguf(request: Request) -> None:
     if not target.absolute().parent.is_dir():
         raise CommandError(f"--out {shown(target)}: there is no folder {shown(target.absolute().parent)}")
     _show(model)
-    gguf_file.write(model, target, kind.value)
+    notes = gguf_file.write(model, target, kind.value)
     step("wrote", f"{shown(target)} ({amount(target.stat().st_size)})")
+    for remark in notes:
+        note(remark)
     step("try it", f"llama-cli -m {target} " + ("-cnv" if model.has_chat_template else "-no-cnv -p 'Once upon a time'"))

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from orchestrator import _native, model_tokenizer, training_record
 from orchestrator.adapters import ADAPTER_CONFIG, Adapters, has_adapters, open_adapters
 from orchestrator.command_error import CommandError
+from orchestrator.model_tokenizer import ModelTokens
 from orchestrator.paths import shown
 from orchestrator.safetensors_shards import StoredTensor, stored_tensors, tensors_of_file
 from orchestrator.training_record import Row, TrainingRecord
@@ -26,6 +27,8 @@ TOKENIZER_FILES = (
     "merges.txt", "tokenizer.model", "chat_template.jinja",
 )  # fmt: skip
 """Files of a tokenizer that an export copies unchanged, where they exist."""
+TEMPLATES = "additional_chat_templates"
+"""Folder of the chat templates other than the default one."""
 F16_MAX = 65504
 CONFIG, GENERATION_CONFIG = "config.json", "generation_config.json"
 
@@ -73,6 +76,10 @@ class Model:
     """The files to copy unchanged, by their names in the exported folder."""
     adapters: Adapters | None = None
     """The adapters that are merged into the weights or exported alone; None for a model without."""
+    generation: Row = dataclasses.field(default_factory=dict)
+    """The content of generation_config.json: where generation stops, padding, sampling."""
+    tokens: ModelTokens | None = None
+    """Its tokenizer; None for a model without."""
 
     @property
     def base_model(self) -> tuple[str, str] | None:
@@ -87,8 +94,7 @@ class Model:
     @property
     def has_chat_template(self) -> bool:
         """Whether conversations can be rendered for it."""
-        config = training_record.read_object(self.files.get("tokenizer_config.json", Path("absent")))
-        return "chat_template.jinja" in self.files or "chat_template" in config
+        return self.tokens is not None and bool(self.tokens.templates)
 
 
 @dataclass(frozen=True)
@@ -138,46 +144,57 @@ def open_whole(source: Source) -> Model:
     config = training_record.read_object(folder / CONFIG)
     name, record = _name_and_record(source, folder)
     model = Model(Kind.WHOLE, folder, name, config, checked, stored_tensors(folder), record, files)
-    return _with_checked_tokenizer(model)
+    return _with_tokens(model, folder)
 
 
 def open_merged(source: Source) -> Model:
     """Like `open_whole`, for LoRA adapters merged into their base model, which is verified too."""
-    adapters = _open_adapters(source, "there is nothing to merge, leave out --merge")
-    folder, base = adapters.folder, adapters.base
+    folder, adapters = _open_adapters(source, "there is nothing to merge, leave out --merge")
+    base = adapters.base
     checked = json.loads(_native.checked_model_config(base, read_weights=not adapters.is_recorded))
-    added = tensors_of_file(folder / adapters.WEIGHTS)
+    added = tensors_of_file(adapters.folder / adapters.WEIGHTS)
     tensors = {name: _merged(name, tensor, added, adapters) for name, tensor in stored_tensors(base).items()}
     files = {CONFIG: base / CONFIG, **_files(folder, base)}
     config = training_record.read_object(base / CONFIG)
     name, record = _name_and_record(source, folder)
     model = Model(Kind.MERGED, folder, name, config, checked, tensors, record, files, adapters)
-    return _with_checked_tokenizer(model)
+    return _with_tokens(model, base)
 
 
 def open_adapters_alone(source: Source) -> Model:
     """Find LoRA adapters, verify them and their base model, and read how they were trained."""
-    adapters = _open_adapters(source, "--format hf and --format gguf export it")
-    folder, base = adapters.folder, adapters.base
+    folder, adapters = _open_adapters(source, "--format hf and --format gguf export it")
+    base = adapters.base
     checked = json.loads(_native.checked_model_config(base, read_weights=False))
-    tensors = tensors_of_file(folder / adapters.WEIGHTS)
-    files = {adapters.WEIGHTS: folder / adapters.WEIGHTS, **_files(folder, base)}
+    weights = adapters.folder / adapters.WEIGHTS
+    tensors, files = tensors_of_file(weights), {adapters.WEIGHTS: weights, **_files(folder, base)}
     name, record = _name_and_record(source, folder)
     model = Model(Kind.ADAPTERS, folder, name, adapters.config(), checked, tensors, record, files, adapters)
-    return _with_checked_tokenizer(model)
+    return _with_tokens(model, base)
 
 
-def _with_checked_tokenizer(model: Model) -> Model:
-    """Refuse a model with a tokenizer that is damaged or another model's."""
-    model_tokenizer.read(model.tokenizer_folder, model.checked_config["vocab_size"])
-    return model
+def _with_tokens(model: Model, base: Path) -> Model:
+    """Return the model with its tokenizer and generation settings; refuse one whose tokenizer is another model's."""
+    folder, base_model = (model.folder, None) if model.adapters is None else (model.adapters.folder, base)
+    tokens = model_tokenizer.read(folder, model.tokenizer_folder, base_model, model.checked_config["vocab_size"])
+    return dataclasses.replace(model, tokens=tokens, generation=_generation(model.folder, base))
 
 
-def _open_adapters(source: Source, otherwise: str) -> Adapters:
+def _generation(folder: Path, base: Path) -> Row:
+    """Return the generation settings: those of a base model, such as sampling, with the adapters' own tokens."""
+    of_base, own = (training_record.read_object(place / GENERATION_CONFIG) for place in (base, folder))
+    settings = {**of_base, **own}
+    if of_base.keys() - own.keys() - {"transformers_version"}:
+        settings.pop("_from_model_config", None)  # transformers would make the settings anew from config.json
+    return settings
+
+
+def _open_adapters(source: Source, otherwise: str) -> tuple[Path, Adapters]:
+    """Return the folder of the adapters that are named, and the adapters as plain ones."""
     folder = source.folder()
     if not has_adapters(folder):
         raise CommandError(f"{shown(folder)} is a whole model, without {ADAPTER_CONFIG}: {otherwise}")
-    return open_adapters(folder, source.base_model)
+    return folder, open_adapters(folder, source.base_model)
 
 
 def _name_and_record(source: Source, folder: Path) -> tuple[str, TrainingRecord]:
@@ -189,10 +206,8 @@ def _name_and_record(source: Source, folder: Path) -> tuple[str, TrainingRecord]
 def _files(folder: Path, base: Path) -> dict[str, Path]:
     """Return the files beside the weights: adapters without a tokenizer of their own have their base model's."""
     owner = folder if (folder / "tokenizer.json").is_file() else base
-    found = {name: owner / name for name in TOKENIZER_FILES if (owner / name).is_file()}
-    own, of_base = folder / GENERATION_CONFIG, base / GENERATION_CONFIG
-    generation = own if own.is_file() else of_base
-    return {GENERATION_CONFIG: generation, **found} if generation.is_file() else found
+    templates = sorted(f"{TEMPLATES}/{path.name}" for path in (owner / TEMPLATES).glob("*.jinja"))
+    return {name: owner / name for name in (*TOKENIZER_FILES, *templates) if (owner / name).is_file()}
 
 
 def _merged(name: str, tensor: StoredTensor, added: dict[str, StoredTensor], adapters: Adapters) -> StoredTensor:

@@ -15,7 +15,8 @@ from orchestrator.input_files import read_text
 from orchestrator.options import parameter
 from orchestrator.paths import shown
 from orchestrator.screen import counted, step
-from orchestrator.settings import RUN, TOKENIZER, TRAINING, Settings, flag_parameters, from_flags
+from orchestrator.settings import RUN, TOKENIZER, TRAINING, OpenKeys, Settings, flag_parameters, from_flags
+from orchestrator.training_length import LONGEST_WARMUP, SEQUENCES_PER_STEP, warmup_of
 
 ABOUT = """Fine-tune a pretrained model on conversations.
 
@@ -31,10 +32,8 @@ LEFT_OUT = {
 BASE_PRESET = "smoke_cpu"
 SEQUENCE_LENGTH = 1024
 """Default sequence length in tokens, unless the model's maximum is lower: trl's `max_length`."""
-SEQUENCES_PER_STEP = 16
 LEARNING_RATE, ADAPTER_LEARNING_RATE = "2e-5", "2e-4"
 """trl's default for all weights, and ten times that, as its documentation recommends for adapters."""
-WARMUP_STEPS = 10
 HALF_PRECISION = ("bfloat16", "float16")
 """The types of a model's weights, as transformers names them, with which training is in bf16 by default."""
 
@@ -49,7 +48,7 @@ def parameters() -> list[Parameter]:
     epochs = Option(
         metavar="N",
         min=1,
-        help="Passes over the conversations, at a constant learning rate. Default: 1, unless --steps is given.",
+        help="Passes over the conversations, at a constant learning rate. Default: 1, up to 3 where they are few.",
         rich_help_panel=TRAINING,
     )
     own = [parameter("model", Annotated[str | None, model]), parameter("epochs", Annotated[int | None, epochs])]
@@ -91,6 +90,7 @@ def settings(model: str | None, epochs: int | None, **flags: Any) -> Settings:
     chosen.preset = BASE_PRESET
     defaults = _defaults(chosen, folder, epochs)
     chosen.defaults = [f"{key}={value}" for key, value in defaults.items()]
+    chosen.open_keys = _open_keys(chosen, epochs)
     _show(defaults, chosen)
     return chosen
 
@@ -105,7 +105,7 @@ def _defaults(chosen: Settings, folder: Path, epochs: int | None) -> dict[str, s
         "data.sequences_per_step": str(SEQUENCES_PER_STEP),
         "optimizer.learning_rate": ADAPTER_LEARNING_RATE if _adapter_rank(chosen) else LEARNING_RATE,
         "optimizer.weight_decay": "0.0",
-        "scheduler.warmup_steps": str(WARMUP_STEPS),
+        "scheduler.warmup_steps": str(LONGEST_WARMUP),
         "scheduler.min_lr": "0.0",
         "runtime.precision": _precision(model),
         "runtime.activation_recompute": "null",
@@ -114,8 +114,8 @@ def _defaults(chosen: Settings, folder: Path, epochs: int | None) -> dict[str, s
     if {"batch_size", "grad_accum"} <= chosen.keys.keys():
         keys["data.sequences_per_step"] = "null"
     if "steps" in chosen.keys:
-        warmup = min(WARMUP_STEPS, int(chosen.keys["steps"]) // 10)
-        return keys | {"scheduler.strategy": "cosine", "scheduler.warmup_steps": str(warmup)}
+        warmup = str(warmup_of(int(chosen.keys["steps"])))
+        return keys | {"scheduler.strategy": "cosine", "scheduler.warmup_steps": warmup}
     return keys | {
         "scheduler.strategy": "constant",
         "scheduler.total_steps": "null",
@@ -134,8 +134,21 @@ def _data_defaults(chosen: Settings) -> dict[str, str]:
     }
 
 
+def _open_keys(chosen: Settings, epochs: int | None) -> OpenKeys | None:
+    """Return the keys that may follow from the data; none where the number of steps is given."""
+    typed = _typed(chosen)
+    if any(key in typed for key in ("scheduler.total_steps", "stages", "data.tokens_per_step")):
+        return None
+    batch = ("data.sequences_per_step", "data.batch_size", "data.gradient_accumulation_steps")
+    return OpenKeys(
+        epochs=epochs is None and "scheduler.total_epochs" not in typed,
+        batch=not any(key in typed for key in batch),
+        warmup="scheduler.warmup_steps" not in typed,
+    )
+
+
 def _typed(chosen: Settings) -> dict[str, str]:
-    """Return the config keys that flags and overrides set, and their values."""
+    """Return the config keys that were typed, as flags or with `--override`."""
     return dict(override.split("=", 1) for override in chosen.config_overrides() if "=" in override)
 
 
@@ -193,13 +206,17 @@ def _show(defaults: dict[str, str], chosen: Settings) -> None:
     typed = _typed(chosen)
     values = defaults | typed
     unit = "step" if "scheduler.total_steps" in typed else "epoch"
-    count = values.get(f"scheduler.total_{unit}s", "1")
+    length = counted(values.get(f"scheduler.total_{unit}s", "1"), unit)
+    warmup = f"{values['scheduler.warmup_steps']} steps of warm-up"
+    if chosen.open_keys is not None:
+        length = "epochs by the number of conversations" if chosen.open_keys.epochs else length
+        warmup = f"at most {warmup}" if chosen.open_keys.warmup else warmup
     rank = _adapter_rank(chosen)
     trained = f"adapters of rank {rank}" if rank else "all weights"
     step(
         "fine-tune",
         f"{trained}, learning rate {values['optimizer.learning_rate']} ({values['scheduler.strategy']} after "
-        f"{values['scheduler.warmup_steps']} steps of warm-up), {counted(count, unit)}, sequences of "
+        f"{warmup}), {length}, sequences of "
         f"{values['data.sequence_length']} tokens, packing {values.get('data.packing', 'concat')}, precision "
         f"{values['runtime.precision']}",
     )

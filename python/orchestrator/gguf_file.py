@@ -44,13 +44,16 @@ ARCHITECTURES = {"llama": "llama", "mistral": "llama", "qwen2": "qwen2", "qwen3"
 """The architecture that llama.cpp runs a model as, by its `model_type`."""
 
 
-def write(model: Model, target: Path, kind: Type) -> None:
+def write(model: Model, target: Path, kind: Type) -> list[str]:
     """Write the model to the file `target`, complete or not at all.
 
     Args:
         model: A model in Hugging Face's format.
         target: The file to write; an existing one is replaced.
         kind: The type of the matrices.
+
+    Returns:
+        What the file cannot express, a sentence each.
     """
     import gguf
 
@@ -67,9 +70,11 @@ def write(model: Model, target: Path, kind: Type) -> None:
         _add_sizes(writer, config)
         writer.add_file_type(gguf.LlamaFileType[TYPES[kind]])
         writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
-        gguf_tokenizer.add(writer, model.tokenizer_folder, config["vocab_size"])
+        _add_sampling(writer, model.generation)
+        notes = gguf_tokenizer.add(writer, model)
         _write_tensors(writer, model, config, gguf.GGMLQuantizationType[kind.upper()])
         staging.replace(target)
+        return notes
     finally:
         writer.close()
         staging.unlink(missing_ok=True)
@@ -89,6 +94,19 @@ def _add_sizes(writer: GGUFWriter, config: dict[str, Any]) -> None:
     writer.add_rope_dimension_count(head_size)
     writer.add_rope_freq_base(config["rope_theta"])
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+
+
+def _add_sampling(writer: GGUFWriter, generation: dict[str, Any]) -> None:
+    """Add the sampling settings that generation_config.json recommends, which llama.cpp takes as defaults."""
+    adders = {
+        "temperature": writer.add_sampling_temp, "top_k": writer.add_sampling_top_k, "top_p": writer.add_sampling_top_p,
+        "min_p": writer.add_sampling_min_p, "repetition_penalty": writer.add_sampling_penalty_repeat,
+    }  # fmt: skip
+    if not generation.get("do_sample"):
+        return
+    for key, add in adders.items():
+        if isinstance(generation.get(key), int | float):
+            add(generation[key])
 
 
 def _rope_divisors(config: dict[str, Any]) -> NDArray[np.float32] | None:

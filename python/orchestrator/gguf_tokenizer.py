@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from orchestrator import _native, model_tokenizer
+from orchestrator import model_tokenizer
 from orchestrator.command_error import CommandError
+from orchestrator.exported_model import Model
+from orchestrator.model_tokenizer import ModelTokens
 from orchestrator.paths import shown
-from orchestrator.training_record import read_object
 
 if TYPE_CHECKING:
     from gguf import GGUFWriter
@@ -31,12 +31,18 @@ PRE_TOKENIZERS = {
 SPACE = "\u2581"
 
 
-def add(writer: GGUFWriter, model: Path, vocab_size: int) -> None:
-    """Add the tokenizer of a model directory; ids below `vocab_size` without a token get an unused one."""
-    path = model / model_tokenizer.FILE
-    tokenizer = model_tokenizer.read(model, vocab_size)
-    if tokenizer is None:
+def add(writer: GGUFWriter, model: Model) -> list[str]:
+    """Add the tokenizer of a model; ids below the vocabulary's size without a token get an unused one.
+
+    Returns:
+        What the file cannot express, a sentence each.
+    """
+    path, vocab_size, tokens = (
+        model.tokenizer_folder / model_tokenizer.FILE, model.checked_config["vocab_size"], model.tokens,
+    )  # fmt: skip
+    if tokens is None:
         raise CommandError(f"a GGUF file needs the model's {shown(path)}, and there is none")
+    tokenizer = tokens.tokenizer_json
     kind = tokenizer["model"].get("type") or "BPE"
     if kind != "BPE":
         raise CommandError(f"{shown(path)} is a {kind} tokenizer; only BPE is exported to GGUF")
@@ -44,7 +50,7 @@ def add(writer: GGUFWriter, model: Path, vocab_size: int) -> None:
         _add_sentencepiece(writer, tokenizer, vocab_size, path)
     else:
         _add_byte_level(writer, tokenizer, vocab_size, path)
-    _add_special_tokens(writer, model, tokenizer)
+    return _add_special_tokens(writer, tokens, model.generation.get("pad_token_id"))
 
 
 def _add_byte_level(writer: GGUFWriter, tokenizer: dict[str, Any], vocab_size: int, path: Path) -> None:
@@ -153,44 +159,69 @@ def _uncommon_pipeline(path: Path, tokenizer: dict[str, Any]) -> CommandError:
     return CommandError(f"{shown(path)} cuts text in a way that llama.cpp has no name for: {json.dumps(parts)}")
 
 
-def _add_special_tokens(writer: GGUFWriter, model: Path, tokenizer: dict[str, Any]) -> None:
-    config = read_object(model / "tokenizer_config.json")
-    ids = model_tokenizer.ids(tokenizer)
-    adders = {
-        "bos_token": writer.add_bos_token_id,
-        "eos_token": writer.add_eos_token_id,
-        "pad_token": writer.add_pad_token_id,
-        "unk_token": writer.add_unk_token_id,
-    }
-    for role, add_id in adders.items():
-        token = config.get(role)
-        name = token.get("content") if isinstance(token, dict) else token
-        if name in ids:
-            add_id(ids[name])
-    writer.add_add_bos_token(_adds_bos(model, config, tokenizer))
+def _add_special_tokens(writer: GGUFWriter, tokens: ModelTokens, pad: Any) -> list[str]:
+    """Add the tokens with a role, those at which `orchestrate chat` stops, and the chat templates."""
+    ids = tokens.ids()
+    of_role = {role: ids[token] for role, token in tokens.roles.items() if token in ids}
+    stops = tokens.all_stop_tokens()
+    eos = of_role.get("eos_token")
+    if stops and eos not in stops:
+        eos = stops[0]
+    others = sorted((stop for stop in stops if stop != eos), key=lambda stop: stop != tokens.end_of_turn)
+    adders = [
+        (writer.add_bos_token_id, of_role.get("bos_token")),
+        (writer.add_eos_token_id, eos),
+        (writer.add_pad_token_id, of_role.get("pad_token", pad)),
+        (writer.add_unk_token_id, of_role.get("unk_token")),
+        *zip((writer.add_eot_token_id, writer.add_eom_token_id), others, strict=False),
+    ]
+    for add_id, index in adders:
+        if isinstance(index, int):
+            add_id(index)
+    writer.add_add_bos_token(_adds_bos(tokens))
     writer.add_add_eos_token(False)
-    template = model / "chat_template.jinja"
-    chat = template.read_text(encoding="utf-8") if template.exists() else config.get("chat_template")
-    if isinstance(chat, str):
-        writer.add_chat_template(chat)
+    templates = tokens.ordered_templates()
+    if len(templates) == 1:
+        writer.add_chat_template(templates[0][1])
+    elif templates:
+        writer.add_chat_template([{"name": name, "template": source} for name, source in templates])
+    return _what_is_lost(tokens, others[2:])
 
 
-def _adds_bos(model: Path, config: dict[str, Any], tokenizer: dict[str, Any]) -> bool:
+def _what_is_lost(tokens: ModelTokens, stops: list[int]) -> list[str]:
+    """Return what a GGUF file cannot express of the tokens, a sentence each; `stops` are more than it has keys for."""
+    notes = []
+    added = tokens.tokenizer_json.get("added_tokens") or []
+    for key, does in (
+        ("lstrip", "takes white space before it"), ("rstrip", "takes white space after it"),
+        ("single_word", "is found between words only"),
+    ):  # fmt: skip
+        names = [token["content"] for token in added if token.get(key)]
+        if names:
+            few = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+            notes.append(f"GGUF has no {key}: {few} {does} here, not in llama.cpp")
+    if stops:
+        by_id = {index: name for name, index in tokens.ids().items()}
+        listed = ", ".join(by_id.get(index, str(index)) for index in stops)
+        notes.append(f"GGUF has keys for three tokens that end a text: llama.cpp may not stop at {listed}")
+    if tokens.left_out:
+        notes.append(f"the model has no embedding for {', '.join(tokens.left_out)}: the file leaves them out")
+    return notes
+
+
+def _adds_bos(tokens: ModelTokens) -> bool:
     """Whether texts begin with the BOS token: as conversations do, if the model has a chat template.
 
     Otherwise as tokenizer_config.json says, else the post-processor. llama.cpp has one switch for conversations and
     other texts, and puts no second BOS in front of a template's own.
     """
-    with contextlib.suppress(_native.TrainerError):  # a template that cannot be used
-        if (begins := _native.conversations_start_with_bos(model)) is not None:
-            return begins
-    if "add_bos_token" in config:
-        return bool(config["add_bos_token"])
-    name = config.get("bos_token")
-    name = name.get("content") if isinstance(name, dict) else name
-    processor = tokenizer.get("post_processor") or {}
+    if tokens.conversations_start_with_bos is not None:
+        return tokens.conversations_start_with_bos
+    if tokens.adds_bos is not None:
+        return tokens.adds_bos
+    processor = tokens.tokenizer_json.get("post_processor") or {}
     for part in processor.get("processors") or [processor]:
         if part.get("type") == "TemplateProcessing":
             first = part["single"][0].get("SpecialToken") or {}
-            return first.get("id") == name
+            return first.get("id") is not None and first.get("id") == tokens.roles.get("bos_token")
     return False

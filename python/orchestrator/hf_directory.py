@@ -9,16 +9,16 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
-from orchestrator import model_card, signals
+from orchestrator import model_card
 from orchestrator.adapters import ADAPTER_CONFIG
 from orchestrator.command_error import CommandError, ExitCode
-from orchestrator.exported_model import Kind, Model
+from orchestrator.exported_model import GENERATION_CONFIG, Kind, Model
 from orchestrator.paths import shown
 from orchestrator.safetensors_shards import write_shards
+from orchestrator.temporary_folder import removed
+from orchestrator.training_record import Row
 
 MAX_SHARD_SIZE = "5GB"
 SIZE = re.compile(r"(?P<number>\d+(\.\d+)?)(?P<unit>[KMGT]B)?", re.IGNORECASE)
@@ -38,7 +38,7 @@ def write(model: Model, target: Path, max_shard_size: int | str) -> None:
     staging = target.with_name(f".{target.name}.tmp-{os.getpid()}")
     with removed(staging):
         fill(model, staging, model.name, target.name, max_shard_size)
-        for path in [*staging.iterdir(), staging]:
+        for path in [*staging.rglob("*"), staging]:
             _sync(path)
         staging.rename(target)  # over an empty folder at most
     _sync(target.parent)
@@ -49,9 +49,12 @@ def fill(model: Model, folder: Path, name: str, source: str, max_shard_size: int
     card = model_card.written(model, name, source)
     try:
         for file, place in model.files.items():
+            (folder / file).parent.mkdir(exist_ok=True)
             shutil.copyfile(place, folder / file)
+        if model.generation:
+            _write_json(folder / GENERATION_CONFIG, model.generation)
         if model.kind is Kind.ADAPTERS:
-            (folder / ADAPTER_CONFIG).write_text(json.dumps(model.config, indent=2) + "\n", encoding="utf-8")
+            _write_json(folder / ADAPTER_CONFIG, model.config)
         else:
             write_shards(model.tensors, folder, max_shard_size)
         (folder / model_card.FILE).write_text(card, encoding="utf-8")
@@ -60,25 +63,13 @@ def fill(model: Model, folder: Path, name: str, source: str, max_shard_size: int
         raise CommandError(message, ExitCode.UNEXPECTED) from error
 
 
-@contextmanager
-def removed(folder: Path) -> Iterator[None]:
-    """Make a folder, and remove it at the end of the block, also when a signal ends the process there."""
-
-    def remove() -> None:
-        shutil.rmtree(folder, ignore_errors=True)
-
-    remove()
-    with signals.on_forced_exit(remove):
-        try:
-            folder.mkdir()
-            yield
-        finally:
-            remove()
+def _write_json(file: Path, content: Row) -> None:
+    file.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
 def files_of(folder: Path) -> tuple[int, int]:
     """Return how many files a folder has, and their bytes."""
-    sizes = [path.stat().st_size for path in folder.iterdir()]
+    sizes = [path.stat().st_size for path in folder.rglob("*") if path.is_file()]
     return len(sizes), sum(sizes)
 
 

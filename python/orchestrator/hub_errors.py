@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from orchestrator import _native
 from orchestrator.command_error import CommandError, ExitCode
 
 if TYPE_CHECKING:
@@ -31,26 +31,45 @@ def explained(api: HfApi, repository: str) -> Iterator[None]:
     except errors.HFValidationError as error:
         raise CommandError(f"{repository} is not a name that the Hub accepts: {error}") from error
     except RuntimeError as error:  # from a thread that sends a file; the address it was given may have expired
-        reason = _reason(error.__cause__ or error)
-        raise CommandError(f"a file was not sent to {api.endpoint}: {reason}. {AGAIN}", ExitCode.UNEXPECTED) from error
+        why = unreachable(error.__cause__ or error, api.endpoint)
+        raise CommandError(f"a file was not sent to {api.endpoint}: {why}. {AGAIN}", ExitCode.UNEXPECTED) from error
     except errors.HfHubHTTPError as error:
         raise _refusal(error, api, repository) from error
     except Exception as error:
         # Errors of the network are those that HfHubHTTPError inherits from: the HTTP library's, and OSError.
         if not isinstance(error, (*errors.HfHubHTTPError.__bases__, ValueError)):
             raise
-        message = f"the push of {repository} to {api.endpoint} failed: {_reason(error)}. {AGAIN}"
+        message = f"the push of {repository} to {api.endpoint} failed: {unreachable(error, api.endpoint)}. {AGAIN}"
         raise CommandError(message, ExitCode.UNEXPECTED) from error
+
+
+def said_by_the_hub(error: HfHubHTTPError) -> str:
+    """Return what the Hub says of an error, in parentheses; empty if it says nothing."""
+    return f" ({' '.join(error.server_message.split())})" if error.server_message else ""
+
+
+def unknown_token(error: HfHubHTTPError) -> str:
+    """Return the sentence for a token that the Hub does not know: where it comes from and what to do."""
+    token = _native.hub_token()
+    if token is None:
+        return f"the Hub asks for a token{said_by_the_hub(error)}: {LOG_IN}"
+    origin, remedy = token
+    said = said_by_the_hub(error)
+    return f"the Hub does not accept the token {origin}{said}, it is wrong, expired or revoked: {remedy}"
+
+
+def unreachable(error: BaseException, url: str) -> str:
+    """Return an error of the network, with the proxy by which the URL is reached, if there is one."""
+    proxy = _native.hub_proxy(url)
+    return reason(error) + (f"; it goes by {proxy}: is that proxy right?" if proxy else "")
 
 
 def _refusal(error: HfHubHTTPError, api: HfApi, repository: str) -> CommandError:
     from huggingface_hub.errors import RepositoryNotFoundError
 
-    status = error.response.status_code
-    said = f" ({' '.join(error.server_message.split())})" if error.server_message else ""
+    status, said = error.response.status_code, said_by_the_hub(error)
     if status == 401:
-        where = "in HF_TOKEN" if os.environ.get("HF_TOKEN") else "that is stored"
-        return CommandError(f"the Hub does not accept the token {where}{said}: {LOG_IN}")
+        return CommandError(f"{unknown_token(error)}. It must have write access")
     if status in (402, 403) or isinstance(error, RepositoryNotFoundError):
         return CommandError(f"the token may not write to {repository}{said}: {_writable(api)}, or with another token")
     if status == 400:
@@ -72,7 +91,7 @@ def _writable(api: HfApi) -> str:
     return f"push as {' or '.join(f'{owner}/NAME' for owner in owners)}"
 
 
-def _reason(error: BaseException) -> str:
+def reason(error: BaseException) -> str:
     """Return an error's type and the first line of what it says."""
     said = str(error).strip().splitlines()
     return f"{type(error).__name__}: {said[0]}" if said else type(error).__name__

@@ -1,11 +1,13 @@
-"""Reads the tokenizer.json of a model directory."""
+"""The tokenizer of a model directory, with its special tokens and chat templates."""
 
 from __future__ import annotations
 
-import json
+import datetime
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from orchestrator import _native
 from orchestrator.command_error import CommandError
 from orchestrator.paths import shown
 from orchestrator.training_record import read_object
@@ -14,26 +16,67 @@ FILE = "tokenizer.json"
 FILES_BESIDE = ("tokenizer_config.json", "special_tokens_map.json")
 
 
-def read(model: Path, vocab_size: int) -> dict[str, Any] | None:
-    """Return the content of a model's tokenizer.json, None if it has none.
+@dataclass(frozen=True)
+class ModelTokens:
+    """A tokenizer and its special tokens, as training and `orchestrate chat` use them."""
+
+    tokenizer_json: dict[str, Any]
+    """The content of tokenizer.json, with the tokens that the files beside it add."""
+    roles: dict[str, str]
+    """Tokens by role, such as `bos_token`."""
+    adds_bos: bool | None
+    """`add_bos_token` of tokenizer_config.json."""
+    templates: dict[str, str]
+    """Chat templates by name."""
+    stop_tokens: list[int]
+    """Ids at which generation stops, of which the first ends a document."""
+    end_of_turn: int | None
+    """The id that ends the assistant's turn."""
+    conversations_start_with_bos: bool | None
+    """Whether the chat template starts with the BOS token; None without one that can be used."""
+    left_out: list[str]
+    """Tokens for which the model has no embedding."""
+
+    def ids(self) -> dict[str, int]:
+        """Return the id of every token, added ones included."""
+        return ids(self.tokenizer_json)
+
+    def all_stop_tokens(self) -> list[int]:
+        """Return the ids at which an answer ends in `orchestrate chat`."""
+        ids = [*self.stop_tokens, *([] if self.end_of_turn is None else [self.end_of_turn])]
+        return list(dict.fromkeys(ids))
+
+    def ordered_templates(self) -> list[tuple[str, str]]:
+        """Return names and sources of the chat templates, first that of conversations without tools, as `default`."""
+        names = sorted(self.templates, key=lambda name: name != "default")
+        return [("default" if index == 0 else name, self.templates[name]) for index, name in enumerate(names)]
+
+
+def read(model: Path, tokenizer_folder: Path, base_model: Path | None, vocab_size: int) -> ModelTokens | None:
+    """Return the tokens of a model, None if it has no tokenizer.json.
+
+    Args:
+        model: Its directory, or that of adapters.
+        tokenizer_folder: The directory of its tokenizer.
+        base_model: The model of adapters.
+        vocab_size: Number of its embeddings.
 
     Raises:
-        CommandError: If the library tokenizers cannot read it, it has ids beyond the model's vocabulary, or a file
-            beside it is no JSON.
+        CommandError: If the library tokenizers cannot read tokenizer.json, it has ids beyond the model's vocabulary, or
+            a file beside it is no JSON.
     """
     from tokenizers import Tokenizer
 
-    path = model / FILE
+    path = tokenizer_folder / FILE
     if not path.exists():
         return None
     try:
-        text = path.read_text(encoding="utf-8")
-        Tokenizer.from_str(text)
+        Tokenizer.from_str(path.read_text(encoding="utf-8"))
     except Exception as error:  # the package raises no other class
         raise CommandError(f"{shown(path)} is no tokenizer that can be read: {error}") from error
-    content: dict[str, Any] = json.loads(text)
-    check_fits(path, max(ids(content).values(), default=0), vocab_size)
-    return content
+    check_fits(path, _native.vocab_size(path) - 1, vocab_size)
+    today = datetime.datetime.now().astimezone().date().isoformat()
+    return ModelTokens(**_native.model_tokens(model, base_model=base_model, date=today))
 
 
 def check_fits(path: Path, last_id: int, vocab_size: int) -> None:

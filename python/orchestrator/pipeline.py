@@ -22,13 +22,15 @@ from orchestrator import (
     start_model,
     summary,
     tokenizer,
+    training_length,
     training_record,
 )
 from orchestrator.base_config import BaseConfig
 from orchestrator.command_error import CommandError, ExitCode
+from orchestrator.long_words import LARGEST_VARIETY, LONGEST_WORD
 from orchestrator.paths import Roots, RunLocation, shown
 from orchestrator.progress import reading
-from orchestrator.screen import amount, note, step, warn
+from orchestrator.screen import amount, counted, note, step, warn
 from orchestrator.settings import (
     DEFAULT_DATASET,
     DEFAULT_SPLIT,
@@ -80,8 +82,8 @@ def run(settings: Settings) -> int:
         source = _open_source(settings, base)
         ready = _prepare_tokenizer(settings, location, base, source)
         config = _write_files(settings, location, base, source, ready)
-        if settings.max_samples:
-            _warn_of_epochs(settings.max_samples, base, ready)
+        if samples := _max_samples(settings, base, source):
+            _warn_of_epochs(samples, base, ready)
         if settings.launch is Launch.NONE:
             summary.show_prepared(config)
             return ExitCode.DONE
@@ -96,7 +98,6 @@ def _streamed(settings: Settings) -> list[str]:
         "--dataset": settings.dataset,
         "--data-config": settings.data_config,
         "--revision": settings.revision,
-        "--max-samples": settings.max_samples,
     }
     return [flag for flag, value in flags.items() if value]
 
@@ -156,7 +157,8 @@ def _open_source(settings: Settings, base: BaseConfig) -> Source:
     shards = settings.input or ([] if settings.stream or settings.dataset else base.train_shards)
     if shards:
         source = Source(
-            _native.DataSource.local(shards, base.text_column, base.reading_version), base_config.absolute(shards)
+            _native.DataSource.local(shards, base.text_column, base.reading_version, settings.split or base.split),
+            base_config.absolute(shards),
         )
     else:
         dataset = settings.dataset or DEFAULT_DATASET
@@ -168,9 +170,15 @@ def _open_source(settings: Settings, base: BaseConfig) -> Source:
     return source
 
 
+def _max_samples(settings: Settings, base: BaseConfig, source: Source) -> int | None:
+    """Return the number of rows to train on; None for all."""
+    return settings.max_samples or (base.max_samples if source.shards else None)
+
+
 def _open_mixture(settings: Settings, base: BaseConfig) -> Source:
     """Find the files of every source that the config mixes, and pin their commits."""
-    typed = _streamed(settings) + (["--input"] if settings.input else [])
+    others = {"--split": settings.split, "--max-samples": settings.max_samples, "--input": settings.input}
+    typed = _streamed(settings) + [flag for flag, value in others.items() if value]
     if typed:
         raise CommandError(
             f"data.mixture of the config names the training data, and so does {', '.join(typed)}: give one or the other"
@@ -180,7 +188,7 @@ def _open_mixture(settings: Settings, base: BaseConfig) -> Source:
     for component in base.mixture:
         column = component["text_column"] or base.text_column
         if component["dataset"] is None:
-            data = _native.DataSource.local(component["shards"], column, base.reading_version)
+            data = _native.DataSource.local(component["shards"], column, base.reading_version, component["split"])
             pinned.append({**component, "shards": base_config.absolute(component["shards"])})
         else:
             split = component["split"] or DEFAULT_SPLIT
@@ -222,16 +230,17 @@ def _prepare_tokenizer(settings: Settings, location: RunLocation, base: BaseConf
         ready = tokenizer.read(named)
         step("tokenizer", f"{ready.vocab_size:,} tokens: {shown(named)}")
         return ready
-    data = source.data
+    data, max_samples = source.data, _max_samples(settings, base, source)
     request = tokenizer.Request(
         vocab_size=base.vocab_size or DEFAULT_VOCAB_SIZE,
         special_tokens=_special_tokens(location, base),
         source={
             "name": data.name, "revision": data.revision, "files": data.files, "bytes": data.bytes,
-            "config": settings.data_config, "split": settings.split or DEFAULT_SPLIT, "text_column": base.text_column,
+            "config": settings.data_config, "split": settings.split or base.split or DEFAULT_SPLIT,
+            "text_column": base.text_column,
             **({"mixture": source.mixture} if source.mixture else {}),
         },
-        max_documents=min(settings.tokenizer_max_lines, settings.max_samples or settings.tokenizer_max_lines),
+        max_documents=min(settings.tokenizer_max_lines, max_samples or settings.tokenizer_max_lines),
         seed=settings.tokenizer_seed,
     )  # fmt: skip
     request.check()
@@ -242,11 +251,12 @@ def _prepare_tokenizer(settings: Settings, location: RunLocation, base: BaseConf
     step("tokenizer", f"training {request.vocab_size:,} tokens on up to {request.max_documents:,} documents ...")
     started = time.monotonic()
     with reading() as watch:
-        ready = tokenizer.train(location.tokenizer, request, data.documents(settings.max_samples, watch.note), watch)
+        ready = tokenizer.train(location.tokenizer, request, data.documents(max_samples, watch.note), watch)
     if ready.facts is not None:
         read = f"{ready.facts.documents:,} documents, {amount(ready.facts.bytes)}"
         step("", f"{ready.vocab_size:,} tokens from {read} in {time.monotonic() - started:.1f} s: {shown(ready.path)}")
         _print_compression(ready.facts)
+        _print_long_words(ready.facts)
     return ready
 
 
@@ -257,6 +267,18 @@ def _print_compression(facts: tokenizer.Facts) -> None:
     gpt2 = f"; GPT-2's: {facts.gpt2_bytes_per_token:.2f} bytes per token" if facts.gpt2_bytes_per_token else ""
     text = f"on {amount(facts.held_out_bytes)} of text that it was not trained on"
     step("", f"{facts.bytes_per_token:.2f} bytes per token{words} {text}{gpt2}")
+
+
+def _print_long_words(facts: tokenizer.Facts) -> None:
+    """Say what the tokenizer was trained on otherwise than it stands in the text."""
+    if facts.split_words:
+        words = counted(f"{facts.split_words:,}", "word")
+        note(f"{words} of more than {LONGEST_WORD} characters without a break, split for the tokenizer's training only")
+    if facts.left_out_characters:
+        note(
+            f"{facts.left_out_characters:,} characters of long words were left out of it: there are more than "
+            f"{amount(LARGEST_VARIETY)} of different ones. Training reads them all"
+        )
 
 
 def _special_tokens(location: RunLocation, base: BaseConfig) -> list[str]:
@@ -276,25 +298,14 @@ def _write_files(
     if (template := values["data"]["chat_template"]) not in (None, *_native.BUILT_IN_CHAT_TEMPLATES):
         run_files.keep_chat_template(location.folder, template)
         values["data"]["chat_template"] = None
+    written = run_files.write_streaming_config(location.folder, _streaming_config(settings, location, base, source))
+    if written is not None:
+        step("wrote", shown(written))
+    if settings.open_keys is not None and (said := training_length.fit(values, location.folder, settings.open_keys)):
+        note(said)
     text = _native.config_to_yaml(values)
     if base.depth is not None:
         text = depth.reasons(base.depth, settings.vocab_size, values) + text
-    streaming = None
-    if source.shards is None and source.mixture is None:
-        streaming = run_files.StreamingConfig(
-            dataset=source.data.name,
-            split=settings.split or DEFAULT_SPLIT,
-            max_samples=settings.max_samples,
-            stream_batch_size=settings.stream_batch_size or DEFAULT_STREAM_BATCH_SIZE,
-            experiment=location.experiment,
-            config=settings.data_config,
-            revision=source.data.revision,
-            text_column=base.text_column,
-            tokenizer=str(run_files.TOKENIZER),
-        )
-    written = run_files.write_streaming_config(location.folder, streaming)
-    if written is not None:
-        step("wrote", shown(written))
     if ready.facts is not None and not (location.folder / run_files.SPECIAL_TOKENS).exists():
         step("wrote", shown(run_files.write_special_tokens(location.folder, _special_tokens(location, base))))
     config, former = run_files.write_training_config(location.folder, text)
@@ -302,6 +313,25 @@ def _write_files(
     if former is not None:
         note(f"The previous training.yaml differed and is kept as {former.name}.")
     return config
+
+
+def _streaming_config(
+    settings: Settings, location: RunLocation, base: BaseConfig, source: Source
+) -> run_files.StreamingConfig | None:
+    """Return the description of the data set that is streamed; None where none is."""
+    if source.shards is not None or source.mixture is not None:
+        return None
+    return run_files.StreamingConfig(
+        dataset=source.data.name,
+        split=settings.split or DEFAULT_SPLIT,
+        max_samples=settings.max_samples,
+        stream_batch_size=settings.stream_batch_size or DEFAULT_STREAM_BATCH_SIZE,
+        experiment=location.experiment,
+        config=settings.data_config,
+        revision=source.data.revision,
+        text_column=base.text_column,
+        tokenizer=str(run_files.TOKENIZER),
+    )
 
 
 def _warn_of_epochs(samples: int, base: BaseConfig, ready: tokenizer.Ready) -> None:

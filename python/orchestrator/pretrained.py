@@ -9,6 +9,7 @@ from pathlib import Path
 
 from orchestrator import _native, model_tokenizer
 from orchestrator.command_error import CommandError, ExitCode
+from orchestrator.hub_errors import unknown_token, unreachable
 from orchestrator.paths import shown
 from orchestrator.screen import note
 from orchestrator.training_record import read_object
@@ -16,7 +17,8 @@ from orchestrator.training_record import read_object
 REPOSITORY = re.compile(r"(?P<name>[\w.-]+/[\w.-]+)(?:@(?P<revision>[\w./-]+))?")
 FILES = [
     "config.json", "generation_config.json", "model.safetensors", "model-*.safetensors", "model.safetensors.index.json",
-    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja",
+    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
+    "chat_template.jinja", "additional_chat_templates/*.jinja",
 ]  # fmt: skip
 """The files to download from a repository; many hold the weights a second time in another format."""
 
@@ -86,7 +88,7 @@ def check(folder: Path, tokenizer_json: Path | None) -> None:
 
 def _download(typed: str, name: str, revision: str | None, files: list[str]) -> Path:
     import huggingface_hub
-    from huggingface_hub import errors
+    from huggingface_hub import constants, errors
     from huggingface_hub.utils.tqdm import disable_progress_bars
 
     if not sys.stderr.isatty():
@@ -94,14 +96,27 @@ def _download(typed: str, name: str, revision: str | None, files: list[str]) -> 
     try:
         return Path(huggingface_hub.snapshot_download(name, revision=revision, allow_patterns=files))
     except errors.GatedRepoError as error:
-        message = f"{typed}: the model is gated: accept its conditions on the Hub and log in (hf auth login)"
-        raise CommandError(message) from error
+        token = _native.hub_token()
+        login = f"with the owner of the token {token[0]}" if token else "and log in (hf auth login)"
+        raise CommandError(f"{typed}: the model is gated: accept its conditions on the Hub {login}") from error
     except errors.RepositoryNotFoundError as error:
         message = f"{typed}: there is no such folder, and no such model on the Hub, or it is private: log in"
         raise CommandError(f"{message} (hf auth login)") from error
     except errors.RevisionNotFoundError as error:
         raise CommandError(f"{typed}: the model has no revision {revision!r}") from error
     except (errors.HfHubHTTPError, errors.LocalEntryNotFoundError, OSError) as error:
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        message = f"{typed}: the model cannot be downloaded: {reason}. Start again to continue the download"
+        cause = _cause(error)
+        if isinstance(cause, errors.HfHubHTTPError) and cause.response.status_code == 401:
+            raise CommandError(f"{typed}: {unknown_token(cause)}", ExitCode.DATA_UNREADABLE) from error
+        why = unreachable(cause, constants.ENDPOINT)
+        message = f"{typed}: the model cannot be downloaded: {why}. Start again to continue the download"
         raise CommandError(message, ExitCode.DATA_UNREADABLE) from error
+
+
+def _cause(error: BaseException) -> BaseException:
+    """Return the error of the network or the Hub for which huggingface_hub looked into its cache in vain."""
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
+    while isinstance(error, LocalEntryNotFoundError) and error.__cause__ is not None:
+        error = error.__cause__
+    return error

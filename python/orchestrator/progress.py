@@ -1,18 +1,22 @@
-"""The progress of a tokenizer's training: a bar on a terminal, a line for each tenth elsewhere."""
+"""The progress of a tokenizer's training: a bar on a terminal, elsewhere a line now and then."""
 
 from __future__ import annotations
 
 import sys
+import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
-from orchestrator.screen import LABEL_WIDTH, amount, note
+from orchestrator.screen import LABEL_WIDTH, amount, duration, note
+
+SECONDS_PER_LINE = 20
 
 
 class Reading(Protocol):
@@ -33,7 +37,11 @@ def reading() -> Iterator[Reading]:
     """Show the progress of reading, and that training follows, while the block runs."""
     console = Console(file=sys.stdout)
     if not console.is_terminal:
-        yield _Lines()
+        lines = _Lines()
+        try:
+            yield lines
+        finally:
+            lines.stop()
         return
     columns = (TextColumn(" " * LABEL_WIDTH + "{task.description}"), BarColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True) as progress:
@@ -45,6 +53,8 @@ class _Lines:
     """Progress as plain lines, one for each tenth of the limit."""
 
     tenths: int = 0
+    finished: threading.Event = field(default_factory=threading.Event)
+    merging: threading.Thread | None = None
 
     def advance(self, share: float, documents: int, size: int) -> None:
         if share * 10 >= self.tenths + 1:
@@ -55,8 +65,21 @@ class _Lines:
         note(text)
 
     def end(self) -> None:
-        if self.tenths:
-            note("all read; merging pairs of tokens ...")
+        note("all read; merging pairs of tokens ...")
+        self.merging = threading.Thread(target=self._tell_of_merging, daemon=True)
+        self.merging.start()
+
+    def _tell_of_merging(self) -> None:
+        """Say now and then that pairs are still merged: the library does not tell how far it is."""
+        begin = time.monotonic()
+        while not self.finished.wait(SECONDS_PER_LINE):
+            note(f"merging pairs of tokens for {duration(time.monotonic() - begin)} ...")
+
+    def stop(self) -> None:
+        """Say no more, once the tokenizer is made."""
+        self.finished.set()
+        if self.merging is not None:
+            self.merging.join()
 
 
 @dataclass(frozen=True)

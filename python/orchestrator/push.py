@@ -26,6 +26,7 @@ from orchestrator.hub_errors import explained
 from orchestrator.paths import shown
 from orchestrator.pretrained import REPOSITORY
 from orchestrator.screen import amount, note, step, warn
+from orchestrator.temporary_folder import removed
 
 if TYPE_CHECKING:
     from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
@@ -114,7 +115,7 @@ def _staging(repository: str) -> Iterator[Path]:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             raise CommandError(f"another push to {repository} is running on this machine: wait for it") from error
-        with hf_directory.removed(folder / "model"):
+        with removed(folder / "model"):
             yield folder / "model"
 
 
@@ -161,7 +162,7 @@ def _operations(
     """Return the commit's operations: add the files but a user's own card, delete weights that are not replaced."""
     from huggingface_hub import CommitOperationAdd, CommitOperationDelete
 
-    files = sorted(path.name for path in folder.iterdir())
+    files = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
     if model_card.FILE in there:
         card = Path(api.hf_hub_download(target.repository, model_card.FILE, revision=target.branch))
         if not model_card.is_generated(card.read_text(encoding="utf-8", errors="replace")):

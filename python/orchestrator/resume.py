@@ -42,12 +42,20 @@ def _typed(
     flags = [
         ("--dataset", settings.dataset, streamed.get("dataset")),
         ("--data-config", settings.data_config, streamed.get("config")),
-        ("--max-samples", settings.max_samples, streamed.get("max_samples")),
+        (
+            "--max-samples",
+            settings.max_samples,
+            data["max_samples"] if streaming is None else streaming.get("max_samples"),
+        ),
         ("--input", base_config.absolute(settings.input) or None, data["train_shards"]),
         ("--validation", base_config.absolute(settings.validation) or None, data["validation_shards"]),
     ]
     if streaming is None:
-        flags += [("--stream", settings.stream or None, None), ("--revision", settings.revision, None)]
+        flags += [
+            ("--stream", settings.stream or None, None),
+            ("--revision", settings.revision, None),
+            ("--split", settings.split, data["split"]),
+        ]
     else:
         revision = settings.revision and _commit(settings.revision, streaming)
         flags += [

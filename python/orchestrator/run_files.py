@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,9 @@ SPECIAL_TOKENS = "special_tokens.txt"
 TOKENIZER = Path("tokenizer", "tokenizer.json")
 """The run's own copy of its tokenizer, in the run's folder."""
 CHAT_TEMPLATE = "chat_template.jinja"
-MODEL_FILES = ("generation_config.json", "config.json", CHAT_TEMPLATE)
+OTHER_TEMPLATES = "additional_chat_templates"
+"""Folder of the chat templates other than the default one, such as that of conversations with tools."""
+MODEL_FILES = ("generation_config.json", "config.json", "added_tokens.json", CHAT_TEMPLATE)
 """Files of a model's folder: any may be the only one that names the tokens that begin and end a document or a turn."""
 
 
@@ -74,17 +77,27 @@ def copy_tokenizer(folder: Path, ready: tokenizer.Ready) -> None:
             _replace(target, source.read_bytes())
         else:
             target.unlink(missing_ok=True)
+    _remove_other_templates(folder)
+    for template in sorted((tokenizer_json.parent / OTHER_TEMPLATES).glob("*.jinja")):
+        target = own.parent / OTHER_TEMPLATES / template.name
+        target.parent.mkdir(exist_ok=True)
+        _replace(target, template.read_bytes())
     if ready.facts is not None and tokenizer.facts(own.parent) != ready.facts:
         raise CommandError(f"{shown(tokenizer_json.parent)} was retrained by another command meanwhile: start again")
 
 
 def keep_chat_template(folder: Path, named: str) -> None:
-    """Copy the chat template that a config names into the run, beside the run's tokenizer."""
+    """Copy the chat template that a config names into the run, beside the run's tokenizer, in place of all others."""
     try:
         template = read_text(Path(named))
     except (OSError, UnicodeDecodeError) as error:
         raise CommandError(f"cannot read the chat template (data.chat_template) {named}: {error}") from error
+    _remove_other_templates(folder)
     _replace((folder / TOKENIZER).with_name(CHAT_TEMPLATE), template)
+
+
+def _remove_other_templates(folder: Path) -> None:
+    shutil.rmtree((folder / TOKENIZER).with_name(OTHER_TEMPLATES), ignore_errors=True)
 
 
 def write_special_tokens(folder: Path, tokens: list[str]) -> Path:

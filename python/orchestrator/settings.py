@@ -10,8 +10,9 @@ from inspect import Parameter
 from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
-from typer import Context, Option
+from typer import Context, Exit, Option
 
+from orchestrator import _native, terminal
 from orchestrator.depth import MAX_DEPTH, MIN_DEPTH
 from orchestrator.options import ConfigFlag, parameter, takes, trainer_command
 
@@ -121,6 +122,18 @@ LaunchMode = Annotated[
 ]
 
 
+Version = Annotated[bool, _flag(RUN, "Print the version.", "--version", "-V")]
+
+
+@dataclass(frozen=True)
+class OpenKeys:
+    """The keys of the length of a run that were left open, and follow from the data."""
+
+    epochs: bool
+    batch: bool
+    warmup: bool
+
+
 @dataclass
 class Settings:
     """The values of the pipeline's flags; None or empty for one that was not typed."""
@@ -138,7 +151,10 @@ class Settings:
     data_config: Annotated[
         str | None, _flag(DATA, "The data set's configuration, such as sample-10BT.", metavar="NAME")
     ] = None
-    split: Annotated[str | None, _flag(DATA, f"The data set's split. Default: {DEFAULT_SPLIT}.", metavar="NAME")] = None
+    split: Annotated[
+        str | None,
+        _flag(DATA, f"The split of the data set, or of an --input folder. Default: {DEFAULT_SPLIT}.", metavar="NAME"),
+    ] = None
     revision: Annotated[
         str | None,
         _flag(DATA, "The data set's commit, branch or tag. Default: the newest commit, then pinned.", metavar="SHA"),
@@ -166,7 +182,8 @@ class Settings:
         list[str],
         _flag(
             DATA,
-            "Train on local .parquet, .jsonl(.gz/.zst) or .txt instead: a file, folder or glob. Repeatable.",
+            "Train on local .parquet, .json, .jsonl(.gz/.zst) or .txt instead: a file, folder or glob. Others, such as "
+            ".md or .py, are read as text if they are named. Repeatable.",
             metavar="PATH",
         ),
     ] = field(default_factory=list)
@@ -243,6 +260,8 @@ class Settings:
     """Config keys (`key=value`) that a command sets unless a flag or an `--override` does."""
     model_flag: str = "--init-from"
     """The flag of the command that names the model to start from, for messages."""
+    open_keys: OpenKeys | None = None
+    """None where the length of the run is given."""
 
     def config_overrides(self) -> list[str]:
         """Return the flags that were typed as `key=value`, the explicit `--override`s last."""
@@ -282,11 +301,14 @@ def _scalar(value: object) -> str:
 def takes_settings(command: Callable[[Context, Settings], None]) -> Callable[..., None]:
     """Turn a function of `Settings` into one with a parameter per flag, as Typer wants it."""
 
-    def typed(context: Context, **flags: Any) -> None:
+    def typed(context: Context, version: bool, **flags: Any) -> None:
+        if version:
+            terminal.result(f"orchestrate {_native.__version__}")
+            raise Exit
         command(context, from_flags(flags))
 
     context = parameter("context", Context, default=Parameter.empty)
-    return takes([context, *flag_parameters()], command.__doc__ or "")(typed)
+    return takes([context, parameter("version", Version, False), *flag_parameters()], command.__doc__ or "")(typed)
 
 
 def from_flags(flags: dict[str, Any]) -> Settings:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from orchestrator import _native
@@ -11,11 +12,15 @@ from orchestrator.command_error import ExitCode
 from orchestrator.launch import Job
 from orchestrator.paths import RunLocation, shown, this_command
 from orchestrator.run_files import read_streaming_config
-from orchestrator.screen import heading, plain, warn
+from orchestrator.screen import counted, heading, plain, warn
 from orchestrator.settings import DEMO_DATASET
 from orchestrator.tokenizer import Facts
 
 SAMPLE_TOKENS = 96
+FEW_STEPS = 10
+COMPARED_STEPS = 20
+"""Logged steps at either end of a run whose mean losses are compared, at most."""
+MORE_STEPS = "Give it more steps: --epochs, --steps, or fewer sequences per step (--batch-size, --grad-accum)"
 OUT_OF_PATIENCE = "evaluation has not improved"
 """The start of the trainer's reason for ending a run by `runtime.evaluation.patience`."""
 
@@ -56,9 +61,12 @@ def show_finished(job: Job, location: RunLocation, text: Facts | None) -> None:
     run = _native.RunConfig.load(job.config, job.overrides)
     config = run.to_dict()
     is_chat, has_adapters = config["data"]["format"] == "chat", config["lora"]["rank"] is not None
-    metrics = _last_metrics(run.run_directory / "metrics.jsonl")
+    rows = _metrics(run.run_directory / "metrics.jsonl")
+    metrics = {row["kind"]: row for row in rows}
     heading("What it learnt")
     _show_losses(metrics, text)
+    for doubt in doubts([row for row in rows if row["kind"] == "train"], config):
+        plain(doubt)
     streaming = read_streaming_config(run.run_directory)
     prompt = "def " if streaming and streaming["dataset"] == DEMO_DATASET else ""
     if not is_chat:
@@ -93,14 +101,39 @@ def _suggest_for_chat(location: RunLocation, has_adapters: bool) -> None:
     plain(f"{this_command()} export {location.model_flags} --format gguf{merge}   # for llama.cpp and Ollama")
 
 
-def _last_metrics(path: Path) -> dict[str, dict[str, Any]]:
-    """Return the last line of each kind."""
-    last: dict[str, dict[str, Any]] = {}
+def _metrics(path: Path) -> list[dict[str, Any]]:
+    """Return the lines of `metrics.jsonl`."""
     with path.open(encoding="utf-8") as lines:
-        for line in lines:
-            row = json.loads(line)
-            last[row["kind"]] = row
-    return last
+        return [json.loads(line) for line in lines]
+
+
+def doubts(steps: list[dict[str, Any]], config: dict[str, Any]) -> list[str]:
+    """Return why a run has learnt nothing or little, and what would change that; empty for any other run.
+
+    Args:
+        steps: The lines of `metrics.jsonl` of kind `train`.
+        config: The run's config.
+    """
+    if not steps:
+        return []
+    last, warmup = steps[-1]["step"], config["scheduler"]["warmup_steps"]
+    if last < warmup:
+        rate, peak = steps[-1]["learning_rate"], config["optimizer"]["learning_rate"]
+        return [
+            f"little or nothing: the run ended at step {last:,} of a warm-up of {counted(f'{warmup:,}', 'step')}, at a "
+            f"learning rate of {rate:.1e} on its way to {peak:.1e}. {MORE_STEPS}, or a shorter --warmup-steps"
+        ]
+    if last < FEW_STEPS:
+        return [f"little: {counted(last, 'step')} hardly change a model. {MORE_STEPS}"]
+    compared = min(COMPARED_STEPS, len(steps) // 2)
+    if compared:
+        first, final = (fmean(row["loss"] for row in rows) for rows in (steps[:compared], steps[-compared:]))
+        if final >= first:
+            return [
+                f"nothing that the training loss shows: {first:.3f} in the first {counted(compared, 'logged step')}, "
+                f"{final:.3f} in the last. {MORE_STEPS}, or another --learning-rate"
+            ]
+    return []
 
 
 def _show_losses(metrics: dict[str, dict[str, Any]], text: Facts | None) -> None:

@@ -6,7 +6,7 @@ special_tokens_map.json), the vocabulary and merges as plain files, and a manife
 It is trained on the first documents of the source in listing order, up to a number of documents and of bytes, and tried
 on every fiftieth of them, which it is not trained on. The beginning, and not a sample drawn from everything (a
 reservoir): that would read a data set of terabytes to its end before the first step. Held in memory are the different
-words of at most 256 MB of text, never the text.
+words of at most 256 MB of text, never the text; of long words only so many (`long_words.py`).
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 from orchestrator import _native
 from orchestrator.command_error import CommandError, ExitCode
 from orchestrator.input_files import check_regular, read_text
+from orchestrator.long_words import LongWords
 from orchestrator.paths import shown
 from orchestrator.progress import Reading
 
@@ -90,6 +91,10 @@ class Facts:
     """Tokens per word of the held-out text, split at white space; None if it is empty."""
     gpt2_bytes_per_token: float | None
     """GPT-2's bytes per token of the same text, if its tokenizer is in the Hugging Face cache."""
+    split_words: int = 0
+    """Words that were longer than `long_words.LONGEST_WORD` characters, and were split for training."""
+    left_out_characters: int = 0
+    """Characters of long words that were not trained on, as there were too many different ones."""
 
 
 @dataclass(frozen=True)
@@ -105,6 +110,7 @@ class Ready:
 class _Sample:
     """Passes documents to the tokenizer's trainer: limits and counts them, keeps the first, holds some out."""
 
+    long_words: LongWords
     documents: int = 0
     bytes: int = 0
     kept: list[str] = field(default_factory=list)
@@ -124,7 +130,7 @@ class _Sample:
                 self.kept.append(text)
             self.documents += 1
             self.bytes += len(text.encode())
-            yield text
+            yield from self.long_words.parts(text)
             share = max(self.documents / request.max_documents, self.bytes / request.max_bytes)
             reading.advance(share, self.documents, self.bytes)
             if share >= 1:
@@ -160,7 +166,7 @@ def train(folder: Path, request: Request, texts: Iterable[str], reading: Reading
         min_frequency=2,
         show_progress=False,
     )
-    sample = _Sample()
+    sample = _Sample(LongWords(tokenizer.pre_tokenizer))
     tokenizer.train_from_iterator(sample.take(texts, request, reading), trainer)
     if not sample.documents:
         name, column = request.source["name"], request.source["text_column"]
@@ -203,6 +209,8 @@ def _measure(tokenizer: Tokenizer, sample: _Sample) -> Facts:
         bytes_per_token=sample.held_out_bytes / held_out_tokens if held_out_tokens else None,
         tokens_per_word=held_out_tokens / held_out_words if held_out_words else None,
         gpt2_bytes_per_token=sample.held_out_bytes / gpt2_tokens if gpt2_tokens else None,
+        split_words=sample.long_words.split,
+        left_out_characters=sample.long_words.left_out,
     )
 
 

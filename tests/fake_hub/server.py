@@ -179,7 +179,10 @@ class _Handler(BaseHTTPRequestHandler):
             return self.serve_signed(match, query, path)
         if uploads.is_upload(path):
             return self.serve_upload(path, body)
-        if self.hub.token and self.headers.get("Authorization") != f"Bearer {self.hub.token}":
+        sent = self.headers.get("Authorization")
+        if self.hub.token and sent and sent != f"Bearer {self.hub.token}":
+            return self.refuse(401, None, "Invalid credentials in Authorization header")
+        if self.hub.token and not sent:
             return self.refuse(401, "GatedRepo", "Access to this dataset is restricted")
         if match := API.match(path):
             return self.serve_api(match, query, body)
@@ -297,8 +300,9 @@ class _Handler(BaseHTTPRequestHandler):
             headers = [("RateLimit", f'"resolvers";r=0;t={fault.retry_after}'), policy]
         self.answer_json({"error": "rate limited"}, 429, headers)
 
-    def refuse(self, status: int, code: str, message: str) -> None:
-        self.answer_json({"error": message}, status, [("X-Error-Code", code), ("X-Error-Message", message)])
+    def refuse(self, status: int, code: str | None, message: str) -> None:
+        codes = [("X-Error-Code", code)] if code else []
+        self.answer_json({"error": message}, status, [*codes, ("X-Error-Message", message)])
 
     def answer_json(self, value: object, status: int = 200, headers: Headers | None = None) -> None:
         self.answer(status, json.dumps(value).encode(), headers or [], "application/json; charset=utf-8")

@@ -11,6 +11,7 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
+from orchestrator import _native
 from orchestrator.doctor.finding import Finding, Verdict
 from orchestrator.paths import shown
 
@@ -55,7 +56,8 @@ def hub() -> Finding:
     if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE"):
         text = "offline, as HF_HUB_OFFLINE asks: local files and `--dataset demo` only"
         return Finding("hub", Verdict.REMARK, text, {"endpoint": endpoint, "offline": True})
-    facts = {"endpoint": endpoint, "offline": False, "token": bool(os.environ.get("HF_TOKEN"))}
+    token = _native.hub_token()
+    facts = {"endpoint": endpoint, "offline": False, "token": token is not None}
     try:
         request = urllib.request.Request(endpoint, method="HEAD")
         if user:
@@ -66,7 +68,8 @@ def hub() -> Finding:
         pass  # an answer all the same
     except (OSError, ValueError) as error:
         reason = getattr(error, "reason", error)
-        text = f"{endpoint} does not answer ({reason}): HTTPS_PROXY or HF_ENDPOINT, or local files and `--dataset demo`"
+        way = _native.hub_proxy(endpoint) or "HTTPS_PROXY or HF_ENDPOINT"
+        text = f"{endpoint} does not answer ({reason}): {way}, or local files and `--dataset demo`"
         return Finding("hub", Verdict.REMARK, text, facts)
-    token = "with HF_TOKEN" if facts["token"] else "without HF_TOKEN, which gated data sets and higher limits need"
-    return Finding("hub", Verdict.GOOD, f"{endpoint} answers, {token}", facts)
+    held = f"the token {token[0]}" if token else "no token (HF_TOKEN), which gated data sets and higher limits need"
+    return Finding("hub", Verdict.GOOD, f"{endpoint} answers; {held}", facts)

@@ -79,15 +79,25 @@ impl Documents {
                 }
             }
         }
-        if self.any_document { Ok(None) } else { self.missing_column() }
+        if self.any_document { Ok(None) } else { self.explain_nothing() }
     }
 
-    /// Fails if there was no document because the text column is missing.
-    fn missing_column<T>(&self) -> Result<Option<T>, DataError> {
+    /// Fails if there was no document because every row was skipped.
+    fn explain_nothing<T>(&self) -> Result<Option<T>, DataError> {
         for ComponentDocuments { source, .. } in &self.components {
             source.check_columns(self.skipped, source.cancel())?;
         }
-        Ok(None)
+        if self.skipped.total() == 0 {
+            return Ok(None);
+        }
+        let names: Vec<&str> = self.components.iter().map(|component| component.source.name()).collect();
+        Err(DataError::NoDocuments {
+            name: names.join(" and "),
+            rows: self.skipped.total(),
+            skipped: Box::new(self.skipped),
+            first_problem: None,
+            held_out: false,
+        })
     }
 }
 

@@ -90,15 +90,20 @@ mod tests {
     use std::path::Path;
 
     use proptest::prelude::*;
+    use tokenizers::models::TrainerWrapper;
+    use tokenizers::models::bpe::{BPE, BpeTrainer};
+    use tokenizers::pre_tokenizers::byte_level::ByteLevel;
 
     use super::*;
 
     fn fixture_tokenizer() -> (Tokenizer, Value) {
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/tokenizer.json");
-        let bytes = std::fs::read(path).unwrap();
-        let mut tokenizer = Tokenizer::from_bytes(&bytes).unwrap();
+        let mut json: Value = serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap();
+        // As [`crate::Tokenizer`] does: a file's truncation is not of its ids.
+        json["truncation"] = Value::Null;
+        let mut tokenizer = Tokenizer::from_bytes(json.to_string()).unwrap();
         tokenizer.set_encode_special_tokens(true);
-        (tokenizer, serde_json::from_slice(&bytes).unwrap())
+        (tokenizer, json)
     }
 
     fn choose(change: impl Fn(&mut Value)) -> Encoder {
@@ -129,6 +134,51 @@ mod tests {
             (json["model"]["vocab"]["a"], json["model"]["vocab"]["e"]) = (b, a);
         });
         assert!(matches!(swapped, Encoder::Library));
+    }
+
+    /// Words of the kinds that make a tokenizer slow, each of `length` bytes or a little more.
+    fn long_words(length: usize) -> [String; 6] {
+        let mut state = 1_u64;
+        let mut random = |below: usize| {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            (state >> 33) as usize % below
+        };
+        let mut drawn = |letters: &[char], size: usize| -> String {
+            (0..length / size).map(|_| letters[random(letters.len())]).collect()
+        };
+        let cjk: Vec<char> = ('\u{4e00}'..'\u{5200}').collect();
+        [
+            format!("name{}value", " ".repeat(length)),
+            "=".repeat(length),
+            drawn(&['A', 'C', 'G', 'T'], 1),
+            drawn(&('a'..='z').collect::<Vec<_>>(), 1),
+            drawn(&('+'..='z').collect::<Vec<_>>(), 1),
+            drawn(&cjk, 3),
+        ]
+    }
+
+    /// A tokenizer with merges, trained on the beginnings of such words and on text.
+    fn trained_tokenizer() -> (Tokenizer, Value) {
+        let mut tokenizer = Tokenizer::new(BPE::default());
+        tokenizer.with_pre_tokenizer(Some(ByteLevel::new(false, true, true)));
+        let alphabet = ByteLevel::alphabet().into_iter().collect();
+        let trainer = BpeTrainer::builder().show_progress(false).vocab_size(900).initial_alphabet(alphabet).build();
+        let texts = long_words(3000).into_iter().chain(AGREEMENT_SAMPLES.map(str::to_owned));
+        tokenizer.train(&mut TrainerWrapper::from(trainer), texts).unwrap();
+        let json = serde_json::from_str(&tokenizer.to_string(false).unwrap()).unwrap();
+        (tokenizer, json)
+    }
+
+    #[test]
+    fn ids_of_long_words_equal_the_library_s() {
+        let (reference, json) = trained_tokenizer();
+        let encoder = Encoder::choose(&reference, json, false);
+        assert!(matches!(encoder, Encoder::Fast(..)));
+        for text in long_words(30_000) {
+            let expected = reference.encode_fast(text.as_str(), false).unwrap().get_ids().to_vec();
+            assert!(expected.len() > 20, "{}", expected.len());
+            assert_eq!(encoder.encode(&reference, &text).unwrap(), expected, "{:?}", text.chars().nth(5));
+        }
     }
 
     proptest! {

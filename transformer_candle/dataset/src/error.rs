@@ -72,8 +72,8 @@ pub enum DataError {
     /// `HF_ENDPOINT` or the token is invalid.
     #[error("{setting} {problem}")]
     HubSetting {
-        /// The environment variable.
-        setting: &'static str,
+        /// The environment variable, or what is set.
+        setting: String,
         /// What is wrong with its value (never the value of a token).
         problem: String,
     },
@@ -147,9 +147,10 @@ pub enum DataError {
     },
     /// There are no documents to train on.
     #[error(
-        "{name} has no documents to train on: {rows} rows read, {}{}{}",
+        "{name} has no documents to train on: {rows} rows read, {}{}{}{}",
         describe_skipped(skipped),
         describe_first(first_problem.as_deref()),
+        encoding_hint(skipped),
         no_documents_hint(skipped, *held_out)
     )]
     NoDocuments {
@@ -165,10 +166,12 @@ pub enum DataError {
         held_out: bool,
     },
     /// There is nothing to evaluate on.
-    #[error("{}", nothing_held_out(name, skipped))]
+    #[error("{}", nothing_held_out(name, skipped, *is_whole))]
     NothingHeldOut {
         /// The data set or the patterns.
         name: String,
+        /// Whether it is evaluation data of its own, not a part that training data holds out.
+        is_whole: bool,
         /// Why rows of the held-out part were skipped; it has no others.
         skipped: Box<SkippedRows>,
     },
@@ -207,7 +210,8 @@ pub enum DataError {
     },
     /// The files have no conversations.
     #[error(
-        "{file} has no conversations: data.format chat needs a column `messages`, or `prompt` and `completion`{}",
+        "{file} has no conversations: data.format chat needs a column `messages` or `conversations`, or two such as `prompt` and `completion`, or \
+         `instruction` and `output`{}",
         describe_columns(columns)
     )]
     NoConversations {
@@ -346,8 +350,13 @@ fn describe_first(problem: Option<&str>) -> String {
     problem.map_or_else(String::new, |problem| format!("; for example: {problem}"))
 }
 
-fn nothing_held_out(name: &str, skipped: &SkippedRows) -> String {
+fn nothing_held_out(name: &str, skipped: &SkippedRows, is_whole: bool) -> String {
     match skipped.total() {
+        rows if is_whole => {
+            let why =
+                if rows == 0 { "it is empty".to_owned() } else { format!("all {rows} rows were skipped: {skipped}") };
+            format!("{name} has no text to evaluate on, as {why}; name other files{}", encoding_hint(skipped))
+        }
         0 => format!(
             "{name} is too small to hold out a part for evaluation: set data.validation_shards, or provide more than \
              one document"
@@ -357,6 +366,10 @@ fn nothing_held_out(name: &str, skipped: &SkippedRows) -> String {
              data.held_out_fraction"
         ),
     }
+}
+
+fn encoding_hint(skipped: &SkippedRows) -> &'static str {
+    if skipped.not_utf8 > 0 { "; convert text to UTF-8, as with `iconv -f WINDOWS-1252 -t UTF-8`" } else { "" }
 }
 
 /// Returns the way out where there are no documents to train on: the held-out part is to blame only if no row that was

@@ -51,17 +51,18 @@ impl HeldOut {
     pub fn open(source: &DataSource, settings: &StreamSettings, tokenizer: &Tokenizer) -> Result<Self, DataError> {
         let split = source.held_out_split(settings.split_settings(), source.cancel())?;
         let reader = SequentialReader::held_out(source, split, CancelToken::new());
-        Self::new(source, reader, settings, tokenizer)
+        Self::new(source, reader, false, settings, tokenizer)
     }
 
     /// Opens all rows of `source`, a separate validation set.
     pub fn whole(source: &DataSource, settings: &StreamSettings, tokenizer: &Tokenizer) -> Result<Self, DataError> {
-        Self::new(source, SequentialReader::all(source, CancelToken::new()), settings, tokenizer)
+        Self::new(source, SequentialReader::all(source, CancelToken::new()), true, settings, tokenizer)
     }
 
     fn new(
         source: &DataSource,
         reader: SequentialReader,
+        is_whole: bool,
         settings: &StreamSettings,
         tokenizer: &Tokenizer,
     ) -> Result<Self, DataError> {
@@ -84,7 +85,7 @@ impl HeldOut {
             return Ok(held_out);
         }
         source.check_columns(held_out.skipped, source.cancel())?;
-        Err(DataError::NothingHeldOut { name: held_out.name, skipped: Box::new(held_out.skipped) })
+        Err(DataError::NothingHeldOut { name: held_out.name, is_whole, skipped: Box::new(held_out.skipped) })
     }
 
     /// The data set's name, or the patterns.

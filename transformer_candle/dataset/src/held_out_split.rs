@@ -13,6 +13,10 @@
 //!    fewer than eight row groups of the training set, a whole one would be too much to lose: then only the last eighth
 //!    of its rows is held out, at least one row.
 //!
+//! Since reading version 2, rules apply only if a row that is held out has a document, and one that is trained on. Where
+//! they do not, the row groups are tried in the order of their hashes: as in rule 3, then the last eighth of each, then
+//! the rows from its last document on.
+//!
 //! Only the shards needed to decide are opened: one of a large data set, all of a small one.
 
 mod decide;

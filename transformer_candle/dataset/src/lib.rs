@@ -27,7 +27,7 @@
 //! sizes of the shards, revision, text column, reading version, tokenizer, mixture weights, and the [`StreamSettings`]
 //! except `workers` and `epochs`. Threads, timing, retries, restarts and batch sizes change nothing.
 //!
-//! **Listing.** Local shards: the patterns in their order, the files of one pattern sorted by path. Hub shards: the
+//! **Listing.** Local shards: the patterns in their order, the files of one pattern sorted by path; of a folder those of one split. Hub shards: the
 //! patterns of the split in their order, the files of one pattern sorted by path. A shard counts once; empty ones are
 //! left out.
 //!
@@ -42,7 +42,7 @@
 //!    (`held_out_split`, which does not depend on the seed).
 //! 2. In each epoch, from 0, the shards that have training rows are permuted by `key("files", [seed, epoch], "")`, and
 //!    the row groups of each shard by `key("groups", [seed, epoch], shard name)`. The row groups of compressed JSON
-//!    Lines keep their order. `open_shards` shards are open at a time and read interleaved, as `open_shards` defines.
+//!    Lines and of JSON arrays keep their order. `open_shards` shards are open at a time and read interleaved, as `open_shards` defines.
 //! 3. A window is the next `ceil(w * shuffle_buffer_size)` documents, or fewer once they hold `ceil(w * 64 MiB)` of
 //!    text, with `w` the component's normalised weight; but at least 256 documents and 4 MiB, or `shuffle_buffer_size`
 //!    if that is smaller. It ends early at the end of the epoch. Its documents are permuted by
@@ -167,10 +167,11 @@ pub use fingerprint::StreamFingerprint;
 pub use held_out_batches::{HeldOut, HeldOutBatches};
 pub use ledger_audit::{Audit, AuditedComponent, AuditedEpoch, audit};
 pub use ledger_replay::replay;
+pub use local_files::FolderSplit;
 pub use memory_bound::{expected_memory, memory_bound};
 pub use mixture::Mixture;
 pub use skipped_rows::SkippedRows;
 pub use source::{DataSource, SourceDescription};
 pub use stream::{NextStage, StreamStage, TokenStream};
 pub use stream_settings::{StreamSettings, max_workers};
-pub use tokenizer::{DocumentTokens, NamedToken, Tokenizer};
+pub use tokenizer::{DocumentTokens, NamedToken, Tokenizer, TokenizerDefinition};

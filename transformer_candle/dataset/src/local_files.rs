@@ -1,13 +1,23 @@
 //! Local files by name, folder or glob.
+//!
+//! A file that is named, or that a pattern such as `*.py` names by its extension, may be any text. Of a folder the files
+//! of data are read and, since reading version 2, those of one split: `splits`.
 
-use std::collections::{BTreeMap, HashSet};
-use std::fs::{self, FileType};
-use std::io::{self, ErrorKind};
-use std::path::{Component, Path, PathBuf};
+mod glob;
+mod passed_over;
+mod splits;
+mod traversal;
 
-use globset::{GlobBuilder, GlobMatcher};
+use std::collections::HashSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+
 use run_config::regular_file;
 
+use self::glob::{GLOB_CHARACTERS, Glob};
+use self::passed_over::{PassedOver, is_documentation};
+pub use self::splits::FolderSplit;
+use self::traversal::{DirectoryTraversal, MatchedFile};
 use crate::DataError;
 use crate::cancel::CancelToken;
 use crate::formats::Format;
@@ -18,249 +28,147 @@ pub(crate) struct LocalEntry {
     pub name: String,
     pub path: PathBuf,
     pub bytes: u64,
+    pub format: Format,
 }
 
 /// The files that patterns match.
 #[derive(Debug)]
 pub(crate) struct LocalListing {
     pub entries: Vec<LocalEntry>,
-    /// Notes on files that were skipped, one sentence each.
+    /// Notes on files that were left out, one sentence each.
     pub notes: Vec<String>,
 }
 
-/// A file that matches a pattern.
-struct MatchedFile {
-    path: PathBuf,
-    /// The path without symbolic links, which identifies the file.
-    canonical: PathBuf,
-    /// Whether a symbolic link led to it.
-    linked: bool,
+/// What is listed, and by which rules.
+#[derive(Clone, Copy)]
+pub(crate) struct ListingRules<'a> {
+    /// The folder that relative patterns are relative to.
+    pub base: &'a Path,
+    /// The split of folders that is read.
+    pub split: &'a FolderSplit,
+    /// The version of the rules (`data.reading_version`).
+    pub reading_version: u32,
 }
 
 /// Lists the files of `patterns` in their order, each once, whatever links lead to it; those of one pattern are sorted
 /// by path. Empty files are left out.
-pub(crate) fn list(patterns: &[String], base: &Path, cancel: &CancelToken) -> Result<LocalListing, DataError> {
+pub(crate) fn list(
+    patterns: &[String],
+    rules: ListingRules<'_>,
+    cancel: &CancelToken,
+) -> Result<LocalListing, DataError> {
     // Absolute paths, so that a file named twice, by a relative and by an absolute path, has one name.
-    let base = std::path::absolute(base.join(".")).map_err(DataError::io(base))?;
+    let base = std::path::absolute(rules.base.join(".")).map_err(DataError::io(rules.base))?;
+    if let (FolderSplit::Named(_), false) = (rules.split, patterns.iter().any(|pattern| base.join(pattern).is_dir())) {
+        let must = "left out where no folder is read: it chooses among the files of a folder";
+        return Err(DataError::Setting { setting: "--split (data.split)", must });
+    }
+    let rules = ListingRules { base: &base, ..rules };
     let (mut seen, mut notes) = (HashSet::new(), Vec::new());
     let mut files = Vec::new();
     for pattern in patterns {
-        let mut found = expand_pattern(pattern, &base, cancel, &mut notes)?;
+        let mut found = expand_pattern(pattern, rules, cancel, &mut notes)?;
         // Of several paths to a file, the one without links is kept.
-        found.sort_unstable_by(|a, b| (a.linked, &a.path).cmp(&(b.linked, &b.path)));
-        found.retain(|file| seen.insert(file.canonical.clone()));
-        found.sort_unstable_by(|a, b| a.path.cmp(&b.path));
-        for MatchedFile { path, .. } in found {
-            let bytes = path.metadata().map_err(DataError::io(&path))?.len();
-            files.push((path, bytes));
+        found.sort_unstable_by(|a, b| (a.file.linked, &a.file.path).cmp(&(b.file.linked, &b.file.path)));
+        found.retain(|found| seen.insert(found.file.canonical.clone()));
+        found.sort_unstable_by(|a, b| a.file.path.cmp(&b.file.path));
+        for DataFile { file, format } in found {
+            let bytes = file.path.metadata().map_err(DataError::io(&file.path))?.len();
+            files.push((file.path, bytes, format));
         }
     }
-    let common = common_folder(files.iter().map(|(path, _)| path.as_path()));
-    let entry = |(path, bytes): (PathBuf, u64)| {
+    let common = common_folder(files.iter().map(|(path, ..)| path.as_path()));
+    let entry = |(path, bytes, format): (PathBuf, u64, Format)| {
         let name = path.strip_prefix(&common).unwrap_or(&path).to_string_lossy().replace('\\', "/");
-        LocalEntry { name, path, bytes }
+        LocalEntry { name, path, bytes, format }
     };
-    let entries = files.into_iter().filter(|(_, bytes)| *bytes > 0).map(entry).collect();
+    let entries = files.into_iter().filter(|(_, bytes, _)| *bytes > 0).map(entry).collect();
     Ok(LocalListing { entries, notes })
+}
+
+/// A file and its format.
+struct DataFile {
+    file: MatchedFile,
+    format: Format,
 }
 
 fn expand_pattern(
     pattern: &str,
-    base: &Path,
+    rules: ListingRules<'_>,
     cancel: &CancelToken,
     notes: &mut Vec<String>,
-) -> Result<Vec<MatchedFile>, DataError> {
+) -> Result<Vec<DataFile>, DataError> {
     let no_files = |problem: &str| DataError::NoFiles { pattern: pattern.to_owned(), problem: problem.to_owned() };
     if pattern.trim().is_empty() {
         let message = "it is empty; use `.` for everything below this folder".to_owned();
         return Err(DataError::Pattern { pattern: pattern.to_owned(), message });
     }
-    let whole = base.join(pattern);
-    let named = fs::metadata(&whole).ok().map(|metadata| metadata.file_type());
-    let found = match named {
-        Some(kind) if kind.is_dir() => DirectoryTraversal::run(&whole, Glob::default(), cancel, notes)?,
-        Some(_) if !has_supported_extension(&whole) => return Err(no_files("is not of a supported format")),
+    let whole = rules.base.join(pattern);
+    match fs::metadata(&whole).ok().map(|metadata| metadata.file_type()) {
+        Some(kind) if kind.is_dir() => list_folder(pattern, &whole, rules, cancel, notes),
         Some(kind) => {
+            let format = Format::from_path(&whole).or_else(|| Format::of_named_text(&whole));
+            let format = format.ok_or_else(|| no_files(&passed_over::describe_file(&whole)))?;
             regular_file::check(kind).map_err(DataError::io(&whole))?;
             let canonical = whole.canonicalize().map_err(DataError::io(&whole))?;
-            return Ok(vec![MatchedFile { path: whole, canonical, linked: false }]);
+            Ok(vec![DataFile { file: MatchedFile { path: whole, canonical, linked: false }, format }])
         }
         None if pattern.contains(GLOB_CHARACTERS) => {
-            let glob = Glob::new(pattern, base)?;
+            let glob = Glob::new(pattern, rules.base)?;
             let folder = glob.folder.clone();
             let found =
                 if folder.is_dir() { DirectoryTraversal::run(&folder, glob, cancel, notes)? } else { Vec::new() };
             if found.is_empty() {
                 return Err(no_files("matches no file"));
             }
-            found
+            let is_named = |path: &Path| rules.reading_version >= 2 && passed_over::names_extension(pattern, path);
+            let format = |path: &Path| {
+                Format::from_path(path).or_else(|| Format::of_named_text(path).filter(|_| is_named(path)))
+            };
+            keep_data(pattern, &folder, found, format, notes)
         }
-        None => return Err(no_files("does not exist")),
-    };
-    let found: Vec<MatchedFile> = found.into_iter().filter(|file| has_supported_extension(&file.path)).collect();
-    if found.is_empty() {
-        return Err(no_files("contains no file of a supported format"));
-    }
-    Ok(found)
-}
-
-fn has_supported_extension(path: &Path) -> bool {
-    path.file_name().is_some_and(|name| Format::from_name(&name.to_string_lossy()).is_some())
-}
-
-/// Characters that make a name a glob.
-const GLOB_CHARACTERS: [char; 4] = ['*', '?', '[', '{'];
-
-/// A glob over absolute paths. The default one matches everything.
-#[derive(Default)]
-struct Glob {
-    /// The deepest folder above everything that can match.
-    folder: PathBuf,
-    whole: Option<GlobMatcher>,
-    /// `prefixes[i]` must match a folder's path of `i + 1` components if anything below it can match. Ends at the first
-    /// `**`, or where a part is no valid glob.
-    prefixes: Vec<GlobMatcher>,
-}
-
-impl Glob {
-    fn new(pattern: &str, base: &Path) -> Result<Self, DataError> {
-        let bad = |error: globset::Error| DataError::Pattern {
-            pattern: pattern.to_owned(),
-            message: error.kind().to_string(),
-        };
-        // Without `.` components, as in the paths that are found.
-        let parts = Path::new(pattern).components().filter(|part| !matches!(part, Component::CurDir));
-        let parts: PathBuf = parts.collect();
-        let plain = parts.components().take_while(|part| !part.as_os_str().to_string_lossy().contains(GLOB_CHARACTERS));
-        let folder = base.join(plain.collect::<PathBuf>());
-        let escaped_base = if parts.is_absolute() { String::new() } else { globset::escape(&base.to_string_lossy()) };
-        let glob = Path::new(&escaped_base).join(&parts);
-        let matcher = |glob: &Path| {
-            let built = GlobBuilder::new(&glob.to_string_lossy()).literal_separator(true).build();
-            built.map(|glob| glob.compile_matcher())
-        };
-        let whole = matcher(&glob).map_err(bad)?;
-        let mut prefix = PathBuf::new();
-        let parts = glob.components().take_while(|part| !part.as_os_str().to_string_lossy().contains("**"));
-        // Half of an alternative that contains a separator is not a valid glob: from there on folders are not filtered.
-        let prefixes = parts.map_while(|part| {
-            prefix.push(part);
-            matcher(&prefix).ok()
-        });
-        Ok(Self { folder, prefixes: prefixes.collect(), whole: Some(whole) })
-    }
-
-    fn matches(&self, path: &Path) -> bool {
-        self.whole.as_ref().is_none_or(|whole| whole.is_match(path))
-    }
-
-    /// Whether anything below a folder can match.
-    fn may_match_below(&self, folder: &Path) -> bool {
-        self.prefixes.get(folder.components().count() - 1).is_none_or(|prefix| prefix.is_match(folder))
-    }
-
-    /// Number of the glob's components that a folder's path has matched; what it matches below depends on this alone.
-    fn pattern_depth(&self, folder: &Path) -> usize {
-        folder.components().count().min(self.prefixes.len())
+        None if pattern.starts_with("~/") => Err(no_files(
+            "does not exist: a shell leaves ~ as it is in quotes and after =, so write $HOME for your home folder",
+        )),
+        None => Err(no_files("does not exist")),
     }
 }
 
-/// A traversal of directories that enters each one once, however many links lead to it.
-struct DirectoryTraversal<'a> {
-    glob: Glob,
-    cancel: &'a CancelToken,
-    notes: &'a mut Vec<String>,
-    /// Directories still to be read, and links to directories, which are read after all others.
-    folders: Vec<Folder>,
-    links: BTreeMap<PathBuf, PathBuf>,
-    entered: HashSet<(PathBuf, usize)>,
+/// Lists the data below a folder.
+fn list_folder(
+    pattern: &str,
+    folder: &Path,
+    rules: ListingRules<'_>,
+    cancel: &CancelToken,
+    notes: &mut Vec<String>,
+) -> Result<Vec<DataFile>, DataError> {
+    let found = DirectoryTraversal::run(folder, Glob::default(), cancel, notes)?;
+    let is_data = |path: &Path| rules.reading_version < 2 || !is_documentation(path);
+    let format = |path: &Path| Format::from_path(path).filter(|_| is_data(path));
+    let found = keep_data(pattern, folder, found, format, notes)?;
+    if rules.reading_version < 2 { Ok(found) } else { rules.split.choose(pattern, folder, found, notes) }
+}
+
+/// Keeps the files that have a format; notes what the others are.
+fn keep_data(
+    pattern: &str,
+    folder: &Path,
     found: Vec<MatchedFile>,
-}
-
-struct Folder {
-    path: PathBuf,
-    canonical: PathBuf,
-    linked: bool,
-}
-
-impl<'a> DirectoryTraversal<'a> {
-    /// Returns every file below `root` that matches and is not hidden. Notes what matches but is not a regular file.
-    fn run(
-        root: &Path,
-        glob: Glob,
-        cancel: &'a CancelToken,
-        notes: &'a mut Vec<String>,
-    ) -> Result<Vec<MatchedFile>, DataError> {
-        let canonical = root.canonicalize().map_err(DataError::io(root))?;
-        let folders = vec![Folder { path: root.to_owned(), canonical, linked: false }];
-        let (links, entered) = (BTreeMap::new(), HashSet::new());
-        let mut traversal = Self { glob, cancel, notes, folders, links, entered, found: Vec::new() };
-        while let Some(folder) = traversal.next_folder() {
-            if traversal.entered.insert((folder.canonical.clone(), traversal.glob.pattern_depth(&folder.path))) {
-                traversal.read_directory(&folder)?;
-            }
-        }
-        Ok(traversal.found)
-    }
-
-    fn next_folder(&mut self) -> Option<Folder> {
-        let link = |(path, canonical)| Folder { path, canonical, linked: true };
-        self.folders.pop().or_else(|| self.links.pop_first().map(link))
-    }
-
-    fn read_directory(&mut self, folder: &Folder) -> Result<(), DataError> {
-        let unreadable = |error: io::Error| DataError::io(&folder.path)(error);
-        for entry in fs::read_dir(&folder.path).map_err(unreadable)? {
-            self.cancel.check()?;
-            let entry = entry.map_err(unreadable)?;
-            let (name, path) = (entry.file_name(), entry.path());
-            if name.to_string_lossy().starts_with('.') {
-                continue;
-            }
-            let kind = entry.file_type().map_err(unreadable)?;
-            if kind.is_symlink() {
-                self.visit_link(path)?;
-            } else {
-                self.visit(path, folder.canonical.join(name), kind, folder.linked);
-            }
-        }
-        Ok(())
-    }
-
-    fn visit(&mut self, path: PathBuf, canonical: PathBuf, kind: FileType, linked: bool) {
-        if kind.is_dir() {
-            if self.glob.may_match_below(&path) {
-                self.folders.push(Folder { path, canonical, linked });
-            }
-        } else if self.glob.matches(&path) {
-            match regular_file::check(kind) {
-                Ok(()) => self.found.push(MatchedFile { path, canonical, linked }),
-                Err(reason) => self.note_skipped(&path, &reason.to_string()),
-            }
+    format: impl Fn(&Path) -> Option<Format>,
+    notes: &mut Vec<String>,
+) -> Result<Vec<DataFile>, DataError> {
+    let (mut data, mut passed_over) = (Vec::new(), PassedOver::default());
+    for file in found {
+        match format(&file.path) {
+            Some(format) => data.push(DataFile { file, format }),
+            None => passed_over.add(&file.path),
         }
     }
-
-    fn visit_link(&mut self, path: PathBuf) -> Result<(), DataError> {
-        let target = fs::metadata(&path).and_then(|target| Ok((target.file_type(), path.canonicalize()?)));
-        match target {
-            Ok((kind, canonical)) if kind.is_dir() => {
-                if self.glob.may_match_below(&path) {
-                    self.links.insert(path, canonical);
-                }
-            }
-            Ok((kind, canonical)) => self.visit(path, canonical, kind, true),
-            Err(error) if error.kind() == ErrorKind::PermissionDenied => return Err(DataError::io(&path)(error)),
-            Err(_) if self.glob.matches(&path) => self.note_skipped(&path, "it is a broken symbolic link"),
-            Err(_) => {}
-        }
-        Ok(())
+    if data.is_empty() {
+        return Err(DataError::NoFiles { pattern: pattern.to_owned(), problem: passed_over.problem(folder) });
     }
-
-    fn note_skipped(&mut self, path: &Path, reason: &str) {
-        if has_supported_extension(path) {
-            self.notes.push(format!("{} is skipped: {reason}", path.display()));
-        }
-    }
+    notes.extend(passed_over.note(pattern));
+    Ok(data)
 }
 
 /// Returns the deepest folder above all files: names must not depend on where the data is stored.
@@ -289,9 +197,13 @@ mod tests {
         folder
     }
 
+    fn listed(folder: &Path, patterns: &[String], reading_version: u32) -> Result<LocalListing, DataError> {
+        list(patterns, ListingRules { base: folder, split: &FolderSplit::Train, reading_version }, &CancelToken::new())
+    }
+
     fn names(folder: &Path, patterns: &[&str]) -> Result<Vec<String>, DataError> {
         let patterns: Vec<String> = patterns.iter().map(|pattern| (*pattern).to_owned()).collect();
-        Ok(list(&patterns, folder, &CancelToken::new())?.entries.into_iter().map(|entry| entry.name).collect())
+        Ok(listed(folder, &patterns, 2)?.entries.into_iter().map(|entry| entry.name).collect())
     }
 
     #[test]
@@ -382,8 +294,7 @@ mod tests {
             std::os::unix::fs::symlink(target, root.path().join(link)).unwrap();
         }
         for pattern in [".", "*.txt"] {
-            let LocalListing { entries, mut notes } =
-                list(&[pattern.to_owned()], root.path(), &CancelToken::new()).unwrap();
+            let LocalListing { entries, mut notes } = listed(root.path(), &[pattern.to_owned()], 2).unwrap();
             assert_eq!(entries.iter().map(|entry| entry.name.as_str()).collect::<Vec<_>>(), ["a.txt"]);
             notes.sort();
             let ends = ["b.txt is skipped: it is a broken symbolic link", "c.txt", "d.txt is skipped: it is a device"];

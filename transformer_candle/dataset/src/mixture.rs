@@ -5,6 +5,7 @@ use std::path::Path;
 use run_config::{MixtureComponent, ResolvedRun, StreamingConfig};
 
 use crate::hub::{HubSettings, RetryStatus};
+use crate::local_files::FolderSplit;
 use crate::mixture_schedule::MixtureSchedule;
 use crate::{CancelToken, DataError, DataSource, SourceDescription};
 
@@ -52,20 +53,21 @@ impl Mixture {
             let source = DataSource::streaming(streaming, hub.clone().with_run_config(data), version, cancel);
             source.map(|source| source.with_format(data.format))
         };
-        let local = |patterns: &[String], text_column: &str| {
-            let source = DataSource::local(patterns, Path::new(""), text_column, version, cancel);
+        let local = |patterns: &[String], split: Option<&str>, text_column: &str| {
+            let split = FolderSplit::of_training(split);
+            let source = DataSource::local_split(patterns, Path::new(""), &split, text_column, version, cancel);
             source.map(|source| source.with_format(data.format))
         };
         if let Some(streaming) = &run.streaming {
             return streamed(streaming).map(Self::from);
         }
         if data.mixture.is_empty() && !data.train_shards.is_empty() {
-            return local(&data.train_shards, &data.text_column).map(Self::from);
+            return local(&data.train_shards, data.split.as_deref(), &data.text_column).map(Self::from);
         }
         let component = |component: &MixtureComponent| {
             let text_column = component.text_column.as_deref().unwrap_or(&data.text_column);
             let source = match &component.dataset {
-                None => local(&component.shards, text_column),
+                None => local(&component.shards, component.split.as_deref(), text_column),
                 Some(dataset) => {
                     let streaming = StreamingConfig {
                         config: component.config.clone(),

@@ -145,6 +145,9 @@ struct OpenShard {
     row_groups: Option<Vec<u32>>,
     /// Whether the reader has been moved to the slot's position.
     positioned: bool,
+    /// What was read of the shard since it was opened.
+    skipped: SkippedRows,
+    has_document: bool,
 }
 
 impl OpenShard {
@@ -157,7 +160,14 @@ impl OpenShard {
             let row_groups = shards.split.training_row_groups(index, row_groups);
             permutation(row_groups as usize, key(Purpose::RowGroups, &[shards.seed, shards.epoch], name))
         });
-        Ok(Self { reader, index, row_groups, positioned: false })
+        Ok(Self { reader, index, row_groups, positioned: false, skipped: SkippedRows::default(), has_document: false })
+    }
+
+    fn count(&mut self, row: &Row) {
+        match row {
+            Row::Document(_) => self.has_document = true,
+            Row::Skipped(reason) => self.skipped.count(*reason),
+        }
     }
 
     /// Returns the row group at a position of the permuted order; `None` past the last.
@@ -175,10 +185,16 @@ impl Slot {
         let mut read = WindowRows::default();
         while read.documents.len() < budget.documents && read.bytes < budget.bytes {
             let Some((range, row)) = self.next_row(shards)? else {
-                (self.position, self.open) = (None, None);
+                if let Some(open) = self.open.take().filter(|open| !open.has_document) {
+                    shards.source.tell_unusable(open.index, open.skipped, shards.cancel);
+                }
+                self.position = None;
                 break;
             };
             read.record(range);
+            if let Some(open) = &mut self.open {
+                open.count(&row);
+            }
             match row {
                 Row::Document(document) => {
                     read.bytes += document.text.len();

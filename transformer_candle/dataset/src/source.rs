@@ -1,8 +1,9 @@
 //! A data source: a data set of the Hub at one commit, or local files, listed but not opened.
 
+use std::collections::BTreeSet;
 use std::fmt;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use run_config::{DataFormat, ResolvedRun, StreamingConfig};
 use serde::{Deserialize, Serialize};
@@ -11,10 +12,10 @@ use crate::byte_source::{ByteSource, CancellableSource, LocalFile};
 use crate::cache_folder::cache_root;
 use crate::cancel::CancelToken;
 use crate::error::MissingColumn;
-use crate::formats::{Columns, Format, ShardReader, has_conversations};
+use crate::formats::{Format, ReadingRules, ShardReader, count_separators};
 use crate::held_out_split::{HeldOutSplit, SplitSettings};
 use crate::hub::{HubSettings, Repository, RetryStatus};
-use crate::local_files::{self, LocalListing};
+use crate::local_files::{self, FolderSplit, ListingRules, LocalEntry, LocalListing};
 use crate::{DataError, SkippedRows};
 
 /// Name of the demo data set, which each machine makes for itself, in the cache folder.
@@ -22,6 +23,8 @@ const DEMO: &str = "demo";
 
 /// Shards opened at most to find one whose format names its fields.
 const MAX_SHARDS_PROBED: usize = 16;
+/// Bytes of a text in which separators of documents are counted.
+const SEPARATOR_PROBE_BYTES: u64 = 1 << 20;
 
 /// A data set whose shards are known. Cheap to clone; clones share the listing.
 ///
@@ -45,6 +48,8 @@ struct Listing {
     /// Held-out splits decided so far, kept because deciding may read many shards.
     held_out_splits: Mutex<Vec<(SplitSettings, Arc<HeldOutSplit>)>>,
     notes: Vec<String>,
+    /// Shards of which it was told that none of their rows can be used.
+    unusable: Mutex<BTreeSet<usize>>,
 }
 
 /// A file of the listing.
@@ -80,8 +85,9 @@ impl DataSource {
         if data.validation_shards.is_empty() {
             return Ok(None);
         }
-        let version = data.reading_version();
-        let source = Self::local(&data.validation_shards, Path::new(""), &data.text_column, version, cancel)?;
+        let (split, version) = (FolderSplit::Validation, data.reading_version());
+        let (patterns, text_column) = (&data.validation_shards, &data.text_column);
+        let source = Self::local_split(patterns, Path::new(""), &split, text_column, version, cancel)?;
         Ok(Some(source.with_format(data.format)))
     }
 
@@ -112,6 +118,7 @@ impl DataSource {
             location: Location::Hub(repository),
             held_out_splits: Mutex::default(),
             notes: Vec::new(),
+            unusable: Mutex::default(),
         };
         Ok(Self { listing: Arc::new(listing), cancel: cancel.clone() })
     }
@@ -139,9 +146,7 @@ impl DataSource {
         }
     }
 
-    /// Lists files, folders and globs; relative ones are relative to `base`. Folders are searched recursively. Each
-    /// file counts once, however many patterns and links lead to it. Files become documents by the rules of
-    /// `reading_version` (`data.reading_version`).
+    /// Lists files, folders and globs for training, as [`Self::local_split`] does.
     pub fn local(
         patterns: &[String],
         base: &Path,
@@ -149,15 +154,29 @@ impl DataSource {
         reading_version: u32,
         cancel: &CancelToken,
     ) -> Result<Self, DataError> {
-        let LocalListing { entries, notes } = local_files::list(patterns, base, cancel)?;
+        Self::local_split(patterns, base, &FolderSplit::Train, text_column, reading_version, cancel)
+    }
+
+    /// Lists files, folders and globs; relative ones are relative to `base`. Folders are searched recursively, and their
+    /// files of `split` are taken. Each file counts once, however many patterns and links lead to it. Files become
+    /// documents by the rules of `reading_version` (`data.reading_version`).
+    pub fn local_split(
+        patterns: &[String],
+        base: &Path,
+        split: &FolderSplit,
+        text_column: &str,
+        reading_version: u32,
+        cancel: &CancelToken,
+    ) -> Result<Self, DataError> {
+        let rules = ListingRules { base, split, reading_version };
+        let LocalListing { entries, mut notes } = local_files::list(patterns, rules, cancel)?;
+        if reading_version >= 2 {
+            notes.extend(note_separators(&entries)?);
+        }
         let mut shards = Vec::with_capacity(entries.len());
         let mut paths = Vec::with_capacity(entries.len());
         for entry in entries {
-            // `list` returns only files of a known format.
-            let Some(format) = Format::from_name(&entry.name) else {
-                continue;
-            };
-            shards.push(Shard { name: entry.name, bytes: entry.bytes, format });
+            shards.push(Shard { name: entry.name, bytes: entry.bytes, format: entry.format });
             paths.push(entry.path);
         }
         let listing = Listing {
@@ -170,6 +189,7 @@ impl DataSource {
             location: Location::Local(paths),
             held_out_splits: Mutex::default(),
             notes,
+            unusable: Mutex::default(),
         };
         Ok(Self { listing: Arc::new(listing), cancel: cancel.clone() })
     }
@@ -229,6 +249,11 @@ impl DataSource {
         self.listing.reading_version
     }
 
+    /// Whether reading it requests something of the Hub.
+    pub(crate) fn is_streamed(&self) -> bool {
+        matches!(self.listing.location, Location::Hub(_))
+    }
+
     /// The shards, in listing order.
     pub(crate) fn shards(&self) -> &[Shard] {
         &self.listing.shards
@@ -251,13 +276,30 @@ impl DataSource {
         }
     }
 
+    /// Warns, once for a shard, that none of the rows that were read of it can be used.
+    pub(crate) fn tell_unusable(&self, shard: usize, skipped: SkippedRows, cancel: &CancelToken) {
+        let mut told = self.listing.unusable.lock().unwrap_or_else(PoisonError::into_inner);
+        if skipped.total() == 0 || !told.insert(shard) {
+            return;
+        }
+        let lacks_text = skipped.null + skipped.malformed > 0;
+        let fields =
+            if lacks_text { self.open(shard, cancel).and_then(|mut file| file.fields()) } else { Ok(Vec::new()) };
+        let texts = fields.unwrap_or_default().into_iter().filter(|field| field.non_string_type.is_none());
+        let texts: Vec<String> = texts.map(|field| field.name).collect();
+        let columns =
+            if texts.is_empty() { String::new() } else { format!("; its text columns are {}", texts.join(", ")) };
+        let (name, rows) = (&self.shards()[shard].name, skipped.total());
+        tracing::warn!("no row of {name} can be used: of {rows} that were read, {skipped}{columns}");
+    }
+
     fn check_conversations(&self, cancel: &CancelToken) -> Result<(), DataError> {
         for (index, file) in self.shards().iter().enumerate().take(MAX_SHARDS_PROBED) {
             let columns: Vec<String> =
                 self.open(index, cancel)?.fields()?.into_iter().map(|field| field.name).collect();
             let names: Vec<&str> = columns.iter().map(String::as_str).collect();
             if !columns.is_empty() {
-                let found = has_conversations(&names);
+                let found = self.rules().has_conversations(&names);
                 return if found {
                     Ok(())
                 } else {
@@ -275,7 +317,13 @@ impl DataSource {
                 let named = fields.iter().find(|field| field.name == self.text_column());
                 let found = named.map(|field| field.non_string_type);
                 let available = fields.iter().filter(|field| field.non_string_type.is_none());
-                return Ok((found != Some(None)).then(|| MissingColumn {
+                // The first rows alone are without text, as far as can be seen.
+                let is_present = match found {
+                    Some(None) => true,
+                    Some(Some("null")) => available.clone().next().is_none(),
+                    _ => false,
+                };
+                return Ok((!is_present).then(|| MissingColumn {
                     file: file.name.clone(),
                     column: self.text_column().to_owned(),
                     found: found.flatten(),
@@ -294,6 +342,10 @@ impl DataSource {
         }
     }
 
+    fn rules(&self) -> ReadingRules {
+        ReadingRules::new(self.listing.format, &self.listing.text_column, self.listing.reading_version)
+    }
+
     /// Opens a shard by its index in the listing; `cancel` cancels reading it.
     pub(crate) fn open(&self, shard: usize, cancel: &CancelToken) -> Result<Box<dyn ShardReader>, DataError> {
         let Shard { name, bytes, format } = &self.listing.shards[shard];
@@ -302,8 +354,30 @@ impl DataSource {
             Location::Hub(repository) => repository.open(name, *bytes, cancel),
         };
         let source = Arc::new(CancellableSource::new(source, cancel.clone()));
-        format.open(source, &Columns::new(self.listing.format, &self.listing.text_column), cancel)
+        format.open(source, &self.rules(), cancel)
     }
+}
+
+/// Returns a note on the texts in which `<|endoftext|>` separates documents.
+fn note_separators(entries: &[LocalEntry]) -> Result<Option<String>, DataError> {
+    let (mut files, mut separators, mut is_part) = (Vec::new(), 0, false);
+    let texts = entries.iter().filter(|entry| entry.format == Format::Text);
+    for entry in texts.take(MAX_SHARDS_PROBED) {
+        let file = LocalFile::open(&entry.name, &entry.path, entry.bytes)?;
+        let count = count_separators(&file, SEPARATOR_PROBE_BYTES)?;
+        if count > 0 {
+            files.push(entry.name.as_str());
+            separators += count;
+            is_part |= entry.bytes > SEPARATOR_PROBE_BYTES;
+        }
+    }
+    let part = if is_part { ", in the first MiB of each" } else { "" };
+    Ok((!files.is_empty()).then(|| {
+        format!(
+            "<|endoftext|> separates the documents of {} ({separators} of them{part}): it is no text",
+            files.join(", ")
+        )
+    }))
 }
 
 impl fmt::Debug for DataSource {

@@ -64,7 +64,7 @@ impl StreamSettings {
             chat: ChatSettings::from_config(data),
             shuffle_buffer_size: data.shuffle_buffer_size,
             seed: run.config.runtime.seed,
-            max_samples: run.streaming.as_ref().and_then(|streaming| streaming.max_samples),
+            max_samples: run.streaming.as_ref().map_or(data.max_samples, |streaming| streaming.max_samples),
             held_out_fraction,
             epochs: run.config.scheduler.total_epochs,
             workers: max_workers(data),

@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use bytes::Bytes;
-use run_config::{ResolvedRun, regular_file};
+use run_config::{Additions, ResolvedRun, TokenizerFileError, TokenizerFolder, TokenizerReading, regular_file};
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 
@@ -35,12 +35,40 @@ struct TokenizerState {
     path: PathBuf,
     tokenizer: tokenizers::Tokenizer,
     encoder: Encoder,
+    reading: TokenizerReading,
     content_hash: String,
     document_tokens: DocumentTokens,
     vocab_size: usize,
     token_bytes: Option<Vec<u32>>,
     spelled_tokens: SpelledTokens,
     parses_special_tokens: bool,
+}
+
+/// What a tokenizer's files say: `tokenizer.json` with the tokens that the files beside it add.
+pub struct TokenizerDefinition {
+    /// The `tokenizer.json`, with the added tokens.
+    pub json: Value,
+    /// What the files beside it say.
+    pub folder: TokenizerFolder,
+    /// What they add.
+    pub additions: Additions,
+    /// The content of `tokenizer.json`, with the added tokens.
+    pub content: Vec<u8>,
+}
+
+impl TokenizerDefinition {
+    fn read(path: &Path, reading: TokenizerReading) -> Result<Self, DataError> {
+        let error = |message: String| DataError::Tokenizer { path: path.to_owned(), message };
+        let mut content = regular_file::read(path).map_err(|cause| error(cause.to_string()))?;
+        let mut json: Value = serde_json::from_slice(&content).map_err(|cause| error(cause.to_string()))?;
+        let folder = TokenizerFolder::read(path, reading)
+            .map_err(|TokenizerFileError { path, message }| DataError::Tokenizer { path, message })?;
+        let additions = folder.complete(&mut json);
+        if additions.any {
+            content = serde_json::to_vec_pretty(&json).map_err(|cause| error(cause.to_string()))?;
+        }
+        Ok(Self { json, folder, additions, content })
+    }
 }
 
 /// A tokenized text.
@@ -60,7 +88,7 @@ impl Tokenizer {
     /// EOS token of `tokenizer_config.json`, `special_tokens_map.json`, `generation_config.json` or `config.json`.
     /// Documents start with a BOS token if the files say so.
     pub fn load(path: &Path, special_tokens: &[String]) -> Result<Self, DataError> {
-        Self::read(path, Choice { special_tokens, ..Choice::default() })
+        Self::read(path, TokenizerReading::Folder, Choice { special_tokens, ..Choice::default() })
     }
 
     /// Loads the tokenizer of a run, with its special tokens and BOS.
@@ -73,13 +101,12 @@ impl Tokenizer {
             parses_special_tokens: run.config.parses_documents(),
             ..Choice::default()
         };
-        Self::read(path, choice)
+        Self::read(path, TokenizerReading::of_version(data.reading_version()), choice)
     }
 
-    /// Loads the tokenizer of a model directory, as its files say; `end_of_text` is the id of the token that ends
-    /// documents, if that is known.
-    pub fn of_model(directory: &Path, end_of_text: Option<u32>) -> Result<Self, DataError> {
-        Self::read(&directory.join("tokenizer.json"), Choice { end_of_text, ..Choice::default() })
+    /// Loads the tokenizer of a model directory, as its files say.
+    pub fn of_model(directory: &Path) -> Result<Self, DataError> {
+        Self::read(&directory.join("tokenizer.json"), TokenizerReading::Folder, Choice::default())
     }
 
     /// Loads the tokenizer again, with special tokens that text spells taken as tokens.
@@ -88,28 +115,35 @@ impl Tokenizer {
         let end_of_text = Some(end_of_text.id);
         let choice =
             Choice { end_of_text, bos: (*starts_with_bos).into(), parses_special_tokens: true, ..Choice::default() };
-        Self::read(self.path(), choice)
+        Self::read(self.path(), self.0.reading, choice)
     }
 
-    fn read(path: &Path, choice: Choice) -> Result<Self, DataError> {
+    /// Loads the tokenizer of a checkpoint, which is what its `tokenizer.json` says; `end_of_text` is the id of the
+    /// token that ends documents, if that is known.
+    pub fn of_checkpoint(directory: &Path, end_of_text: Option<u32>) -> Result<Self, DataError> {
+        let choice = Choice { end_of_text, ..Choice::default() };
+        Self::read(&directory.join("tokenizer.json"), TokenizerReading::Recorded, choice)
+    }
+
+    fn read(path: &Path, reading: TokenizerReading, choice: Choice) -> Result<Self, DataError> {
         let error = |message: String| DataError::Tokenizer { path: path.to_owned(), message };
-        let bytes = regular_file::read(path).map_err(|cause| error(cause.to_string()))?;
-        let mut tokenizer = tokenizers::Tokenizer::from_bytes(&bytes).map_err(|cause| error(cause.to_string()))?;
-        let json: Value = serde_json::from_slice(&bytes).map_err(|cause| error(cause.to_string()))?;
+        let TokenizerDefinition { json, folder, content, .. } = TokenizerDefinition::read(path, reading)?;
+        let mut tokenizer = tokenizers::Tokenizer::from_bytes(&content).map_err(|cause| error(cause.to_string()))?;
         tokenizer.with_truncation(None).map_err(|cause| error(cause.to_string()))?;
         tokenizer.with_padding(None);
         let parses_special_tokens = choice.parses_special_tokens;
         tokenizer.set_encode_special_tokens(!parses_special_tokens);
         let spelled_tokens = SpelledTokens::of_tokenizer_json(&json);
-        let document_tokens = DocumentTokens::find(&tokenizer, path, &json, choice)?;
+        let document_tokens = DocumentTokens::find(&tokenizer, path, (&json, &folder), choice)?;
         let vocab_size = tokenizer.get_vocab(true).values().max().map_or(0, |&id| id as usize + 1);
         let token_bytes = token_bytes(&tokenizer, &json, vocab_size);
         let encoder = Encoder::choose(&tokenizer, json, parses_special_tokens);
-        let content_hash = format!("{:x}", Bytes::copy_from_slice(&Sha256::digest(&bytes)));
+        let content_hash = format!("{:x}", Bytes::copy_from_slice(&Sha256::digest(&content)));
         Ok(Self(Arc::new(TokenizerState {
             path: path.to_owned(),
             tokenizer,
             encoder,
+            reading,
             content_hash,
             document_tokens,
             vocab_size,
@@ -180,7 +214,12 @@ impl Tokenizer {
         self.0.document_tokens.end_of_text.id
     }
 
-    /// SHA-256 of the `tokenizer.json`, in hexadecimal.
+    /// What its files say, read anew.
+    pub fn definition(&self) -> Result<TokenizerDefinition, DataError> {
+        TokenizerDefinition::read(&self.0.path, self.0.reading)
+    }
+
+    /// SHA-256 of the `tokenizer.json` with the added tokens, in hexadecimal.
     pub fn content_hash(&self) -> &str {
         &self.0.content_hash
     }

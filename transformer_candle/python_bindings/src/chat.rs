@@ -11,7 +11,6 @@ use training::checkpoint::Checkpoint;
 use training::stop::StopSignal;
 
 use crate::arguments::integer;
-use crate::errors::raised;
 use crate::json::from_python;
 use crate::machine::device_of;
 use crate::signals::interruptible;
@@ -40,12 +39,6 @@ value_class! {
             FinishReason::Cancelled => "cancelled",
         }
     }
-}
-
-/// Whether conversations with the model in a folder start with its BOS token; None if it has no chat template.
-#[pyfunction]
-pub fn conversations_start_with_bos(folder: PathBuf) -> PyResult<Option<bool>> {
-    training::chat::conversations_start_with_bos(&folder).map_err(raised)
 }
 
 /// A model that answers in conversations.

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use pyo3::prelude::*;
 use pyo3::types::{IntoPyDict, PyDict};
-use run_config::{Format, ResolvedRun};
+use run_config::{AdapterDescription, Format, ResolvedRun};
 
 use crate::errors::raised;
 use crate::json;
@@ -95,6 +95,12 @@ pub fn parse_config<'py>(
 #[pyfunction]
 pub fn vocab_size(tokenizer_json: PathBuf) -> PyResult<usize> {
     run_config::vocab_size(&tokenizer_json).map_err(raised)
+}
+
+/// Refuse an `adapter_config.json` of adapters that compute something else than plain LoRA; `config` is its content.
+#[pyfunction]
+pub fn check_adapter_config(file: PathBuf, config: &Bound<'_, PyAny>) -> PyResult<()> {
+    AdapterDescription::of_file(&file, &json::from_python(config)?).map(drop).map_err(raised)
 }
 
 /// Return a config's values as YAML with every key and what it means.

@@ -3,13 +3,27 @@
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
-use dataset::hub::HubSettings;
+use dataset::FolderSplit;
+use dataset::hub::{AccessToken, HubSettings, proxy_of};
 use pyo3::prelude::*;
 use run_config::{DataConfig, NEWEST_READING_VERSION, StreamingConfig};
 
 use crate::arguments::Integer;
 use crate::errors::raised;
 use crate::signals::Signals;
+
+/// Where the Hub's access token comes from, such as `in HF_TOKEN`, and what to do if it is not accepted; None without one.
+#[pyfunction]
+pub fn hub_token() -> Option<(String, String)> {
+    let token = AccessToken::from_environment()?;
+    Some((token.origin().to_string(), token.origin().remedy()))
+}
+
+/// The proxy by which this process reaches a URL, such as `the proxy http://host:3128 that HTTPS_PROXY names`.
+#[pyfunction]
+pub fn hub_proxy(url: &str) -> Option<String> {
+    proxy_of(url)
+}
 
 /// A data set whose files are known.
 #[pyclass(frozen, module = "orchestrator._native")]
@@ -66,12 +80,19 @@ impl DataSource {
 
     /// Find local files: paths, folders and globs, relative to the current folder.
     #[staticmethod]
-    #[pyo3(signature = (patterns, text_column = "text", reading_version = None))]
-    fn local(py: Python<'_>, patterns: Vec<String>, text_column: &str, reading_version: Option<u32>) -> PyResult<Self> {
+    #[pyo3(signature = (patterns, text_column = "text", reading_version = None, split = None))]
+    fn local(
+        py: Python<'_>,
+        patterns: Vec<String>,
+        text_column: &str,
+        reading_version: Option<u32>,
+        split: Option<&str>,
+    ) -> PyResult<Self> {
+        let split = FolderSplit::of_training(split);
         let version = reading_version.unwrap_or(NEWEST_READING_VERSION);
         let signals = Signals::default();
         let cancel = signals.cancel_token();
-        let list = || dataset::DataSource::local(&patterns, Path::new(""), text_column, version, &cancel);
+        let list = || dataset::DataSource::local_split(&patterns, Path::new(""), &split, text_column, version, &cancel);
         signals.run(py, list).map(Self::new)
     }
 

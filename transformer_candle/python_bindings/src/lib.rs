@@ -51,7 +51,6 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<trainer::StepReport>()?;
     module.add_class::<trainer::Trainer>()?;
     module.add_class::<validate_data::DataReport>()?;
-    module.add_function(wrap_pyfunction!(chat::conversations_start_with_bos, module)?)?;
     module.add_function(wrap_pyfunction!(commands::run_command, module)?)?;
     module.add_function(wrap_pyfunction!(commands::declared_commands, module)?)?;
     module.add_function(wrap_pyfunction!(config::config_to_yaml, module)?)?;
@@ -59,11 +58,14 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(config::parse_config, module)?)?;
     module.add_function(wrap_pyfunction!(config::presets, module)?)?;
     module.add_function(wrap_pyfunction!(config::vocab_size, module)?)?;
+    module.add_function(wrap_pyfunction!(config::check_adapter_config, module)?)?;
     module.add_function(wrap_pyfunction!(data::cache_root, module)?)?;
     module.add_function(wrap_pyfunction!(evaluation::evaluate_model, module)?)?;
     module.add_function(wrap_pyfunction!(generation::generate, module)?)?;
     module.add_function(wrap_pyfunction!(generation::logits, module)?)?;
     module.add_function(wrap_pyfunction!(gpu_state::gpu_state, module)?)?;
+    module.add_function(wrap_pyfunction!(data::hub_token, module)?)?;
+    module.add_function(wrap_pyfunction!(data::hub_proxy, module)?)?;
     module.add_function(wrap_pyfunction!(machine::gpus, module)?)?;
     module.add_function(wrap_pyfunction!(machine::check_threads, module)?)?;
     module.add_function(wrap_pyfunction!(machine::check_profile, module)?)?;
@@ -72,6 +74,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(model_directory::model_directory, module)?)?;
     module.add_function(wrap_pyfunction!(model_directory::checked_model_config, module)?)?;
     module.add_function(wrap_pyfunction!(model_directory::checked_adapters, module)?)?;
+    module.add_function(wrap_pyfunction!(model_directory::model_tokens, module)?)?;
     module.add_function(wrap_pyfunction!(plan::gpu_table, module)?)?;
     module.add_function(wrap_pyfunction!(plan::memory_plan, module)?)?;
     module.add_function(wrap_pyfunction!(ranks::train_rank, module)?)?;

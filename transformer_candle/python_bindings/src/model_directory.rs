@@ -50,3 +50,20 @@ pub fn checked_adapters(py: Python<'_>, directory: PathBuf, base_model: Option<P
     })?;
     json::to_python(py, &adapters)
 }
+
+/// Return the tokenizer of a model with its special tokens, chat templates and the tokens that end a text or a turn.
+#[pyfunction]
+#[pyo3(signature = (directory, base_model = None, date = None))]
+pub fn model_tokens(
+    py: Python<'_>,
+    directory: PathBuf,
+    base_model: Option<PathBuf>,
+    date: Option<String>,
+) -> PyResult<Bound<'_, PyAny>> {
+    let stop = StopSignal::new();
+    let tokens = interruptible(py, &stop, || {
+        let checkpoint = Checkpoint::open(&directory)?.beside(base_model.as_deref());
+        training::model_tokens::model_tokens(&checkpoint, date)
+    })?;
+    json::to_python(py, &tokens)
+}

@@ -31,9 +31,15 @@ pub fn is_built_in_template(template: &Path) -> bool {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct DataConfig {
-    /// Local text to train on: files, folders or globs of `.parquet`, `.jsonl` (also `.gz`, `.zst`)
-    /// and `.txt`.
+    /// Local text to train on: files, folders or globs of `.parquet`, `.jsonl` or `.json` (also `.gz`, `.zst`)
+    /// and `.txt`. Of a folder the files of one split are read (`split`).
     pub train_shards: Vec<String>,
+    /// The split of the folders in `train_shards`, by their files' names as on the Hub (`data/test-00000-of-00001.parquet`
+    /// is of the split `test`). Default: `train`, or without one all files that are in no validation or test split.
+    pub split: Option<String>,
+    /// Use only the first rows of `train_shards`, this many, repeated as epochs. Default: all.
+    #[schemars(range(min = 1))]
+    pub max_samples: Option<u64>,
     /// Several sources instead, each with its weight: data sets of the Hub and local
     /// files, such as `[{dataset: HuggingFaceFW/fineweb, weight: 0.7}, {shards: [code/*.parquet], weight: 0.3}]`. A
     /// source that ends starts over while the others continue. Needs `scheduler.total_steps`.
@@ -47,9 +53,12 @@ pub struct DataConfig {
     pub text_column: String,
     /// What a row is: `text`, or `chat`, a conversation.
     pub format: DataFormat,
-    /// The version of the rules by which files become documents: which files of a folder are read, and which rows and
-    /// texts a file gives. 1: the rules of runs that recorded no version. 2: the newest. Default: the newest one for a
-    /// new run, and the one that it was started with for a resumed run, which cannot change it.
+    /// The version of the rules by which files become documents: which files of a folder are read, which rows and texts
+    /// a file gives, and which tokens and chat templates the files beside a `tokenizer.json` add to it. 1: the rules of
+    /// runs that recorded no version. 2: of a folder the files of one split and no descriptions, `<|endoftext|>` in texts
+    /// separates documents, `NaN` and `Infinity` in JSON, Alpaca and more ShareGPT rows, and what is held out has text.
+    /// Default: the newest one for a new run, and the one that it was started with for a resumed run, which cannot change
+    /// it.
     #[schemars(range(min = 1, max = 2))]
     pub reading_version: Option<u32>,
     /// The chat template that renders conversations: `chatml`, `qwen3` (Qwen3's, with every thought kept), or a Jinja
@@ -122,6 +131,8 @@ impl Default for DataConfig {
     fn default() -> Self {
         Self {
             train_shards: Vec::new(),
+            split: None,
+            max_samples: None,
             mixture: Vec::new(),
             validation_shards: Vec::new(),
             text_column: "text".to_owned(),

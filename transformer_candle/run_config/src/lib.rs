@@ -3,6 +3,7 @@
 // The doc comments are the manual, which writes the names of products as people do.
 #![allow(clippy::doc_markdown)]
 
+mod added_tokens;
 mod byte_size;
 mod check;
 mod data;
@@ -22,6 +23,7 @@ mod model;
 mod near_divisor;
 mod optimizer;
 mod overrides;
+mod peft_config;
 mod presets;
 pub mod regular_file;
 mod resolve;
@@ -37,11 +39,13 @@ mod streaming_config;
 mod time_span;
 mod tokenizer;
 mod tokenizer_file;
+mod tokenizer_folder;
 mod yaml;
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+pub use added_tokens::AddedToken;
 pub use byte_size::ByteSize;
 pub use data::{
     BUILT_IN_TEMPLATES, BatchSize, Bos, CHATML, DataConfig, DataFormat, FIRST_READING_VERSION, NEWEST_READING_VERSION,
@@ -68,6 +72,10 @@ pub use streaming_config::{StreamingConfig, check_experiment_name};
 pub use time_span::TimeSpan;
 pub use tokenizer::{SpecialTokens, TokenizerConfig};
 pub use tokenizer_file::vocab_size;
+pub use tokenizer_folder::{
+    Additions, CHAT_TEMPLATE, DEFAULT_TEMPLATE, NamedTemplate, TOKENIZER_CONFIG, TokenizerFileError, TokenizerFolder,
+    TokenizerReading,
+};
 
 /// Everything that describes a training run. `RunConfig::default()` is a small valid model for a
 /// CPU.

@@ -3,11 +3,12 @@
 use std::path::Path;
 
 use serde::Deserialize;
-use serde_json::{Map, Value, json};
+use serde_json::{Map, Value};
 
-use crate::error::Problem;
+use crate::error::{ConfigError, Problem};
 use crate::format;
 use crate::lora::{LoraConfig, TargetModule, TargetModules};
+use crate::peft_config;
 
 /// The file of the settings of adapters in peft's format.
 pub const ADAPTER_CONFIG: &str = "adapter_config.json";
@@ -18,28 +19,29 @@ const LARGEST: u64 = 1 << 20;
 /// Keys that may differ from the adapters': they change how training goes on, not what the adapters compute.
 const ADJUSTABLE: [&str; 2] = ["dropout", "init_from"];
 
-/// The keys that are read of an `adapter_config.json`, with peft's defaults. Values that would make the adapters
-/// compute something else are refused.
+/// The keys that are read of an `adapter_config.json`, with peft's defaults; [`peft_config`] refuses others that would
+/// make the adapters compute something else.
 #[derive(Deserialize)]
 struct PeftConfig {
     peft_type: String,
     base_model_name_or_path: Option<String>,
+    #[serde(default = "default_rank")]
     r: usize,
+    #[serde(default = "default_alpha")]
     lora_alpha: f64,
     #[serde(default)]
     lora_dropout: f64,
     target_modules: Value,
     #[serde(default)]
     use_rslora: bool,
-    #[serde(default)]
-    use_dora: bool,
-    bias: Option<String>,
-    fan_in_fan_out: Option<bool>,
-    modules_to_save: Option<Value>,
-    layers_to_transform: Option<Value>,
-    rank_pattern: Option<Map<String, Value>>,
-    alpha_pattern: Option<Map<String, Value>>,
-    lora_bias: Option<bool>,
+}
+
+fn default_rank() -> usize {
+    8
+}
+
+fn default_alpha() -> f64 {
+    8.0
 }
 
 /// Adapters in peft's format as their `adapter_config.json` describes them.
@@ -57,11 +59,11 @@ impl AdapterDescription {
     /// # Errors
     /// A problem of the key that asks for what the decoder does not have.
     pub fn from_json(config: &Value) -> Result<Self, Problem> {
-        let config =
-            PeftConfig::deserialize(config).map_err(|error| Problem::new("(whole file)", error.to_string()))?;
-        config.check()?;
-        let PeftConfig { r, lora_alpha, lora_dropout, target_modules, use_rslora, base_model_name_or_path, .. } =
-            config;
+        let read = PeftConfig::deserialize(config);
+        let read = read.map_err(|error| Problem::new("(whole file)", error.to_string()))?;
+        read.check()?;
+        peft_config::check(config)?;
+        let PeftConfig { r, lora_alpha, lora_dropout, target_modules, use_rslora, base_model_name_or_path, .. } = read;
         let lora = LoraConfig {
             rank: Some(r),
             alpha: Some(lora_alpha),
@@ -71,6 +73,14 @@ impl AdapterDescription {
             init_from: None,
         };
         Ok(Self { lora, base_model: base_model_name_or_path })
+    }
+
+    /// Like [`Self::from_json`], with the file named in the error.
+    ///
+    /// # Errors
+    /// See [`Self::from_json`].
+    pub fn of_file(file: &Path, config: &Value) -> Result<Self, ConfigError> {
+        Self::from_json(config).map_err(|problem| ConfigError::one(file, problem))
     }
 }
 
@@ -83,22 +93,7 @@ impl PeftConfig {
         if self.r == 0 || !self.lora_alpha.is_finite() {
             return refused("r", format!("is {}, with lora_alpha {}", self.r, self.lora_alpha));
         }
-        let has = |value: &Option<Value>| !matches!(value, None | Some(Value::Null)) && *value != Some(json!([]));
-        let patterns = |map: &Option<Map<String, Value>>| map.as_ref().is_some_and(|map| !map.is_empty());
-        let unknown = [
-            ("use_dora", self.use_dora),
-            ("bias", self.bias.as_deref().is_some_and(|bias| bias != "none")),
-            ("fan_in_fan_out", self.fan_in_fan_out == Some(true)),
-            ("modules_to_save", has(&self.modules_to_save)),
-            ("layers_to_transform", has(&self.layers_to_transform)),
-            ("rank_pattern", patterns(&self.rank_pattern)),
-            ("alpha_pattern", patterns(&self.alpha_pattern)),
-            ("lora_bias", self.lora_bias == Some(true)),
-        ];
-        match unknown.iter().find(|(_, given)| *given) {
-            Some((key, _)) => refused(key, "is given; plain adapters of one rank run here".to_owned()),
-            None => Ok(()),
-        }
+        Ok(())
     }
 }
 
@@ -112,7 +107,7 @@ fn modules(target_modules: &Value) -> Result<TargetModules, Problem> {
     match (read, full_names) {
         (Ok(modules), _) => Ok(modules),
         (Err(_), Some(Some(modules))) => Ok(TargetModules::new(modules)),
-        (Err(error), _) => Err(Problem::new("target_modules", error.to_string())),
+        (Err(error), _) => Err(Problem::new("target_modules", format!("is {target_modules}: {error}"))),
     }
 }
 

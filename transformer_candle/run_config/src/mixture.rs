@@ -13,7 +13,7 @@ pub struct MixtureComponent {
     /// The data set's configuration, such as `sample-10BT`. Default: that of the data set.
     #[serde(default)]
     pub config: Option<String>,
-    /// The data set's split. Default: `train`.
+    /// The data set's split, or that of folders in `shards`. Default: `train`.
     #[serde(default)]
     pub split: Option<String>,
     /// The data set's commit, branch or tag. Default: the newest commit. A run keeps its first commit.

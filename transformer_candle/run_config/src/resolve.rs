@@ -11,6 +11,7 @@ use crate::run_folder::{CHECKPOINTS, TENSORBOARD};
 use crate::streaming_config::StreamingConfig;
 use crate::tokenizer::SpecialTokens;
 use crate::tokenizer_file::Vocabulary;
+use crate::tokenizer_folder::TokenizerReading;
 
 /// The vocabulary size that planning assumes if nothing gives one; the demo's.
 const ASSUMED_VOCABULARY: usize = 4096;
@@ -48,7 +49,7 @@ pub(crate) fn resolve(run: &mut ResolvedRun, surroundings: &Surroundings, reject
     find_tokenizer(run, surroundings);
     replace_lost_tokenizer(run, surroundings);
     let vocabulary = run.config.tokenizer.tokenizer_json.as_ref().filter(|path| path.exists()).and_then(|path| {
-        let loaded = Vocabulary::load(path);
+        let loaded = Vocabulary::load(path, TokenizerReading::of_version(run.config.data.reading_version()));
         loaded
             .map_err(|problem| {
                 problems.push(Problem::new("tokenizer.tokenizer_json", format!("{} {problem}", path.display())));

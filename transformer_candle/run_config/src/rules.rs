@@ -158,7 +158,12 @@ impl Rules<'_> {
             let message = format!("is {epochs}, but the sources of data.mixture end at different times");
             Problem::new("scheduler.total_epochs", message).suggest("give scheduler.total_steps instead")
         });
-        for problem in [shards, epochs].into_iter().flatten() {
+        let of_train_shards = [("data.split", data.split.is_some()), ("data.max_samples", data.max_samples.is_some())];
+        let unused = of_train_shards.into_iter().filter(|(_, is_set)| *is_set).map(|(key, _)| {
+            Problem::new(key, "is for data.train_shards, and data.mixture names the training data").suggest("remove it")
+        });
+        let problems: Vec<Problem> = [shards, epochs].into_iter().flatten().chain(unused).collect();
+        for problem in problems {
             let path = problem.path.clone();
             self.report(&["data.mixture", &path], problem);
         }
@@ -167,14 +172,14 @@ impl Rules<'_> {
     fn components_have_one_source(&mut self) {
         for (index, component) in self.config.data.mixture.iter().enumerate() {
             let path = format!("data.mixture[{index}]");
-            let of_the_hub = [&component.config, &component.split, &component.revision].iter().any(|key| key.is_some());
+            let of_the_hub = [&component.config, &component.revision].iter().any(|key| key.is_some());
             let (message, suggestion) = match (&component.dataset, component.shards.is_empty()) {
                 (Some(_), false) => {
                     ("names both a dataset and shards", "make two sources of them, each with its weight")
                 }
                 (None, true) => ("names no text", "give it a dataset (of the Hub) or shards (local files)"),
                 (None, false) if of_the_hub => {
-                    ("has local shards, which have no config, split or revision", "remove these keys")
+                    ("has local shards, which have no config or revision", "remove these keys")
                 }
                 _ => continue,
             };

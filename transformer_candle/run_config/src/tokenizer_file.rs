@@ -6,8 +6,10 @@ use std::path::Path;
 use serde::Deserialize;
 use serde_json::Value;
 
+use crate::added_tokens::{AddedTokens, ModelVocabulary};
 use crate::error::{ConfigError, Problem};
 use crate::format;
+use crate::tokenizer_folder::{TokenizerFolder, TokenizerReading};
 
 /// Most bytes of a `tokenizer.json`; the largest in use have some 30 MB.
 const LARGEST_TOKENIZER: u64 = 256 << 20;
@@ -30,7 +32,7 @@ pub(crate) struct Vocabulary {
 struct File {
     model: Model,
     #[serde(default)]
-    added_tokens: Vec<AddedToken>,
+    added_tokens: Value,
 }
 
 #[derive(Deserialize)]
@@ -38,28 +40,31 @@ struct Model {
     vocab: Value,
 }
 
-#[derive(Deserialize)]
-struct AddedToken {
-    id: u64,
-    content: String,
-    #[serde(default)]
-    special: bool,
+impl ModelVocabulary for BTreeMap<String, u64> {
+    fn len(&self) -> u64 {
+        self.len() as u64
+    }
+
+    fn id(&self, token: &str) -> Option<u64> {
+        self.get(token).copied()
+    }
 }
 
-/// Reads the size of the vocabulary of a `tokenizer.json`: one more than the highest token id.
+/// Reads the size of the vocabulary of a `tokenizer.json` and the files beside it: one more than the highest token id.
 pub fn vocab_size(tokenizer_json: &Path) -> Result<usize, ConfigError> {
-    let vocabulary = Vocabulary::load(tokenizer_json).map_err(|problem| ConfigError::one(tokenizer_json, problem))?;
+    let vocabulary = Vocabulary::load(tokenizer_json, TokenizerReading::Folder);
+    let vocabulary = vocabulary.map_err(|problem| ConfigError::one(tokenizer_json, problem))?;
     Ok(vocabulary.size)
 }
 
 impl Vocabulary {
-    /// Reads the vocabulary of a `tokenizer.json`.
-    pub(crate) fn load(path: &Path) -> Result<Self, Problem> {
+    /// Reads the vocabulary of a `tokenizer.json` and the tokens that the files beside it add.
+    pub(crate) fn load(path: &Path, reading: TokenizerReading) -> Result<Self, Problem> {
         let text = format::read_text(path, LARGEST_TOKENIZER)?;
         let not_one =
             |reason: String| Problem::of_file(format!("is not a tokenizer.json of the tokenizers library: {reason}"));
         let file: File = serde_json::from_str(&text).map_err(|error| not_one(error.to_string()))?;
-        let mut ids = match file.model.vocab {
+        let mut ids: BTreeMap<String, u64> = match file.model.vocab {
             Value::Object(tokens) => tokens.into_iter().filter_map(|(token, id)| Some((token, id.as_u64()?))).collect(),
             Value::Array(pieces) => pieces
                 .iter()
@@ -68,9 +73,10 @@ impl Vocabulary {
                 .collect(),
             _ => BTreeMap::new(),
         };
-        let mut added = file.added_tokens;
-        added.sort_by_key(|token| token.id);
-        ids.extend(added.iter().map(|token| (token.content.clone(), token.id)));
+        let mut added = AddedTokens::from_json(&file.added_tokens);
+        let folder = TokenizerFolder::read(path, reading);
+        folder.map_err(|error| Problem::of_file(format!("cannot be read: {error}")))?.add_to(&mut added, &ids);
+        ids.extend(added.iter().map(|(id, token)| (token.content.clone(), id)));
         let last = ids.values().max().ok_or_else(|| not_one("its vocabulary is empty".to_owned()))?;
         let size = usize::try_from(*last)
             .ok()
@@ -80,7 +86,7 @@ impl Vocabulary {
             let message = format!("has {} tokens with ids up to {last}", ids.len());
             return Err(Problem::of_file(message).suggest("number them without such a gap"));
         }
-        let special = added.into_iter().filter(|token| token.special).map(|token| token.content).collect();
+        let special = added.iter().filter(|(_, token)| token.special).map(|(_, token)| token.content.clone()).collect();
         Ok(Self { size, ids, special })
     }
 }

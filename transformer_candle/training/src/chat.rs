@@ -1,13 +1,13 @@
 //! Conversations with a trained model: its chat template renders them, and the model answers turn by turn.
 
 use std::ops::ControlFlow;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use dataset::{CancelToken, ChatSettings, ConversationEncoder, DataError, Tokenizer};
-use model::{Generator, SamplingSettings};
+use model::{Generator, ModelShape, SamplingSettings};
 use run_config::{NEWEST_READING_VERSION, OverlongConversations};
 use serde::Serialize;
-use serde_json::{Value, json};
+use serde_json::Value;
 
 use crate::checkpoint::Checkpoint;
 use crate::completion::{CompletionRequest, complete, generator};
@@ -69,6 +69,26 @@ pub struct ChatModel {
     sequence: Option<Sequence>,
 }
 
+/// Reads the chat template of a model, or the one that the options name.
+pub(crate) fn conversation_encoder(
+    checkpoint: &Checkpoint,
+    tokenizer: &Tokenizer,
+    shape: &ModelShape,
+    options: ChatOptions,
+) -> Result<ConversationEncoder> {
+    let state = checkpoint.state().ok();
+    let pinned = state.as_ref().and_then(|state| state.fingerprint.get(DATE)?.as_str().map(str::to_owned));
+    let settings = ChatSettings {
+        template: options.template,
+        date: pinned.or(options.date),
+        assistant_only_loss: false,
+        overlong: OverlongConversations::Truncate,
+        parse_special_tokens: Some(false),
+        reading_version: NEWEST_READING_VERSION,
+    };
+    Ok(ConversationEncoder::new(tokenizer, &settings, shape.max_position_embeddings)?)
+}
+
 /// A generator, and the tokens in its KV cache.
 struct Sequence {
     generator: Generator,
@@ -91,29 +111,6 @@ impl Sequence {
     }
 }
 
-/// Whether conversations with the model in a directory start with its BOS token; `None` if it has no chat template.
-///
-/// # Errors
-/// [`DataError::Tokenizer`] and [`DataError::ChatTemplate`] for files that cannot be used.
-pub fn conversations_start_with_bos(directory: &Path) -> Result<Option<bool>> {
-    let tokenizer = Tokenizer::of_model(directory, None)?;
-    let settings = ChatSettings {
-        template: None,
-        date: Some("2026-01-31".to_owned()), // no BOS depends on it
-        assistant_only_loss: false,
-        overlong: OverlongConversations::Truncate,
-        parse_special_tokens: Some(false),
-        reading_version: NEWEST_READING_VERSION,
-    };
-    let encoder = ConversationEncoder::new(&tokenizer, &settings, 1)?;
-    if encoder.template().is_none() {
-        return Ok(None);
-    }
-    let prompt = encoder.encode_prompt(&[json!({"role": "user", "content": "Hello."})])?;
-    let bos = tokenizer.document_tokens().bos.as_ref().map(|bos| bos.id);
-    Ok(Some(bos.is_some() && prompt.first().copied() == bos))
-}
-
 impl ChatModel {
     /// Reads a model and its chat template; `cancel` ends reading.
     ///
@@ -127,17 +124,7 @@ impl ChatModel {
         cancel: &CancelToken,
     ) -> Result<Self> {
         let model = TrainedModel::of_checkpoint(checkpoint, device, cancel)?;
-        let state = checkpoint.state().ok();
-        let pinned = state.as_ref().and_then(|state| state.fingerprint.get(DATE)?.as_str().map(str::to_owned));
-        let settings = ChatSettings {
-            template: options.template,
-            date: pinned.or(options.date),
-            assistant_only_loss: false,
-            overlong: OverlongConversations::Truncate,
-            parse_special_tokens: Some(false),
-            reading_version: NEWEST_READING_VERSION,
-        };
-        let encoder = ConversationEncoder::new(&model.tokenizer, &settings, model.shape.max_position_embeddings)?;
+        let encoder = conversation_encoder(checkpoint, &model.tokenizer, &model.shape, options)?;
         encoder.check_template().map_err(|error| match error {
             DataError::NoChatTemplate { path } => TrainerError::Request(format!(
                 "the model in {} has no chat template: give one by --chat-template, `chatml`, `qwen3` or a Jinja file",

@@ -151,7 +151,7 @@ mod tests {
     fn tokenizer(form: Form) -> Tokenizer {
         let folder = tempfile::tempdir().unwrap();
         std::fs::write(folder.path().join("tokenizer.json"), sentencepiece(form).to_string()).unwrap();
-        Tokenizer::of_model(folder.path(), None).unwrap()
+        Tokenizer::of_model(folder.path()).unwrap()
     }
 
     /// Decodes the tokens behind the first `count`, one by one and all at once.

@@ -155,6 +155,12 @@ pub fn compute(run: &ResolvedRun, tokenizer_hash: &str, sources: &[SourceDescrip
         add("data.train_shards (files)", json!(sources[0].files));
         add("data.train_shards (bytes)", json!(sources[0].bytes));
         add("data.text_column", json!(data.text_column));
+        if data.split.is_some() {
+            add("data.split", json!(data.split));
+        }
+        if data.max_samples.is_some() {
+            add("data.max_samples", json!(data.max_samples));
+        }
     }
     let stages = run.config.stages.as_deref().unwrap_or_default();
     for (index, stage) in stages.iter().enumerate() {

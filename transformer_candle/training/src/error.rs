@@ -279,7 +279,7 @@ mod tests {
         };
         let name = DataError::DatasetName { name: "fine web".into() };
         let problem = "is `huggingface.co`, which is not a URL like https://huggingface.co".into();
-        let endpoint = DataError::HubSetting { setting: "HF_ENDPOINT", problem };
+        let endpoint = DataError::HubSetting { setting: "HF_ENDPOINT".to_owned(), problem };
         let messages: Vec<String> = [&changed, &locked, &diverged, &name.into(), &endpoint.into()]
             .iter()
             .map(|error| format!("{}: {error}", error.exit_code()))

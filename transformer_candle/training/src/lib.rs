@@ -24,6 +24,7 @@ pub mod gpu_state;
 pub mod lock;
 pub mod memory_plan;
 pub mod metrics;
+pub mod model_tokens;
 pub mod pool;
 pub mod profile;
 pub mod progress;

@@ -224,7 +224,7 @@ impl MemoryPlan {
     /// As [`MemoryPlan::here`], and if the ranks cannot share the run.
     pub fn of_rank(run: &ResolvedRun, device: &Device, rank_info: RankInfo) -> Result<Self> {
         let target = PlanTarget::open(device)?;
-        let budget = budget::here(&run.config, Limit::of_config(&run.config), &target);
+        let budget = budget::here(&run.config, Limit::of_config(&run.config), &target, &ThisMachine);
         Self::for_target(&run.config, &PlanRequest::default(), &target, budget, (&ThisMachine, rank_info))
     }
 
@@ -232,7 +232,7 @@ impl MemoryPlan {
         let target = PlanTarget::choose(config, request.gpu, machine)?;
         let limit = request.memory.map(Limit::of_option).or_else(|| Limit::of_config(config));
         let rank_info = request.rank_info(&model_shape(config)?)?;
-        let budget = budget::planned(config, limit, &target, rank_info);
+        let budget = budget::planned(config, limit, &target, (machine, rank_info));
         Self::for_target(config, request, &target, budget, (machine, rank_info))
     }
 
@@ -286,7 +286,7 @@ impl MemoryPlan {
         let seconds = training_time.as_ref().and_then(|time| time.seconds);
         let state = stages[0].1.optimizer.state();
         Ok(Self {
-            device: target.described(),
+            device: target.described(machine),
             parameters,
             trainable_parameters: shape.trainable_parameter_count(),
             flops_per_token: work.flops_per_token,

@@ -92,6 +92,9 @@ impl TrainedModel {
 /// Loads the tokenizer of a model directory. A checkpoint stops at the token that its documents were ended with; other
 /// models may stop at several, such as those that end a turn.
 pub(crate) fn load_tokenizer(checkpoint: &Checkpoint, stop_tokens: &[u32]) -> Result<Tokenizer> {
-    let end_of_text = stop_tokens.first().copied().filter(|_| checkpoint.is_checkpoint());
-    Ok(Tokenizer::of_model(&checkpoint.tokenizer_directory(), end_of_text)?)
+    let directory = checkpoint.tokenizer_directory();
+    if checkpoint.is_checkpoint() && directory == checkpoint.directory() {
+        return Ok(Tokenizer::of_checkpoint(&directory, stop_tokens.first().copied())?);
+    }
+    Ok(Tokenizer::of_model(&directory)?)
 }

@@ -1,8 +1,10 @@
-//! Parses and checks rows of chat data, in the formats that trl's `SFTTrainer` reads.
+//! Parses and checks rows of chat data, in the formats that trl's `SFTTrainer` reads and, since reading version 2, in
+//! those of Alpaca and ShareGPT (`other_formats`).
 
 use run_config::FIRST_READING_VERSION;
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 
+use super::other_formats;
 use super::special_tokens::has_reserved;
 use crate::skipped_rows::SkipReason;
 
@@ -53,11 +55,14 @@ pub(super) struct Messages {
     pub tools: Value,
     /// Other variables of the template (`chat_template_kwargs`).
     pub variables: Map<String, Value>,
+    /// Whether calls of functions were messages of their own, which become text where the template leaves calls out.
+    pub has_call_messages: bool,
 }
 
 impl Messages {
     pub(super) fn plain(messages: Vec<Value>) -> Self {
-        Self { messages, prompt: 0, left_out: Vec::new(), tools: Value::Null, variables: Map::new() }
+        let (tools, variables) = (Value::Null, Map::new());
+        Self { messages, prompt: 0, left_out: Vec::new(), tools, variables, has_call_messages: false }
     }
 
     /// Indices of the assistant's messages behind the row's `prompt`.
@@ -71,17 +76,23 @@ impl Messages {
 }
 
 impl Conversation {
-    /// Parses a row: `messages` (or `conversations`), or `prompt` and `completion`; with `tools` and
-    /// `chat_template_kwargs`. `reading_version` is that of the run.
+    /// Parses a row: `messages` (or `conversations`), `prompt` and `completion`, or the columns of Alpaca; with `tools`,
+    /// `chat_template_kwargs` and `system`. `reading_version` is that
+    /// of the run.
     pub(super) fn parse(row: &str, reading_version: u32) -> Result<Self, RowProblem> {
         let mut row: Map<String, Value> =
             serde_json::from_str(row).map_err(|error| malformed(format!("the row is no JSON object: {error}")))?;
         if has_reserved(&Value::Object(row.clone())) {
             return Err(malformed("the row contains noncharacters of Unicode (U+FDD0 to U+FDD4)"));
         }
+        let reads_other_formats = reading_version >= 2;
+        if reads_other_formats && let Some(messages) = other_formats::of_instruction(&mut row).map_err(malformed)? {
+            row.insert("messages".to_owned(), messages.into());
+        }
         let mut take = |name: &str| row.remove(name).filter(|value| !value.is_null());
+        let system = take("system").filter(|_| reads_other_formats);
         let (tools, variables) = (take("tools"), take("chat_template_kwargs"));
-        let (mut messages, prompt) = match (take("messages").or_else(|| take("conversations")), take("prompt")) {
+        let (mut messages, mut prompt) = match (take("messages").or_else(|| take("conversations")), take("prompt")) {
             (Some(messages), _) => (list("messages", messages)?, 0),
             (None, Some(prompt)) => {
                 let completion = take("completion").ok_or_else(|| malformed("there is a prompt, but no completion"))?;
@@ -102,18 +113,27 @@ impl Conversation {
             }
             (None, None) => return Err(malformed("there are no messages, and no prompt with a completion")),
         };
-        let mut left_out = Vec::new();
+        let (mut has_call_messages, mut left_out) = (false, Vec::new());
         for (index, message) in messages.iter_mut().enumerate() {
-            let checked = check_message(message, reading_version).and_then(|()| match reading_version {
-                FIRST_READING_VERSION => Ok(true),
-                _ => counts(message),
-            });
-            if !checked.map_err(|problem| malformed(format!("message {} {problem}", index + 1)))? {
+            let in_message = |problem: String| malformed(format!("message {} {problem}", index + 1));
+            if reads_other_formats {
+                has_call_messages |= other_formats::rename(message).map_err(in_message)?;
+            }
+            check_message(message, reading_version).map_err(in_message)?;
+            if reading_version > FIRST_READING_VERSION && !counts(message).map_err(in_message)? {
                 left_out.push(index);
             }
         }
+        if let Some(Value::String(system)) = system
+            && !system.trim().is_empty()
+            && messages[0]["role"] != "system"
+        {
+            messages.insert(0, json!({"role": "system", "content": system}));
+            prompt += usize::from(prompt > 0);
+            left_out.iter_mut().for_each(|index| *index += 1);
+        }
         let (tools, variables) = (parse_tools(tools)?, parse_variables(variables)?);
-        let mut conversation = Messages { messages, prompt, left_out: Vec::new(), tools, variables };
+        let mut conversation = Messages { messages, prompt, left_out: Vec::new(), tools, variables, has_call_messages };
         left_out.retain(|&index| conversation.is_assistant(index));
         conversation.left_out = left_out;
         if conversation.turns().next().is_none() {
@@ -249,7 +269,6 @@ fn parse_variables(variables: Option<Value>) -> Result<Map<String, Value>, RowPr
 #[cfg(test)]
 mod tests {
     use run_config::NEWEST_READING_VERSION;
-    use serde_json::json;
 
     use super::*;
 

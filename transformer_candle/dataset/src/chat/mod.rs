@@ -1,39 +1,44 @@
 //! Chat data: rows of conversations become token ids, with a mask of those that the loss counts.
 //!
-//! `conversation` reads and checks a row; `template` renders it with the model's chat template (`python_text`: values
-//! as Python prints them; `percent_format`: its operator `%`); `loss_spans` finds what the assistant says in it; `special_tokens` keeps the special tokens
-//! of the template apart from text that spells them.
+//! `conversation` reads and checks a row (`other_formats`: one of Alpaca or ShareGPT); `template_source` finds the chat
+//! template, and `template` renders a conversation with it (`python_text`: values as Python prints them;
+//! `percent_format`: its operator `%`); `loss_spans` finds what the assistant says in it; `special_tokens` keeps the
+//! special tokens of the template apart from text that spells them.
 
 mod conversation;
 mod loss_spans;
+mod other_formats;
 mod percent_format;
 mod python_text;
 mod special_tokens;
 mod template;
+mod template_source;
 #[cfg(test)]
 mod tests;
 
-use std::io;
-use std::path::{Path, PathBuf};
-use std::sync::{Arc, OnceLock};
+use std::collections::BTreeSet;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use chrono::NaiveDate;
-use run_config::{CHATML, DataConfig, DataFormat, FIRST_READING_VERSION, OverlongConversations, QWEN3, regular_file};
-use serde_json::{Map, Value, json};
+use run_config::{
+    DEFAULT_TEMPLATE, DataConfig, DataFormat, FIRST_READING_VERSION, NamedTemplate, OverlongConversations,
+};
+use serde_json::{Value, json};
 
 use self::conversation::{ASSISTANT, Conversation, Messages, RowProblem};
 use self::loss_spans::Rendered;
 use self::special_tokens::SpecialTokens;
 use self::template::ChatTemplate;
+use self::template_source::{Templates, find_templates};
 use crate::skipped_rows::SkipReason;
-use crate::tokenizer::{NamedToken, SpelledTokens, spelled_tokens};
-use crate::{DataError, DocumentTokens, Tokenizer};
+use crate::tokenizer::{NamedToken, SpelledTokens, TokenizerDefinition, spelled_tokens};
+use crate::{DataError, Tokenizer};
 
-const TEMPLATE_FILE: &str = "chat_template.jinja";
-const CHATML_TEMPLATE: &str = include_str!("chatml.jinja");
-const QWEN3_TEMPLATE: &str = include_str!("qwen3.jinja");
-/// The token that ends a turn in the built-in templates.
-const TURN_END: &str = "<|im_end|>";
+/// Name of the template that conversations with tools are rendered with, where there is one.
+const TOOL_TEMPLATE: &str = "tool_use";
+/// Kinds of problems of rows that are told.
+const MAX_TOLD_PROBLEMS: usize = 8;
 
 /// Settings of chat data: how conversations are rendered, and which tokens the loss counts.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -85,7 +90,9 @@ struct State {
     sequence_length: usize,
     /// The chat template; if `None`, only rows whose `prompt` and `completion` are texts can be encoded.
     template: Option<ChatTemplate>,
-    /// The template for inference, if it is another one: the model's own where that of training only adds marks.
+    /// The template of conversations with tools, where the model has one of their own.
+    tool_template: Option<ChatTemplate>,
+    /// The source of the template for inference, if it is another one than that of training.
     inference_template: Option<String>,
     special_tokens: SpecialTokens,
     /// Finds special tokens that rows spell.
@@ -101,6 +108,8 @@ struct State {
     single_turn: Option<String>,
     /// The problem of the first row that was skipped, as a sentence.
     first_problem: OnceLock<String>,
+    /// The problems that were told, without their numbers.
+    told_problems: Mutex<BTreeSet<String>>,
 }
 
 /// A conversation as token ids.
@@ -120,44 +129,40 @@ impl ConversationEncoder {
     /// Reads the template, and checks that it can be trained with.
     pub fn new(tokenizer: &Tokenizer, settings: &ChatSettings, sequence_length: usize) -> Result<Self, DataError> {
         let path = tokenizer.path();
-        let json: Value = read_json(path)?;
+        let TokenizerDefinition { json, folder, additions, .. } = tokenizer.definition()?;
         let special_tokens = SpecialTokens::from_tokenizer_json(&json);
-        let config = object(read_beside(path, "tokenizer_config.json")?);
-        let mut named_tokens = named_tokens(&object(read_beside(path, "special_tokens_map.json")?));
-        named_tokens.extend(self::named_tokens(&config));
-        let eos_name = named_tokens.iter().rev().find(|(role, _)| role == "eos_token").map(|(_, name)| name.as_str());
         let marks = tokenizer.document_tokens();
-        let eos = eos_name.and_then(|name| special_tokens.named(name)).map_or(marks.end_of_text.id, |token| token.id);
         let added_tokens = added_tokens(&json);
+        let eos = folder.with_role("eos_token").next().and_then(|name| special_tokens.named(name));
+        let eos = eos.map_or(marks.end_of_text.id, |token| token.id);
         let renamed = serde_json::to_vec(&special_tokens.renamed(json))
             .map_err(|error| error.to_string())
             .and_then(|bytes| load(&bytes))
             .map_err(|message| DataError::Tokenizer { path: path.to_owned(), message })?;
         let date = settings.date.as_deref().map(parse_date).transpose()?;
-        let own = || own_template(path, &config);
-        let source = match &settings.template {
-            None => own()?,
-            Some(name) => Some((name.clone(), named_template(name, settings, &special_tokens, marks)?)),
-        };
-        let inference_template = match &settings.template {
-            Some(name) if name.as_os_str() == QWEN3 => own()?.map(|(_, source)| source),
-            _ => None,
-        };
-        let template = match source {
-            None => None,
-            Some((origin, source)) => {
-                let tokens = special_tokens.clone();
-                let compiled = ChatTemplate::compile(origin.clone(), source, &named_tokens, tokens, date);
-                Some(compiled.map_err(|message| DataError::ChatTemplate { path: origin, message })?)
+        let Templates { default, of_tools, inference } = find_templates(settings, &folder, &special_tokens, marks)?;
+        let roles = folder.roles();
+        let compile = |NamedTemplate { origin, source, .. }: NamedTemplate| {
+            let refused = |message| DataError::ChatTemplate { path: origin.clone(), message };
+            if let Some(token) = additions.left_out.iter().find(|token| source.contains(token.as_str())) {
+                let message = format!(
+                    "it writes `{token}`, a token for which the model has no embedding: resize the model's embeddings \
+                     to its tokenizer, or name another template by --chat-template (data.chat_template)"
+                );
+                return Err(refused(message));
             }
+            ChatTemplate::compile(origin.clone(), source, &roles, special_tokens.clone(), date).map_err(refused)
         };
+        let template = default.map(compile).transpose()?;
+        let tool_template = of_tools.map(compile).transpose()?;
         let mut state = State {
             settings: settings.clone(),
             sequence_length,
             template,
-            inference_template,
-            special_tokens,
+            tool_template,
+            inference_template: inference,
             spelled: tokenizer.spelled_tokens().clone(),
+            special_tokens,
             tokenizer: renamed,
             path: path.to_owned(),
             leading_bos: marks.leading_bos(),
@@ -165,16 +170,20 @@ impl ConversationEncoder {
             end_of_turn: None,
             single_turn: None,
             first_problem: OnceLock::new(),
+            told_problems: Mutex::default(),
         };
-        state.try_template(&added_tokens)?;
+        state.try_templates(&added_tokens)?;
         Ok(Self(Arc::new(state)))
     }
 
-    /// Returns the source of the chat template for inference, to be saved with the weights; `None` if the model has
-    /// none.
-    pub fn template(&self) -> Option<&str> {
-        let own = self.0.template.as_ref().map(|template| template.source.as_str());
-        self.0.inference_template.as_deref().or(own)
+    /// Returns the names and sources of the chat templates for inference, to be saved with the weights: one named
+    /// `default`, if the model has any, and perhaps one for conversations with tools.
+    pub fn templates(&self) -> Vec<(&'static str, &str)> {
+        let mut templates = self.0.templates();
+        if let (Some((_, default)), Some(inference)) = (templates.first_mut(), &self.0.inference_template) {
+            *default = inference;
+        }
+        templates
     }
 
     /// The token with which the assistant ends its turns; `None` if no token does, or the loss does not count it.
@@ -204,7 +213,7 @@ impl ConversationEncoder {
 
     /// Fails if the model has no chat template.
     pub fn check_template(&self) -> Result<(), DataError> {
-        self.0.template().map(drop)
+        self.0.template(false).map(drop)
     }
 
     /// Encodes a conversation so far, followed by the template's generation prompt.
@@ -213,7 +222,7 @@ impl ConversationEncoder {
     /// [`DataError::NoChatTemplate`] if the model has none, [`DataError::ChatTemplate`] for messages that it refuses or
     /// that contain characters reserved for placeholders.
     pub fn encode_prompt(&self, messages: &[Value]) -> Result<Vec<u32>, DataError> {
-        let template = self.0.template()?;
+        let template = self.0.template(false)?;
         if messages.iter().any(special_tokens::has_reserved) {
             let message = "a message contains noncharacters of Unicode (U+FDD0 to U+FDD4)".to_owned();
             return Err(DataError::ChatTemplate { path: template.origin.clone(), message });
@@ -234,15 +243,14 @@ impl ConversationEncoder {
     /// Returns the settings that the data order depends on, for the fingerprint.
     pub(crate) fn identity(&self) -> Vec<String> {
         let ChatSettings { date, assistant_only_loss, overlong, reading_version, .. } = &self.0.settings;
-        let source = self.0.template.as_ref().map(|template| template.source.clone());
+        let sources: Vec<&str> = self.0.templates().into_iter().map(|(_, source)| source).collect();
         let mut identity = vec![
-            source.unwrap_or_default(),
+            sources.join("\0"),
             date.clone().unwrap_or_default(),
             assistant_only_loss.to_string(),
             format!("{overlong:?}"),
         ];
         if *reading_version != FIRST_READING_VERSION {
-            identity.push(format!("reading version {reading_version}"));
             identity.push(format!("{:?}", self.0.settings.parse_special_tokens));
         }
         identity
@@ -250,47 +258,82 @@ impl ConversationEncoder {
 
     /// Encodes a row, or returns why it is skipped.
     pub(crate) fn encode_row(&self, row: &str) -> Result<Result<EncodedConversation, SkipReason>, DataError> {
-        let state = &self.0;
-        let encoded = match Conversation::parse(row, state.settings.reading_version) {
-            Ok(conversation) => state.encode_conversation(&conversation)?,
+        let encoded = match Conversation::parse(row, self.0.settings.reading_version) {
+            Ok(conversation) => self.0.encode_conversation(&conversation)?,
             Err(problem) => Err(problem),
         };
         Ok(encoded.map_err(|RowProblem { reason, message }| {
-            if state.first_problem.set(message.clone()).is_ok() {
-                tracing::warn!("a row is skipped: {message}");
-            }
+            self.0.tell(&message);
+            let _ = self.0.first_problem.set(message);
             reason
         }))
     }
 }
 
 impl State {
-    fn template(&self) -> Result<&ChatTemplate, DataError> {
-        self.template.as_ref().ok_or_else(|| DataError::NoChatTemplate { path: self.path.clone() })
+    /// Returns the names and sources of the chat templates.
+    fn templates(&self) -> Vec<(&'static str, &str)> {
+        let named = [(DEFAULT_TEMPLATE, &self.template), (TOOL_TEMPLATE, &self.tool_template)];
+        named.into_iter().filter_map(|(name, template)| Some((name, template.as_ref()?.source.as_str()))).collect()
+    }
+
+    /// Warns of the first row with each kind of problem: what a message says without its numbers.
+    fn tell(&self, message: &str) {
+        let kind: String = message.chars().filter(|character| !character.is_ascii_digit()).collect();
+        let mut told = self.told_problems.lock().unwrap_or_else(PoisonError::into_inner);
+        if told.len() < MAX_TOLD_PROBLEMS && told.insert(kind) {
+            tracing::warn!("a row is skipped: {message}");
+        }
+    }
+
+    /// Returns the template of a conversation with or without tools.
+    fn template(&self, has_tools: bool) -> Result<&ChatTemplate, DataError> {
+        let of_tools = self.tool_template.as_ref().filter(|_| has_tools);
+        let template = of_tools.or(self.template.as_ref());
+        template.ok_or_else(|| DataError::NoChatTemplate { path: self.path.clone() })
+    }
+
+    /// Tries the templates, and finds the token with which they end a turn.
+    fn try_templates(&mut self, added_tokens: &[NamedToken]) -> Result<(), DataError> {
+        let parses_messages = self.settings.parses_messages();
+        if let Some(mut template) = self.template.take() {
+            let tried = self.try_template(&mut template, added_tokens)?;
+            (self.end_of_turn, self.single_turn) = (tried.end_of_turn, tried.single_turn);
+            template.parses_messages = parses_messages;
+            self.template = Some(template);
+        }
+        if let Some(mut template) = self.tool_template.take() {
+            // One that cannot be used without tools is judged by the rows that have some.
+            drop(self.try_template(&mut template, added_tokens));
+            template.parses_messages = parses_messages;
+            self.tool_template = Some(template);
+        }
+        Ok(())
     }
 
     /// Renders a short conversation, so that a template in which the assistant's text cannot be found is refused before
-    /// training starts. Finds its assembled special tokens and its end-of-turn token.
-    fn try_template(&mut self, added_tokens: &[NamedToken]) -> Result<(), DataError> {
-        let parses_messages = self.settings.parses_messages();
-        let Some(template) = &mut self.template else { return Ok(()) };
+    /// training starts. Finds its assembled special tokens.
+    fn try_template(
+        &self,
+        template: &mut ChatTemplate,
+        added_tokens: &[NamedToken],
+    ) -> Result<TriedTemplate, DataError> {
         let everything = !self.settings.assistant_only_loss;
         let attempt = |template: &ChatTemplate, messages: &Messages| loss_spans::render(template, messages, everything);
         let refused =
             |problem: RowProblem| DataError::ChatTemplate { path: template.origin.clone(), message: problem.message };
         let parts = |text: &str| json!([{"type": "text", "text": text}]);
         // Some templates take lists of parts only. One that takes texts is judged by them.
-        let plain = probe(&|text| text.into(), PROBE_TURNS);
+        let plain = probe(&|text| text.into(), PROBED_ANSWERS.len());
         let takes_texts = template.render(&template.prepare(&plain), plain.messages.len(), false).is_ok();
         let of_turns = |turns| if takes_texts { probe(&|text| text.into(), turns) } else { probe(&parts, turns) };
-        let mut messages = of_turns(PROBE_TURNS);
-        let rendered = match attempt(template, &messages) {
+        let (mut turns, mut single_turn) = (PROBED_ANSWERS.len(), None);
+        let rendered = match attempt(template, &of_turns(turns)) {
             Ok(rendered) => rendered,
             // Some templates, such as Qwen3's, render a turn otherwise once more follow.
             Err(problem) => match attempt(template, &of_turns(1)) {
                 Ok(rendered) => {
-                    self.single_turn = Some(problem.message);
-                    messages = of_turns(1);
+                    (turns, single_turn) = (1, Some(problem.message));
                     rendered
                 }
                 Err(_) if takes_texts => return Err(refused(problem)),
@@ -298,25 +341,30 @@ impl State {
             },
         };
         template.special_tokens.find_assembled(&rendered.text);
-        let probed = template.clone();
-        template.parses_messages = parses_messages;
-        let rendered = attempt(&probed, &messages).unwrap_or(rendered);
+        let rendered = attempt(template, &of_turns(turns)).unwrap_or(rendered);
+        let end_of_turn = self.end_of_turn(template, &rendered, PROBED_ANSWERS[turns - 1], added_tokens)?;
+        Ok(TriedTemplate { end_of_turn, single_turn })
+    }
+
+    /// Returns the token behind the last answer that the loss counts: the last special one, else the first added one.
+    fn end_of_turn(
+        &self,
+        template: &ChatTemplate,
+        rendered: &Rendered,
+        answer: &str,
+        added_tokens: &[NamedToken],
+    ) -> Result<Option<NamedToken>, DataError> {
+        let answered = rendered.text.rfind(answer).map_or(0, |start| start + answer.len());
         let encoding = self.encode(&rendered.text)?;
-        let last = messages.messages.len() / 2 - 1;
-        let said_until = rendered.text.rfind(PROBED_ANSWERS[last]).map_or(0, |at| at + PROBED_ANSWERS[last].len());
-        let counted = counted(&encoding, &rendered.counted);
-        let said = encoding.get_ids().iter().zip(encoding.get_offsets()).zip(counted);
-        let behind = said.filter(|((_, (start, _)), counted)| *counted && *start >= said_until).map(|((id, _), _)| *id);
-        let behind: Vec<u32> = behind.collect();
-        let special = |id: &u32| probed.special_tokens.with_id(*id).map(|token| (token.id, token.name.clone()));
-        let added = |id: &u32| added_tokens.iter().find(|token| token.id == *id).cloned();
-        self.end_of_turn = behind
-            .iter()
-            .rev()
-            .find_map(special)
-            .map(|(id, name)| NamedToken { id, name })
-            .or_else(|| behind.iter().find_map(added));
-        Ok(())
+        let tokens = encoding.get_ids().iter().zip(encoding.get_offsets()).zip(counted(&encoding, &rendered.counted));
+        let behind: Vec<u32> = tokens
+            .filter(|((_, (start, _)), is_counted)| *is_counted && *start >= answered)
+            .map(|((id, _), _)| *id)
+            .collect();
+        let special = behind.iter().rev().find_map(|id| template.special_tokens.with_id(*id));
+        let special = special.map(|token| NamedToken { id: token.id, name: token.name.clone() });
+        let added = || behind.iter().find_map(|id| added_tokens.iter().find(|token| token.id == *id)).cloned();
+        Ok(special.or_else(added))
     }
 
     fn encode(&self, text: &str) -> Result<tokenizers::Encoding, DataError> {
@@ -330,14 +378,16 @@ impl State {
     ) -> Result<Result<EncodedConversation, RowProblem>, DataError> {
         let everything = !self.settings.assistant_only_loss;
         let (rendered, bos, eos) = match conversation {
-            Conversation::Messages(messages) => match loss_spans::render(self.template()?, messages, everything) {
-                Ok(rendered) => (rendered, None, None),
-                Err(RowProblem { reason, message }) => {
-                    let message =
-                        format!("the chat template {} refuses it: {message}", self.template()?.origin.display());
-                    return Ok(Err(RowProblem { reason, message }));
+            Conversation::Messages(messages) => {
+                let template = self.template(!messages.tools.is_null())?;
+                match render(template, messages, everything) {
+                    Ok(rendered) => (rendered, None, None),
+                    Err(RowProblem { reason, message }) => {
+                        let message = format!("the chat template {} refuses it: {message}", template.origin.display());
+                        return Ok(Err(RowProblem { reason, message }));
+                    }
                 }
-            },
+            }
             Conversation::Completion { prompt, completion } => {
                 let parses = self.settings.parses_completions();
                 let [prompt, completion] = [prompt, completion]
@@ -394,9 +444,24 @@ impl State {
     }
 }
 
+/// Renders messages. Calls that the template leaves out are rendered as text if the row has them as messages.
+fn render(template: &ChatTemplate, messages: &Messages, everything: bool) -> Result<Rendered, RowProblem> {
+    let rendered = loss_spans::render(template, messages, everything)?;
+    if !messages.has_call_messages || other_formats::has_calls(&rendered.text, &messages.messages) {
+        return Ok(rendered);
+    }
+    let messages = Messages { messages: other_formats::calls_as_text(&messages.messages), ..messages.clone() };
+    loss_spans::render(template, &messages, everything)
+}
+
+/// What trying a template shows.
+struct TriedTemplate {
+    end_of_turn: Option<NamedToken>,
+    single_turn: Option<String>,
+}
+
 /// What the assistant says in the turns that a template is tried with.
-const PROBED_ANSWERS: [&str; PROBE_TURNS] = ["Two.", "Three."];
-const PROBE_TURNS: usize = 2;
+const PROBED_ANSWERS: [&str; 2] = ["Two.", "Three."];
 
 /// Returns a conversation of one or two turns to try a template with; `content` makes a message's content from its text.
 fn probe(content: &dyn Fn(&str) -> Value, turns: usize) -> Messages {
@@ -415,64 +480,12 @@ fn counted(encoding: &tokenizers::Encoding, spans: &[std::ops::Range<usize>]) ->
     encoding.get_offsets().iter().map(overlaps).collect()
 }
 
-/// Returns the source of a built-in template, or reads that of a file.
-fn named_template(
-    name: &Path,
-    settings: &ChatSettings,
-    special_tokens: &SpecialTokens,
-    marks: &DocumentTokens,
-) -> Result<String, DataError> {
-    let mut template = match name.to_str() {
-        Some(CHATML) => CHATML_TEMPLATE.trim_end().to_owned(),
-        Some(QWEN3) => QWEN3_TEMPLATE.trim_end().to_owned(),
-        _ => return read_template(name),
-    };
-    if special_tokens.named(TURN_END).is_none() {
-        // The end of a turn must be a token that generation can stop at.
-        template = template.replace(TURN_END, &marks.end_of_text.name);
-    }
-    let bos = marks.bos.as_ref().filter(|_| marks.starts_with_bos && settings.reading_version > FIRST_READING_VERSION);
-    if let Some(bos) = bos {
-        // As a model's own template does whose texts start with BOS.
-        let quoted = bos.name.replace('\\', "\\\\").replace('\'', "\\'");
-        template = format!("{{{{- '{quoted}' }}}}\n{template}");
-    }
-    Ok(template)
-}
-
-fn read_template(path: &Path) -> Result<String, DataError> {
-    let refused = |message: String| DataError::ChatTemplate { path: path.to_owned(), message };
-    let bytes = regular_file::read(path).map_err(|error| refused(error.to_string()))?;
-    String::from_utf8(bytes).map_err(|_| refused("it is not UTF-8".to_owned()))
-}
-
-/// Returns the file that has the tokenizer's own template, and its source; `None` if there is none.
-fn own_template(tokenizer: &Path, config: &Map<String, Value>) -> Result<Option<(PathBuf, String)>, DataError> {
-    let beside = tokenizer.with_file_name(TEMPLATE_FILE);
-    if beside.exists() {
-        let template = read_template(&beside)?;
-        return Ok(Some((beside, template)));
-    }
-    let origin = tokenizer.with_file_name("tokenizer_config.json");
-    Ok(template::of_config(config).map(|template| (origin, template.to_owned())))
-}
-
 /// Returns all added tokens of a `tokenizer.json`, special or not.
 fn added_tokens(tokenizer_json: &Value) -> Vec<NamedToken> {
     let added = tokenizer_json["added_tokens"].as_array().into_iter().flatten();
     let named = added.filter_map(|token| {
         let id = u32::try_from(token["id"].as_u64()?).ok()?;
         Some(NamedToken { id, name: token["content"].as_str()?.to_owned() })
-    });
-    named.collect()
-}
-
-/// Returns the roles, such as `bos_token`, and the tokens that a tokenizer's config file gives them.
-fn named_tokens(config: &Map<String, Value>) -> Vec<(String, String)> {
-    let tokens = config.iter().filter(|(role, _)| role.ends_with("_token"));
-    let named = tokens.filter_map(|(role, token)| {
-        let name = token.as_str().or_else(|| token["content"].as_str())?;
-        Some((role.clone(), name.to_owned()))
     });
     named.collect()
 }
@@ -489,26 +502,4 @@ fn parse_date(date: &str) -> Result<NaiveDate, DataError> {
         setting: "data.chat_template_date",
         must: "a day of the calendar, such as 2026-01-31",
     })
-}
-
-fn read_json(path: &Path) -> Result<Value, DataError> {
-    let refused = |message: String| DataError::Tokenizer { path: path.to_owned(), message };
-    let bytes = regular_file::read(path).map_err(|error| refused(error.to_string()))?;
-    serde_json::from_slice(&bytes).map_err(|error| refused(error.to_string()))
-}
-
-/// Reads a JSON file in the tokenizer's folder; null if it does not exist.
-fn read_beside(tokenizer: &Path, name: &str) -> Result<Value, DataError> {
-    let path = tokenizer.with_file_name(name);
-    match path.metadata() {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Value::Null),
-        _ => read_json(&path),
-    }
-}
-
-fn object(value: Value) -> Map<String, Value> {
-    match value {
-        Value::Object(object) => object,
-        _ => Map::new(),
-    }
 }

@@ -7,7 +7,7 @@ use chrono::NaiveDate;
 use minijinja::syntax::SyntaxConfig;
 use minijinja::value::{Serde, Value, ValueKind};
 use minijinja::{Environment, Error, ErrorKind, State};
-use serde_json::{Map, Value as Json};
+use serde_json::Value as Json;
 
 use super::conversation::Messages;
 use super::percent_format::{self, FILTER, with_percent_filter};
@@ -175,18 +175,6 @@ fn describe(error: &Error) -> String {
     let at = error.line().map_or_else(String::new, |line| format!(" (line {line})"));
     let detail = error.detail().map_or_else(|| error.kind().to_string(), str::to_owned);
     format!("{detail}{at}")
-}
-
-/// Returns the template in a `tokenizer_config.json`: its only one, else the one named `default`, else the first.
-pub(super) fn of_config(config: &Map<String, Json>) -> Option<&str> {
-    match config.get("chat_template")? {
-        Json::String(template) => Some(template),
-        Json::Array(named) => {
-            let find = |name: &str| named.iter().find(|template| template["name"] == name);
-            find("default").or_else(|| named.first())?["template"].as_str()
-        }
-        _ => None,
-    }
 }
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
 use std::fs;
 use std::path::Path;
 
-use run_config::NEWEST_READING_VERSION;
+use run_config::{CHATML, NEWEST_READING_VERSION, QWEN3};
 use serde_json::json;
 use tempfile::TempDir;
 
@@ -34,7 +34,7 @@ fn model(template: Option<&str>) -> Model {
     let config = json!({"bos_token": "<|endoftext|>", "eos_token": {"content": "<|im_end|>"}});
     fs::write(folder.path().join("tokenizer_config.json"), config.to_string()).unwrap();
     if let Some(template) = template {
-        fs::write(folder.path().join(TEMPLATE_FILE), template).unwrap();
+        fs::write(folder.path().join(run_config::CHAT_TEMPLATE), template).unwrap();
     }
     let tokenizer = Tokenizer::load(&folder.path().join("tokenizer.json"), &[]).unwrap();
     Model { folder, tokenizer }
@@ -243,6 +243,35 @@ fn the_template_of_the_configuration_is_read() {
 }
 
 #[test]
+fn conversations_with_tools_take_their_own_template() {
+    let model = model(None);
+    let of_tools = format!("{{{{ tools | length }}}} tools\n{PLAIN}");
+    let named = json!([{"name": "default", "template": PLAIN}, {"name": "tool_use", "template": of_tools}]);
+    let config = json!({"chat_template": named}).to_string();
+    fs::write(model.folder.path().join("tokenizer_config.json"), config).unwrap();
+    let mut row = dialogue();
+    assert_eq!(model.encoded(&row), EXPECTED);
+    row["tools"] = json!([{"type": "function"}]);
+    assert_eq!(model.encoded(&row), format!("1 tools\n{EXPECTED}"));
+    let templates = model.usual().templates().into_iter().map(|(name, _)| name).collect::<Vec<_>>();
+    assert_eq!(templates, ["default", "tool_use"]);
+    let named = ChatSettings { template: Some("chatml".into()), ..settings() };
+    assert_eq!(model.encoder(&named).unwrap().templates().len(), 1, "a template that is named is the only one");
+}
+
+#[test]
+fn a_template_with_a_token_that_has_no_embedding_is_refused() {
+    let model = model(Some(&PLAIN.replace("<|im_end|>", "<|turn_end|>")));
+    for (name, content) in
+        [("added_tokens.json", json!({"<|turn_end|>": 266})), ("config.json", json!({"vocab_size": 266}))]
+    {
+        fs::write(model.folder.path().join(name), content.to_string()).unwrap();
+    }
+    let error = model.encoder(&settings()).err().unwrap().to_string();
+    assert!(error.contains("`<|turn_end|>`, a token for which the model has no embedding"), "{error}");
+}
+
+#[test]
 fn the_date_is_pinned() {
     let model = model(Some(&format!("{{{{ strftime_now('%d %b %Y') }}}}{PLAIN}")));
     let encoder = model.encoder(&ChatSettings { date: Some("2026-01-31".to_owned()), ..settings() }).unwrap();
@@ -284,7 +313,7 @@ fn qwen3_keeps_the_thought_of_every_turn() {
     let expected = "<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\n[<think>\nw\n</think>\n\nb<|im_end|>\n]\
                     <|im_start|>user\nc<|im_end|>\n<|im_start|>assistant\n[<think>\nhm\n</think>\n\nd<|im_end|>\n]";
     assert_eq!(model.shown(&encoded), expected);
-    assert_eq!(encoder.template(), Some(FORGETFUL), "the model's own template is saved for inference");
+    assert_eq!(encoder.templates(), [("default", FORGETFUL)], "the model's own template is saved for inference");
     assert_eq!(encoder.end_of_turn().unwrap().name, "<|im_end|>");
 }
 
@@ -370,4 +399,12 @@ fn chatml_starts_with_bos_where_documents_do() {
         encoder.encode_row(&dialogue().to_string()).unwrap().unwrap().ids[0]
     };
     assert_eq!((first(NEWEST_READING_VERSION), first(1)), (264, 262));
+}
+
+#[test]
+fn calls_that_a_template_leaves_out_become_text() {
+    let call = r#"{"name": "get", "arguments": {}}"#;
+    let turns = json!([{"from": "human", "value": "a"}, {"from": "function_call", "value": call}, {"from": "gpt", "value": "b"}]);
+    let encoded = model(Some(PLAIN)).encoded(&json!({"conversations": turns}));
+    assert!(encoded.contains("[<tool_call>\n{") && encoded.contains("}\n</tool_call><|im_end|>\n]"), "{encoded}");
 }

@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use super::{Columns, Field, Format, Row, ShardReader};
+use super::{Field, Format, ReadingRules, Row, ShardReader};
 use crate::DataError;
 use crate::byte_source::ByteSource;
 use crate::cancel::CancelToken;
@@ -16,7 +16,7 @@ const MAX_READS: u32 = 4;
 pub(super) struct CorruptionRetry {
     format: Format,
     source: Arc<dyn ByteSource>,
-    columns: Columns,
+    rules: ReadingRules,
     cancel: CancelToken,
     file: Box<dyn ShardReader>,
     /// The position of the reader: the next row of a row group.
@@ -28,22 +28,21 @@ impl CorruptionRetry {
     pub(super) fn open(
         format: Format,
         source: Arc<dyn ByteSource>,
-        columns: &Columns,
+        rules: &ReadingRules,
         cancel: &CancelToken,
     ) -> Result<Self, DataError> {
-        let file =
-            retry_on_corruption(source.as_ref(), || format.open_unretried(Arc::clone(&source), columns, cancel))?;
-        let (columns, cancel) = (columns.clone(), cancel.clone());
-        Ok(Self { format, source, columns, cancel, file, row_group: 0, row: 0 })
+        let file = retry_on_corruption(source.as_ref(), || format.open_unretried(Arc::clone(&source), rules, cancel))?;
+        let (rules, cancel) = (rules.clone(), cancel.clone());
+        Ok(Self { format, source, rules, cancel, file, row_group: 0, row: 0 })
     }
 
     /// Calls `read` with the reader; after corrupted data, again with a new reader at the current position.
     fn with_retry<T>(&mut self, read: impl Fn(&mut dyn ShardReader) -> Result<T, DataError>) -> Result<T, DataError> {
-        let Self { format, source, columns, cancel, file, row_group, row } = self;
+        let Self { format, source, rules, cancel, file, row_group, row } = self;
         let mut retrying = false;
         retry_on_corruption(source.as_ref(), || {
             if retrying {
-                *file = format.open_unretried(Arc::clone(source), columns, cancel)?;
+                *file = format.open_unretried(Arc::clone(source), rules, cancel)?;
                 file.seek(*row_group, *row)?;
             }
             retrying = true;
@@ -166,16 +165,25 @@ mod tests {
     fn pages_with_a_flipped_byte_are_read_again() {
         let whole = flipped(middle, 0, 0);
         all_rows(
-            &mut CorruptionRetry::open(Format::Parquet, Arc::clone(&whole) as _, &Columns::text(), &CancelToken::new())
-                .unwrap(),
+            &mut CorruptionRetry::open(
+                Format::Parquet,
+                Arc::clone(&whole) as _,
+                &ReadingRules::text(),
+                &CancelToken::new(),
+            )
+            .unwrap(),
         );
         let reads = whole.reads.load(Ordering::Relaxed);
         assert!(reads > 10);
         for from in 1..reads {
             let source = flipped(middle, from, 1);
-            let mut file =
-                CorruptionRetry::open(Format::Parquet, Arc::clone(&source) as _, &Columns::text(), &CancelToken::new())
-                    .unwrap();
+            let mut file = CorruptionRetry::open(
+                Format::Parquet,
+                Arc::clone(&source) as _,
+                &ReadingRules::text(),
+                &CancelToken::new(),
+            )
+            .unwrap();
             assert_eq!(texts(&all_rows(&mut file)), documents(), "read {from}");
             assert_eq!(source.invalidated.load(Ordering::Relaxed), 1, "read {from}");
         }
@@ -184,9 +192,13 @@ mod tests {
     #[test]
     fn corrupted_footers_are_read_again() {
         let source = flipped(|length| length - 6, 0, 1);
-        let mut file =
-            CorruptionRetry::open(Format::Parquet, Arc::clone(&source) as _, &Columns::text(), &CancelToken::new())
-                .unwrap();
+        let mut file = CorruptionRetry::open(
+            Format::Parquet,
+            Arc::clone(&source) as _,
+            &ReadingRules::text(),
+            &CancelToken::new(),
+        )
+        .unwrap();
         assert_eq!(source.invalidated.load(Ordering::Relaxed), 1);
         file.seek(2, 50).unwrap();
         assert_eq!(rest_of_group(&mut file).len(), 50);
@@ -195,9 +207,13 @@ mod tests {
     #[test]
     fn persistent_corruption_is_an_error() {
         let source = flipped(middle, 1, u32::MAX - 1);
-        let mut file =
-            CorruptionRetry::open(Format::Parquet, Arc::clone(&source) as _, &Columns::text(), &CancelToken::new())
-                .unwrap();
+        let mut file = CorruptionRetry::open(
+            Format::Parquet,
+            Arc::clone(&source) as _,
+            &ReadingRules::text(),
+            &CancelToken::new(),
+        )
+        .unwrap();
         let error = file.seek(0, 0).and_then(|_| file.next_row()).unwrap_err();
         assert!(matches!(error, DataError::Format { .. }), "{error}");
         assert_eq!(source.invalidated.load(Ordering::Relaxed), 3);

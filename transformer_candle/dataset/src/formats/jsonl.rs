@@ -4,39 +4,32 @@
 //! group `k` is the lines that start in bytes `k * size .. (k + 1) * size`, with `size` a 256th of the file but at
 //! least 64 KiB and at most 4 MiB (about 1000 lines of web text).
 
-use std::collections::BTreeMap;
-use std::fmt;
 use std::io::{self, BufRead, Read};
 use std::sync::Arc;
 
-use serde::de::{DeserializeSeed, Deserializer, Error, IgnoredAny, MapAccess, Visitor};
-use serde_json::Value;
-
-use super::{BYTE_ORDER_MARK, Columns, Field, MAX_DOCUMENT_BYTES, Row, ShardReader};
+use super::json_row::JsonText;
+use super::{BYTE_ORDER_MARK, Field, MAX_DOCUMENT_BYTES, ReadingRules, Row, ShardReader};
 use crate::DataError;
 use crate::byte_source::{ByteSource, RangeReader};
-use crate::skipped_rows::SkipReason;
 
 /// Maximum length of a line: the text, escaped, and the other fields.
-const MAX_LINE_BYTES: u64 = 4 * MAX_DOCUMENT_BYTES as u64;
+pub(super) const MAX_LINE_BYTES: u64 = 4 * MAX_DOCUMENT_BYTES as u64;
 /// Rows that are read to list the fields.
-const FIELD_SAMPLE_ROWS: usize = 8;
+pub(super) const FIELD_SAMPLE_ROWS: usize = 8;
 
 pub(crate) struct JsonlFile {
     source: Arc<dyn ByteSource>,
-    columns: Columns,
+    rules: ReadingRules,
     row_group_bytes: u64,
     reader: RangeReader,
     row_group_end: u64,
 }
 
 impl JsonlFile {
-    pub(crate) fn open(source: Arc<dyn ByteSource>, columns: &Columns) -> Result<Self, DataError> {
-        let mut start = RangeReader::new(Arc::clone(&source), 0, 4096);
-        reject_array(source.name(), start.fill_buf().map_err(|error| DataError::from_decoder(source.name(), error))?)?;
+    pub(crate) fn open(source: Arc<dyn ByteSource>, rules: &ReadingRules) -> Self {
         let row_group_bytes = (source.length() / 256).clamp(64 << 10, 4 << 20);
         let reader = RangeReader::new(Arc::clone(&source), 0, 0);
-        Ok(Self { source, columns: columns.clone(), row_group_bytes, reader, row_group_end: 0 })
+        Self { source, rules: rules.clone(), row_group_bytes, reader, row_group_end: 0 }
     }
 
     fn decoder_error(&self, error: io::Error) -> DataError {
@@ -74,7 +67,7 @@ impl ShardReader for JsonlFile {
             match read_line(&mut self.reader).map_err(|error| self.decoder_error(error))? {
                 None => return Ok(None),
                 Some(line) => {
-                    if let Some(row) = line.row(&self.columns) {
+                    if let Some(row) = line.row(&self.rules) {
                         return Ok(Some(row));
                     }
                 }
@@ -85,52 +78,24 @@ impl ShardReader for JsonlFile {
 
     fn fields(&mut self) -> Result<Vec<Field>, DataError> {
         let mut start = RangeReader::new(Arc::clone(&self.source), 0, u64::MAX);
-        read_fields(&mut start).map_err(|error| self.decoder_error(error))
-    }
-}
-
-/// The fields of the first objects, in order of appearance.
-pub(super) fn read_fields(reader: &mut impl BufRead) -> io::Result<Vec<Field>> {
-    let mut fields: Vec<Field> = Vec::new();
-    for _ in 0..FIELD_SAMPLE_ROWS {
-        let Some(line) = read_line(reader)? else { break };
-        let object = line.text().and_then(|line| serde_json::from_str::<serde_json::Map<String, Value>>(line).ok());
-        for (name, value) in object.into_iter().flatten() {
-            let non_string_type = match value {
-                Value::String(_) => None,
-                Value::Null => Some("null"),
-                Value::Bool(_) => Some("booleans"),
-                Value::Number(_) => Some("numbers"),
-                Value::Array(_) => Some("lists"),
-                Value::Object(_) => Some("objects"),
-            };
-            match fields.iter_mut().find(|field| field.name == name) {
-                Some(known) => known.non_string_type = known.non_string_type.and(non_string_type),
-                None => fields.push(Field { name, non_string_type }),
-            }
+        let mut fields = Vec::new();
+        for _ in 0..FIELD_SAMPLE_ROWS {
+            let line = read_line(&mut start).map_err(|error| self.decoder_error(error))?;
+            let Some(line) = line else { break };
+            line.list_fields(&mut fields);
         }
+        Ok(fields)
     }
-    Ok(fields)
 }
 
-/// Rejects a `.json` file with one array, which could only be read as a whole; it must hold JSON Lines.
-pub(super) fn reject_array(file: &str, start: &[u8]) -> Result<(), DataError> {
+/// Whether a file is a JSON array, by its first bytes.
+pub(super) fn is_array(start: &[u8]) -> bool {
     let start = start.strip_prefix(BYTE_ORDER_MARK).unwrap_or(start);
-    if start.iter().find(|byte| !byte.is_ascii_whitespace()) == Some(&b'[') {
-        let message = "it is one JSON array; write one JSON object per line (JSON Lines) instead".to_owned();
-        return Err(DataError::Format { file: file.to_owned(), message });
-    }
-    Ok(())
-}
-
-/// A line without its line end, up to the maximum length.
-pub(super) struct Line {
-    bytes: Vec<u8>,
-    too_long: bool,
+    start.iter().find(|byte| !byte.is_ascii_whitespace()) == Some(&b'[')
 }
 
 /// Reads the next line; `None` at the end of the file. A line of more than [`MAX_LINE_BYTES`] is skipped to its end.
-pub(super) fn read_line(reader: &mut impl BufRead) -> io::Result<Option<Line>> {
+pub(super) fn read_line(reader: &mut impl BufRead) -> io::Result<Option<JsonText>> {
     let mut bytes = Vec::new();
     if reader.by_ref().take(MAX_LINE_BYTES + 1).read_until(b'\n', &mut bytes)? == 0 {
         return Ok(None);
@@ -141,85 +106,7 @@ pub(super) fn read_line(reader: &mut impl BufRead) -> io::Result<Option<Line>> {
         reader.skip_until(b'\n')?;
         bytes.clear();
     }
-    Ok(Some(Line { bytes, too_long }))
-}
-
-impl Line {
-    /// Returns the text without the byte order mark that the first line of a file may have, as may others of
-    /// concatenated files; `None` if it is not UTF-8.
-    fn text(&self) -> Option<&str> {
-        str::from_utf8(self.bytes.strip_prefix(BYTE_ORDER_MARK).unwrap_or(&self.bytes)).ok()
-    }
-
-    /// Returns the row of this line; `None` if the line is blank.
-    pub(super) fn row(self, columns: &Columns) -> Option<Row> {
-        if self.too_long {
-            return Some(Row::Skipped(SkipReason::TooLong));
-        }
-        let Some(line) = self.text() else {
-            return Some(Row::Skipped(SkipReason::NotUtf8));
-        };
-        if line.trim().is_empty() {
-            return None;
-        }
-        let text = match columns {
-            Columns::Text(name) => string_field(line, name),
-            Columns::Conversation => is_object(line).map(|()| Some(line.to_owned())),
-        };
-        Some(match text {
-            Ok(Some(text)) => Row::from_bytes(text.into_bytes(), true),
-            Ok(None) => Row::Skipped(SkipReason::Null),
-            Err(_) => Row::Skipped(SkipReason::Malformed),
-        })
-    }
-}
-
-/// Fails unless the line is a JSON object.
-fn is_object(line: &str) -> serde_json::Result<()> {
-    serde_json::from_str::<BTreeMap<String, Value>>(line).map(drop)
-}
-
-/// Returns the string in a field of a JSON object; `None` if it is null or missing.
-fn string_field(line: &str, name: &str) -> serde_json::Result<Option<String>> {
-    let mut deserializer = serde_json::Deserializer::from_str(line);
-    let text = StringField { name }.deserialize(&mut deserializer)?;
-    deserializer.end().map(|()| text)
-}
-
-/// Deserializes one field of a JSON object, a string or null, and ignores the others.
-struct StringField<'a> {
-    name: &'a str,
-}
-
-impl<'de> DeserializeSeed<'de> for StringField<'_> {
-    type Value = Option<String>;
-
-    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Self::Value, D::Error> {
-        deserializer.deserialize_map(self)
-    }
-}
-
-impl<'de> Visitor<'de> for StringField<'_> {
-    type Value = Option<String>;
-
-    fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(formatter, "an object with a string `{}`", self.name)
-    }
-
-    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
-        let mut text = None;
-        let mut found = false;
-        while let Some(key) = map.next_key::<std::borrow::Cow<'de, str>>()? {
-            if key != self.name {
-                map.next_value::<IgnoredAny>()?;
-            } else if std::mem::replace(&mut found, true) {
-                return Err(A::Error::custom("the text field appears twice"));
-            } else {
-                text = map.next_value()?;
-            }
-        }
-        Ok(text)
-    }
+    Ok(Some(JsonText { bytes, too_long }))
 }
 
 #[cfg(test)]
@@ -227,10 +114,11 @@ mod tests {
     use super::super::testing::{all_rows, rest_of_group, texts};
     use super::*;
     use crate::byte_source::testing::MemoryFile;
+    use crate::skipped_rows::SkipReason;
     use crate::skipped_rows::SkipReason::{Empty, Malformed, NotUtf8, Null};
 
     fn open(text: &str) -> JsonlFile {
-        JsonlFile::open(MemoryFile::new(text.to_owned(), 1000), &Columns::text()).unwrap()
+        JsonlFile::open(MemoryFile::new(text.to_owned(), 1000), &ReadingRules::text())
     }
 
     #[test]
@@ -273,7 +161,7 @@ mod tests {
 "#
         .to_vec();
         bytes.extend_from_slice(b"{\"text\": \"\xff\"}\n  \r\n{\"te\\u0078t\": \"l\\u00e4st\"}");
-        let mut file = JsonlFile::open(MemoryFile::new(bytes, 1 << 20), &Columns::text()).unwrap();
+        let mut file = JsonlFile::open(MemoryFile::new(bytes, 1 << 20), &ReadingRules::text());
         let rows = all_rows(&mut file);
         let skipped: Vec<_> = rows[0]
             .iter()
@@ -290,7 +178,6 @@ mod tests {
     fn byte_order_marks_are_ignored() {
         let text = "\u{feff}{\"text\": \"a\"}\n{\"text\": \"b\"}\n\u{feff}{\"text\": \"\u{feff}c\"}\n";
         assert_eq!(texts(&all_rows(&mut open(text))), ["a", "b", "\u{feff}c"]);
-        assert!(JsonlFile::open(MemoryFile::new("\u{feff}[{}]", 100), &Columns::text()).is_err());
     }
 
     #[test]
@@ -308,17 +195,10 @@ mod tests {
             "a".repeat(MAX_LINE_BYTES as usize),
             "b".repeat(MAX_DOCUMENT_BYTES + 1)
         );
-        let mut file = JsonlFile::open(MemoryFile::new(text, 8 << 20), &Columns::text()).unwrap();
+        let mut file = JsonlFile::open(MemoryFile::new(text, 8 << 20), &ReadingRules::text());
         let rows = all_rows(&mut file);
         let flat: Vec<_> = rows.into_iter().flatten().collect();
         assert_eq!(flat[..2], [Row::Skipped(SkipReason::TooLong), Row::Skipped(SkipReason::TooLong)]);
         assert_eq!(texts(&[flat]), ["next"]);
-    }
-
-    #[test]
-    fn a_single_json_array_is_rejected() {
-        let source = MemoryFile::new("\n [{\"text\": \"a\"}]", 100);
-        let error = JsonlFile::open(source, &Columns::text()).err().unwrap();
-        assert!(error.to_string().contains("JSON Lines"), "{error}");
     }
 }

@@ -1,27 +1,44 @@
 //! File formats: each reads a shard as row groups of documents. One file per format; this one defines what they share.
 //!
 //! A *row group* is what can be read on its own: the unit that is permuted, held out and resumed at. It is a row group
-//! of a Parquet file, a byte range of a JSON Lines file, 256 lines of a compressed one, or a chunk of a text file. A
+//! of a Parquet file, a byte range of a JSON Lines file, 256 rows of a compressed one or of a JSON array, or a chunk of a
+//! text file. A
 //! *row* is a position in a row group whether it holds a usable document or not, so that positions do not depend on
 //! what is skipped.
 
 mod columns;
 mod corruption_retry;
+mod decompression;
+mod json_array;
+mod json_row;
+mod json_stream;
 mod jsonl;
-mod jsonl_compressed;
 mod open;
 mod parquet;
 #[cfg(test)]
 pub(crate) mod parquet_fixture;
 mod parquet_rows;
+mod recognition;
 mod text;
 
-pub(crate) use self::columns::{Columns, has_conversations};
+use std::path::Path;
+
+pub(crate) use self::columns::{Columns, ReadingRules};
+pub(crate) use self::text::count_separators;
 use crate::DataError;
 use crate::skipped_rows::SkipReason;
 
 /// Maximum length of a text. Longer ones are skipped: one broken line must not become a window of its own.
 pub(crate) const MAX_DOCUMENT_BYTES: usize = 16 << 20;
+
+/// Extensions of texts that a folder may have beside its data: documents, source code and configuration.
+const TEXT_EXTENSIONS: [&str; 67] = [
+    "text", "md", "markdown", "mdx", "rst", "adoc", "org", "tex", "html", "htm", "css", "scss", "xml", "yaml", "yml",
+    "toml", "ini", "cfg", "py", "pyi", "ipynb", "rs", "c", "h", "cc", "cpp", "cxx", "hh", "hpp", "hxx", "cu", "cuh",
+    "m", "mm", "java", "kt", "kts", "scala", "groovy", "cs", "fs", "vb", "go", "js", "mjs", "cjs", "jsx", "ts", "tsx",
+    "vue", "rb", "php", "pl", "pm", "r", "jl", "lua", "swift", "dart", "hs", "ml", "ex", "exs", "clj", "sh", "bash",
+    "sql",
+];
 
 /// The mark that some editors put before UTF-8 text; not part of a document.
 const BYTE_ORDER_MARK: &[u8] = "\u{feff}".as_bytes();
@@ -124,6 +141,17 @@ impl Format {
             ("jsonl" | "ndjson" | "json", compression) => Some(Self::Jsonl(compression)),
             _ => None,
         }
+    }
+
+    /// The format of a file by its name.
+    pub(crate) fn from_path(path: &Path) -> Option<Self> {
+        Self::from_name(&path.file_name()?.to_string_lossy())
+    }
+
+    /// The format of a file that is read only if it is asked for: Markdown and source code are texts.
+    pub(crate) fn of_named_text(path: &Path) -> Option<Self> {
+        let extension = path.extension()?.to_string_lossy().to_ascii_lowercase();
+        TEXT_EXTENSIONS.contains(&extension.as_str()).then_some(Self::Text)
     }
 
     /// Returns the format without its compression, which is the same for all shards of a data set.

@@ -9,7 +9,7 @@ use std::io::Read;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use bytes::{Buf, Bytes};
-use parquet::basic::Type as PhysicalType;
+use parquet::basic::{LogicalType, Type as PhysicalType};
 use parquet::column::reader::ColumnReaderImpl;
 use parquet::data_type::{ByteArray, ByteArrayType};
 use parquet::errors::ParquetError;
@@ -36,6 +36,8 @@ const PAGE_HEADER_BYTES: u64 = 4096;
 pub(crate) struct ParquetFile {
     source: Arc<dyn ByteSource>,
     column: ColumnDescPtr,
+    /// Whether the column has the type null, which is what pandas writes for a column without a value.
+    all_null: bool,
     row_groups: Vec<RowGroup>,
     open: Option<OpenRowGroup>,
 }
@@ -46,7 +48,8 @@ struct RowGroup {
 }
 
 struct OpenRowGroup {
-    reader: ColumnReaderImpl<ByteArrayType>,
+    /// `None` if the column has the type null.
+    reader: Option<ColumnReaderImpl<ByteArrayType>>,
     rows_left: u64,
     rows_per_batch: u64,
     decoded: VecDeque<Row>,
@@ -62,13 +65,18 @@ impl ParquetFile {
             Ok(RowGroup { rows: row_group.num_rows() as u64, chunk: chunk.clone() })
         });
         let row_groups = row_groups.collect::<Result<_, _>>()?;
-        Ok(Self { source, column, row_groups, open: None })
+        let all_null = is_null(&column);
+        Ok(Self { source, column, all_null, row_groups, open: None })
     }
 
     fn open_row_group(&self, row_group: &RowGroup) -> Result<OpenRowGroup, ParquetError> {
-        let bytes = ChunkBytes::new(Arc::clone(&self.source), &row_group.chunk);
-        let pages = SerializedPageReader::new(Arc::new(bytes), &row_group.chunk, row_group.rows as usize, None)?;
-        let reader = ColumnReaderImpl::new(Arc::clone(&self.column), Box::new(pages));
+        let reader = if self.all_null {
+            None
+        } else {
+            let bytes = ChunkBytes::new(Arc::clone(&self.source), &row_group.chunk);
+            let pages = SerializedPageReader::new(Arc::new(bytes), &row_group.chunk, row_group.rows as usize, None)?;
+            Some(ColumnReaderImpl::new(Arc::clone(&self.column), Box::new(pages)))
+        };
         Ok(OpenRowGroup {
             reader,
             rows_left: row_group.rows,
@@ -95,7 +103,9 @@ impl ShardReader for ParquetFile {
         let row = row.min(row_group.rows);
         let mut open = self.open_row_group(row_group).map_err(|error| self.decoder_error(error))?;
         if row > 0 {
-            open.reader.skip_records(row as usize).map_err(|error| self.decoder_error(error))?;
+            if let Some(reader) = &mut open.reader {
+                reader.skip_records(row as usize).map_err(|error| self.decoder_error(error))?;
+            }
             open.rows_left -= row;
         }
         self.open = Some(open);
@@ -127,7 +137,12 @@ impl OpenRowGroup {
         let mut levels: Vec<i16> = Vec::new();
         let mut values: Vec<ByteArray> = Vec::new();
         let wanted = self.rows_per_batch.min(self.rows_left) as usize;
-        let (rows, _, _) = self.reader.read_records(wanted, Some(&mut levels), None, &mut values)?;
+        let Some(reader) = &mut self.reader else {
+            self.rows_left -= wanted as u64;
+            self.decoded.extend((0..wanted).map(|_| Row::Skipped(SkipReason::Null)));
+            return Ok(());
+        };
+        let (rows, _, _) = reader.read_records(wanted, Some(&mut levels), None, &mut values)?;
         self.rows_left -= rows as u64;
         let mut values = values.into_iter();
         for row in 0..rows {
@@ -203,10 +218,17 @@ fn find_column(metadata: &ParquetMetaData, file: &str, text_column: &str) -> Res
         .enumerate()
         .filter(|(_, column)| column.physical_type() == PhysicalType::BYTE_ARRAY && column.max_rep_level() == 0)
         .collect();
-    if let Some(&(index, column)) = texts.iter().find(|(_, column)| column.path().parts() == [text_column]) {
+    let nulls =
+        schema.columns().iter().enumerate().filter(|(_, column)| is_null(column) && column.max_rep_level() == 0);
+    // The path of a field of a struct is `column.field`.
+    let path = |column: &ColumnDescPtr| column.path().string() == text_column;
+    let found = texts.iter().copied().chain(nulls).find(|(_, column)| path(column));
+    if let Some((index, column)) = found {
         return Ok((index, Arc::clone(column)));
     }
-    let named = schema.columns().iter().find(|column| column.path().parts()[0] == text_column);
+    let is_below = |rest: &str| rest.is_empty() || rest.starts_with('.');
+    let named =
+        schema.columns().iter().find(|column| column.path().string().strip_prefix(text_column).is_some_and(is_below));
     Err(DataError::MissingColumn(MissingColumn {
         file: file.to_owned(),
         column: text_column.to_owned(),
@@ -215,10 +237,17 @@ fn find_column(metadata: &ParquetMetaData, file: &str, text_column: &str) -> Res
     }))
 }
 
+/// Whether a column has the type null.
+fn is_null(column: &ColumnDescPtr) -> bool {
+    matches!(column.logical_type_ref(), Some(LogicalType::Unknown))
+}
+
 /// Describes the type of a column that does not hold strings, in words.
 fn describe_type(column: &ColumnDescPtr) -> &'static str {
     match column.physical_type() {
-        _ if column.path().parts().len() > 1 => "lists or groups",
+        _ if column.max_rep_level() > 0 => "lists",
+        _ if column.path().parts().len() > 1 => "objects (a struct)",
+        _ if is_null(column) => "null",
         PhysicalType::BOOLEAN => "booleans",
         PhysicalType::INT32 | PhysicalType::INT64 | PhysicalType::INT96 => "integers",
         PhysicalType::FLOAT | PhysicalType::DOUBLE => "numbers",

@@ -17,9 +17,8 @@ use parquet::record::{Field as Value, Row as Record};
 use parquet::schema::types::{SchemaDescPtr, SchemaDescriptor, Type};
 use serde_json::{Map, Value as Json, json};
 
-use super::columns::{CONVERSATION_COLUMNS, has_conversations};
 use super::parquet::{ChunkBytes, check_bounds, read_footer};
-use super::{Row, ShardReader};
+use super::{ReadingRules, Row, ShardReader};
 use crate::DataError;
 use crate::byte_source::ByteSource;
 
@@ -35,19 +34,20 @@ pub(crate) struct ParquetConversations {
 }
 
 impl ParquetConversations {
-    pub(crate) fn open(source: Arc<dyn ByteSource>) -> Result<Self, DataError> {
+    pub(crate) fn open(source: Arc<dyn ByteSource>, rules: &ReadingRules) -> Result<Self, DataError> {
         let metadata = read_footer(source.as_ref())?;
         let root = metadata.file_metadata().schema_descr().root_schema();
         let names: Vec<&str> = root.get_fields().iter().map(|field| field.name()).collect();
-        if !has_conversations(&names) {
+        if !rules.has_conversations(&names) {
             let columns = names.into_iter().map(str::to_owned).collect();
             return Err(DataError::NoConversations { file: source.name().to_owned(), columns });
         }
-        let read = root.get_fields().iter().filter(|field| CONVERSATION_COLUMNS.contains(&field.name()));
+        let read = root.get_fields().iter().filter(|field| rules.is_conversation_column(field.name()));
         let schema = Type::group_type_builder(root.name()).with_fields(read.cloned().collect()).build();
         let schema = schema.map_err(|error| DataError::from_decoder(source.name(), error))?;
         let schema = Arc::new(SchemaDescriptor::new(Arc::new(schema)));
         for row_group in metadata.row_groups() {
+            let is_read = |path: &[String]| path.first().is_some_and(|name| rules.is_conversation_column(name));
             let mut read = row_group.columns().iter().filter(|chunk| is_read(chunk.column_path().parts()));
             read.try_for_each(|chunk| check_bounds(source.as_ref(), row_group, chunk))?;
         }
@@ -58,10 +58,6 @@ impl ParquetConversations {
         let row_group = OpenRowGroup { source: &self.source, metadata: self.metadata.row_group(index) };
         TreeBuilder::new().with_batch_size(BATCH_ROWS).as_iter(Arc::clone(&self.schema), &row_group)
     }
-}
-
-fn is_read(path: &[String]) -> bool {
-    path.first().is_some_and(|name| CONVERSATION_COLUMNS.contains(&name.as_str()))
 }
 
 impl ShardReader for ParquetConversations {

@@ -1,11 +1,20 @@
-//! A text file is one document, divided into chunks that can be read independently.
+//! A text file is one document, or several with `<|endoftext|>` between them, divided into chunks that can be read
+//! independently.
 //!
 //! Boundaries are near multiples of 32 KiB: each is the start of the last line that starts in the 32 KiB before the
-//! multiple or, if no line starts there, the multiple itself (moved back to the start of a character). So a chunk has
-//! at most 64 KiB, chunk `k` of a file of any size is found by reading 64 KiB, and the concatenated chunks are the file
-//! without its byte order mark.
+//! multiple or, if no line starts there, the multiple itself (moved back to the start of a character or a separator).
+//! So a chunk has at most 64 KiB, chunk `k` of a file of any size is found by reading 64 KiB, and the concatenated
+//! chunks are the file without its byte order mark.
+//!
+//! Since reading version 2, `<|endoftext|>` separates documents, as in the text files of GPT-2 and TinyStories. A chunk
+//! has a row for each document in it, without the line ends beside separators; blank documents are left out. Both
+//! chunks at a boundary find a separator beside it, at most [`VICINITY`] bytes away, and so agree on whether a document
+//! crosses it.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
+
+use bytes::Bytes;
 
 use super::{BYTE_ORDER_MARK, Row, ShardReader};
 use crate::DataError;
@@ -13,33 +22,57 @@ use crate::byte_source::ByteSource;
 
 /// Distance of the multiples near which a text is divided.
 const CHUNK_STRIDE: u64 = 32 << 10;
+/// What separates documents.
+const SEPARATOR: &str = "<|endoftext|>";
+/// Bytes before a boundary, and after its multiple, in which a separator is looked for.
+const VICINITY: usize = 64;
 
 pub(crate) struct TextFile {
     source: Arc<dyn ByteSource>,
+    /// Whether separators end documents.
+    has_separators: bool,
     chunk: u64,
-    consumed: bool,
+    /// The remaining rows of the chunk; `None` before it is read.
+    rows: Option<VecDeque<Row>>,
+    /// Rows to skip once the chunk is read.
+    skip: u64,
 }
 
 impl TextFile {
-    pub(crate) fn open(source: Arc<dyn ByteSource>) -> Self {
-        Self { source, chunk: 0, consumed: true }
+    pub(crate) fn open(source: Arc<dyn ByteSource>, reading_version: u32) -> Self {
+        Self { source, has_separators: reading_version >= 2, chunk: 0, rows: Some(VecDeque::new()), skip: 0 }
     }
 
     fn chunks(&self) -> u64 {
         self.source.length().div_ceil(CHUNK_STRIDE)
     }
 
-    fn read_chunk(&self, chunk: u64) -> Result<Row, DataError> {
-        let window_start = chunk.saturating_sub(1) * CHUNK_STRIDE;
-        let window_end = ((chunk + 1) * CHUNK_STRIDE).min(self.source.length());
-        let window = self.source.read(window_start, (window_end - window_start) as usize)?;
-        let boundary = (chunk * CHUNK_STRIDE - window_start) as usize;
-        let start = split_offset(&window[..boundary]);
-        let ends_document = chunk + 1 == self.chunks();
-        let end = if ends_document { window.len() } else { boundary + split_offset(&window[boundary..]) };
-        let text = &window[start..end];
+    fn read_chunk(&self, chunk: u64) -> Result<VecDeque<Row>, DataError> {
+        let (stride, vicinity) = (CHUNK_STRIDE as usize, if self.has_separators { VICINITY } else { 0 });
+        let first = (chunk.saturating_sub(1) * CHUNK_STRIDE).saturating_sub(vicinity as u64);
+        let end = ((chunk + 1) * CHUNK_STRIDE + vicinity as u64).min(self.source.length());
+        let window = Window { bytes: self.source.read(first, (end - first) as usize)?, vicinity };
+        let multiple = (chunk * CHUNK_STRIDE - first) as usize;
+        let start = match chunk {
+            0 => Boundary { offset: 0, ends_document: true, separator_before: false, separator_after: false },
+            _ => window.boundary(multiple),
+        };
+        let end = match multiple + stride {
+            next if chunk + 1 < self.chunks() => window.boundary(next),
+            _ => Boundary {
+                offset: window.bytes.len(),
+                ends_document: true,
+                separator_before: false,
+                separator_after: false,
+            },
+        };
+        let text = &window.bytes[start.offset..end.offset];
         let text = if chunk == 0 { text.strip_prefix(BYTE_ORDER_MARK).unwrap_or(text) } else { text };
-        Ok(Row::from_bytes(text.to_vec(), ends_document))
+        if self.has_separators {
+            Ok(split_documents(text, &start, &end))
+        } else {
+            Ok([Row::from_bytes(text.to_vec(), end.ends_document)].into())
+        }
     }
 }
 
@@ -49,21 +82,126 @@ impl ShardReader for TextFile {
     }
 
     fn seek(&mut self, row_group: u64, row: u64) -> Result<bool, DataError> {
-        self.chunk = row_group;
-        self.consumed = row > 0;
+        (self.chunk, self.rows, self.skip) = (row_group, None, row);
         Ok(row_group < self.chunks())
     }
 
     fn next_row(&mut self) -> Result<Option<Row>, DataError> {
-        if std::mem::replace(&mut self.consumed, true) {
-            return Ok(None);
+        if self.rows.is_none() {
+            // A chunk without separators, which is one row, is not read to skip it.
+            let is_skipped = !self.has_separators && self.skip > 0;
+            let mut rows = if is_skipped { VecDeque::new() } else { self.read_chunk(self.chunk)? };
+            rows.drain(..rows.len().min(self.skip as usize));
+            self.rows = Some(rows);
         }
-        self.read_chunk(self.chunk).map(Some)
+        Ok(self.rows.as_mut().and_then(VecDeque::pop_front))
     }
 
     fn row_count(&mut self, row_group: u64) -> Result<Option<u64>, DataError> {
-        Ok((row_group < self.chunks()).then_some(1))
+        if row_group >= self.chunks() {
+            return Ok(None);
+        }
+        Ok(Some(if self.has_separators { self.read_chunk(row_group)?.len() as u64 } else { 1 }))
     }
+}
+
+/// The bytes around a chunk.
+struct Window {
+    bytes: Bytes,
+    /// Bytes beside boundaries in which a separator is looked for; 0 if nothing separates documents.
+    vicinity: usize,
+}
+
+/// Where a chunk ends and the next one starts.
+struct Boundary {
+    offset: usize,
+    /// Whether a document ends here.
+    ends_document: bool,
+    /// Whether there is a separator beside it, with only line ends between.
+    separator_before: bool,
+    separator_after: bool,
+}
+
+impl Window {
+    /// Finds the boundary near a multiple of the stride, by the bytes from a stride before it to the vicinity after it.
+    fn boundary(&self, multiple: usize) -> Boundary {
+        let start = multiple - CHUNK_STRIDE as usize;
+        let is_cut =
+            |back: &usize| self.vicinity > 0 && self.bytes[multiple - back..].starts_with(SEPARATOR.as_bytes());
+        let offset = match split_offset(&self.bytes[start..multiple]) {
+            // A line start cannot be within a separator.
+            length if length == CHUNK_STRIDE as usize => multiple - (1..SEPARATOR.len()).find(is_cut).unwrap_or(0),
+            line_start => start + line_start,
+        };
+        let before = &self.bytes[offset.saturating_sub(self.vicinity)..offset];
+        let after = &self.bytes[offset..self.bytes.len().min(multiple + self.vicinity)];
+        let has_separators = self.vicinity > 0;
+        let separator_before = has_separators && trim_line_ends(before).ends_with(SEPARATOR.as_bytes());
+        let separator_after = has_separators && trim_line_starts(after).starts_with(SEPARATOR.as_bytes());
+        Boundary { offset, ends_document: separator_before || separator_after, separator_before, separator_after }
+    }
+}
+
+/// Divides the text of a chunk into the documents in it.
+fn split_documents(text: &[u8], start: &Boundary, end: &Boundary) -> VecDeque<Row> {
+    let (mut rows, mut rest) = (VecDeque::new(), Some(text));
+    let (mut starts_document, mut separator_before) = (start.ends_document, start.separator_before);
+    while let Some(text) = rest {
+        let separator = find_separator(text);
+        let piece = &text[..separator.unwrap_or(text.len())];
+        rest = separator.map(|separator| &text[separator + SEPARATOR.len()..]);
+        let separator_after = separator.is_some() || end.separator_after;
+        let mut trimmed = if separator_before { trim_line_starts(piece) } else { piece };
+        trimmed = if separator_after { trim_line_ends(trimmed) } else { trimmed };
+        let ends_document = separator.is_some() || end.ends_document;
+        // A part of a document may be blank, a document not. What ends the document of the chunk before is kept even if
+        // only line ends of it are here.
+        let is_left_out = trimmed.is_empty() || (ends_document && trimmed.trim_ascii().is_empty());
+        if !(is_left_out && starts_document && (separator_before || separator_after)) {
+            let part = if trimmed.is_empty() { piece } else { trimmed };
+            rows.push_back(Row::from_bytes(part.to_vec(), ends_document));
+        }
+        (starts_document, separator_before) = (true, true);
+    }
+    rows
+}
+
+/// Offset of the first separator.
+fn find_separator(text: &[u8]) -> Option<usize> {
+    let mut from = 0;
+    while let Some(found) = text[from..].iter().position(|byte| *byte == b'<') {
+        from += found;
+        if text[from..].starts_with(SEPARATOR.as_bytes()) {
+            return Some(from);
+        }
+        from += 1;
+    }
+    None
+}
+
+/// Number of separators in the first bytes of a file, at most `bytes`.
+pub(crate) fn count_separators(source: &dyn ByteSource, bytes: u64) -> Result<u64, DataError> {
+    let text = source.read(0, source.length().min(bytes) as usize)?;
+    let (mut count, mut rest) = (0, &text[..]);
+    while let Some(separator) = find_separator(rest) {
+        count += 1;
+        rest = &rest[separator + SEPARATOR.len()..];
+    }
+    Ok(count)
+}
+
+fn is_line_end(byte: u8) -> bool {
+    matches!(byte, b'\n' | b'\r')
+}
+
+fn trim_line_starts(text: &[u8]) -> &[u8] {
+    let start = text.iter().position(|byte| !is_line_end(*byte)).unwrap_or(text.len());
+    &text[start..]
+}
+
+fn trim_line_ends(text: &[u8]) -> &[u8] {
+    let end = text.iter().rposition(|byte| !is_line_end(*byte)).map_or(0, |last| last + 1);
+    &text[..end]
 }
 
 /// Offset of the boundary within the bytes `before` a multiple: after the last line end, else before the character that
@@ -91,13 +229,15 @@ fn split_offset(before: &[u8]) -> usize {
 
 #[cfg(test)]
 mod tests {
-    use super::super::testing::{all_rows, texts};
+    use proptest::prelude::{prop_assert, prop_assert_eq, proptest};
+
+    use super::super::testing::{all_rows, rest_of_group, texts};
     use super::*;
     use crate::byte_source::testing::MemoryFile;
     use crate::skipped_rows::SkipReason;
 
     fn chunks(text: &[u8]) -> Vec<Row> {
-        let mut file = TextFile::open(MemoryFile::new(text.to_vec(), 1 << 20));
+        let mut file = TextFile::open(MemoryFile::new(text.to_vec(), 1 << 20), 2);
         let groups = all_rows(&mut file);
         assert!(groups.iter().all(|rows| rows.len() == 1));
         groups.into_iter().flatten().collect()
@@ -152,12 +292,68 @@ mod tests {
         assert_eq!((skipped, rows.len()), (1, 4));
     }
 
-    proptest::proptest! {
+    proptest! {
         #![proptest_config(proptest::prelude::ProptestConfig::with_cases(40))]
         #[test]
         fn chunks_concatenate_to_the_file(words in proptest::collection::vec("[a-z\u{e9}\u{4e2d}\n]{1,9}", 1..40), times in 1_usize..2000) {
             let text = words.concat().repeat(times);
-            proptest::prop_assert_eq!(joined(&chunks(text.as_bytes())), text);
+            prop_assert_eq!(joined(&chunks(text.as_bytes())), text);
         }
+
+        #[test]
+        fn documents_are_those_between_separators(
+            pieces in proptest::collection::vec("(<\\|endoftext\\|>|\n|\r\n|\n\n\n|[a-z\u{e9}< ]{1,5}|x{3000})", 1..30),
+            times in 1_usize..400,
+        ) {
+            let text = pieces.concat().repeat(times);
+            let mut file = TextFile::open(MemoryFile::new(text.clone().into_bytes(), 1 << 20), 2);
+            let groups = all_rows(&mut file);
+            let expected: Vec<&str> = text.split(SEPARATOR).map(trimmed).filter(|text| !text.is_empty()).collect();
+            let found = documents(&groups);
+            let different = found.iter().zip(&expected).find(|(found, expected)| found != expected);
+            prop_assert!(found.len() == expected.len() && different.is_none(), "{:?}", pieces);
+            for (group, rows) in groups.iter().enumerate().filter(|(_, rows)| !rows.is_empty()) {
+                prop_assert_eq!(file.row_count(group as u64).unwrap(), Some(rows.len() as u64));
+                file.seek(group as u64, rows.len() as u64 / 2).unwrap();
+                prop_assert_eq!(&rest_of_group(&mut file), &rows[rows.len() / 2..]);
+            }
+        }
+    }
+
+    /// A document without blank lines around it, and nothing of a blank one.
+    fn trimmed(document: &str) -> &str {
+        let is_line_end = |character| matches!(character, '\n' | '\r');
+        if document.trim().is_empty() { "" } else { document.trim_matches(is_line_end) }
+    }
+
+    /// The documents of all chunks, joined across chunks.
+    fn documents(groups: &[Vec<Row>]) -> Vec<String> {
+        let mut documents = vec![String::new()];
+        for row in groups.iter().flatten() {
+            let Row::Document(document) = row else { panic!("{row:?}") };
+            documents.last_mut().unwrap().push_str(&document.text);
+            if document.ends_document {
+                documents.push(String::new());
+            }
+        }
+        documents.iter().map(|text| trimmed(text).to_owned()).filter(|text| !text.is_empty()).collect()
+    }
+
+    #[test]
+    fn separators_and_line_ends_beside_them_are_removed() {
+        let rows = |text: &str| {
+            let mut file = TextFile::open(MemoryFile::new(text.to_owned(), 100), 2);
+            texts(&all_rows(&mut file)).into_iter().map(str::to_owned).collect::<Vec<_>>()
+        };
+        assert_eq!(rows("one\ntwo\n<|endoftext|>\n\nthree\n"), ["one\ntwo", "three\n"]);
+        assert_eq!(rows("<|endoftext|>a <|endoftext|> b<|endoftext|><|endoftext|>\r\n"), ["a ", " b"]);
+        assert_eq!(rows("\n\na"), ["\n\na"]);
+    }
+
+    #[test]
+    fn version_1_has_no_separators() {
+        let text = "a\n<|endoftext|>\nb";
+        let mut file = TextFile::open(MemoryFile::new(text, 100), 1);
+        assert_eq!(texts(&all_rows(&mut file)), [text]);
     }
 }

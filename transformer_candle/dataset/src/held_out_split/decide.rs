@@ -6,13 +6,17 @@ use std::time::Duration;
 
 use super::{HeldOutRule, HeldOutSplit, RowGroupId, SplitSettings, TrainingEnd};
 use crate::cancel::CancelToken;
+use crate::formats::Row;
 use crate::permutation::{Purpose, key};
+use crate::sequential_reader::SequentialReader;
 use crate::{DataError, DataSource};
 
 /// Shards that held-out row groups are taken from.
 const HELD_OUT_SHARDS: usize = 16;
 /// With fewer candidates than this, part of one row group is held out instead of all of it.
 const FEW_ROW_GROUPS: usize = 8;
+/// Row groups that are tried at most to find one with a document.
+const MAX_TRIED_ROW_GROUPS: usize = 256;
 /// How often a thread checks whether another one has decided the split.
 const SPLIT_POLL_INTERVAL: Duration = Duration::from_millis(20);
 
@@ -125,20 +129,121 @@ impl Candidates {
         cancel: &CancelToken,
         after_training: bool,
     ) -> Result<Option<HeldOutRule>, DataError> {
+        let needs_documents = source.reading_version() >= 2;
         if self.by_hash {
-            return Ok(Some(HeldOutRule::Hashed { shards: self.shards, from: self.from, threshold: self.threshold }));
+            let Self { shards, from, threshold, .. } = self;
+            let rule = HeldOutRule::Hashed { shards, from, threshold };
+            // A stream is not asked for a row group only to see that it has text: of so many some will have.
+            let is_checked = needs_documents && !source.is_streamed() && threshold < u64::MAX;
+            if !is_checked || rule.divides_documents(source, cancel, after_training)? {
+                return Ok(Some(rule));
+            }
+            return Self::find(source, from, 0, cancel)?.choose(source, cancel, after_training);
         }
         let choices = self.row_groups.len();
-        for (_, shard, row_group) in self.row_groups {
+        let leaves_training = |first_row: u64| after_training || choices > 1 || first_row > 0;
+        let last_eighth = |rows: u64| rows - (rows / 8).max(1).min(rows);
+        let tried = if needs_documents { choices.min(MAX_TRIED_ROW_GROUPS) } else { choices };
+        let mut usual = None;
+        for &(_, shard, row_group) in &self.row_groups[..tried] {
             let rows = source.open(shard, cancel)?.row_count(row_group)?.unwrap_or(0);
-            let hold_out_whole = after_training || choices >= FEW_ROW_GROUPS;
-            let first_row = if hold_out_whole { 0 } else { rows - (rows / 8).max(1).min(rows) };
-            let leaves_training = after_training || choices > 1 || first_row > 0;
-            if rows > 0 && leaves_training {
-                return Ok(Some(HeldOutRule::Rows { shard, row_group, first_row }));
+            let first_row = if after_training || choices >= FEW_ROW_GROUPS { 0 } else { last_eighth(rows) };
+            if rows > 0 && leaves_training(first_row) {
+                let rule = HeldOutRule::Rows { shard, row_group, first_row };
+                if !needs_documents || rule.divides_documents(source, cancel, after_training)? {
+                    return Ok(Some(rule));
+                }
+                usual = usual.or(Some(rule));
             }
         }
-        Ok(None)
+        if !needs_documents {
+            return Ok(None);
+        }
+        // The documents are in few rows: a part of a row group is held out that has some and leaves some.
+        let mut has_document = false;
+        for &(_, shard, row_group) in &self.row_groups[..tried] {
+            let Some(documents) = Documents::find(source, shard, row_group, cancel)? else { continue };
+            has_document = true;
+            for first_row in [last_eighth(documents.rows), documents.last] {
+                let rule = HeldOutRule::Rows { shard, row_group, first_row };
+                if leaves_training(first_row) && rule.divides_documents(source, cancel, after_training)? {
+                    return Ok(Some(rule));
+                }
+            }
+        }
+        // Without any document, evaluation says why the rows are skipped.
+        Ok(usual.filter(|_| !has_document))
+    }
+}
+
+impl HeldOutRule {
+    /// Whether a row that is held out has a document, and one that is trained on, unless training is over before.
+    fn divides_documents(
+        &self,
+        source: &DataSource,
+        cancel: &CancelToken,
+        after_training: bool,
+    ) -> Result<bool, DataError> {
+        let split = HeldOutSplit { training_end: None, held_out: self.clone(), shards: source.shards().len() };
+        Ok(split.holds_out_document(source, cancel)? && (after_training || split.leaves_document(source, cancel)?))
+    }
+}
+
+impl HeldOutSplit {
+    fn holds_out_document(&self, source: &DataSource, cancel: &CancelToken) -> Result<bool, DataError> {
+        let mut rows = SequentialReader::held_out(source, Arc::new(self.clone()), cancel.clone());
+        while let Some(row) = rows.next_row()? {
+            if matches!(row, Row::Document(_)) {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    /// Whether a training row of the first shards has a document.
+    fn leaves_document(&self, source: &DataSource, cancel: &CancelToken) -> Result<bool, DataError> {
+        for (shard, file) in source.shards().iter().enumerate().take(HELD_OUT_SHARDS) {
+            let mut reader = source.open(shard, cancel)?;
+            let mut row_group = 0;
+            while reader.row_groups().is_none_or(|row_groups| row_group < row_groups) && reader.seek(row_group, 0)? {
+                for _ in 0..self.training_rows(shard, &file.name, row_group) {
+                    match reader.next_row()? {
+                        Some(Row::Document(_)) => return Ok(true),
+                        Some(Row::Skipped(_)) => {}
+                        None => break,
+                    }
+                }
+                row_group += 1;
+            }
+        }
+        Ok(false)
+    }
+}
+
+/// Where the documents of a row group are.
+struct Documents {
+    rows: u64,
+    /// The last row with a document.
+    last: u64,
+}
+
+impl Documents {
+    /// Reads a row group; `None` if it has no document.
+    fn find(
+        source: &DataSource,
+        shard: usize,
+        row_group: u64,
+        cancel: &CancelToken,
+    ) -> Result<Option<Self>, DataError> {
+        let mut reader = source.open(shard, cancel)?;
+        let (mut rows, mut last) = (0, None);
+        if reader.seek(row_group, 0)? {
+            while let Some(row) = reader.next_row()? {
+                last = if matches!(row, Row::Document(_)) { Some(rows) } else { last };
+                rows += 1;
+            }
+        }
+        Ok(last.map(|last| Self { rows, last }))
     }
 }
 

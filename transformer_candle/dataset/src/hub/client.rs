@@ -9,6 +9,10 @@ use ureq::Agent;
 use ureq::http::header::{AUTHORIZATION, CONTENT_RANGE, LINK, LOCATION, RANGE, RETRY_AFTER};
 use ureq::http::{HeaderMap, HeaderName, Response, StatusCode, Uri};
 
+use super::access_token::AccessToken;
+#[cfg(test)]
+use super::access_token::TokenOrigin;
+use super::proxy::{NamedProxy, Proxies};
 use super::retry::{Backoff, RequestError, retry_delay};
 use super::retry_status::RetryMonitor;
 use super::settings::HubSettings;
@@ -30,6 +34,7 @@ pub(crate) struct HubClient {
     endpoint: Uri,
     /// User and password of the endpoint, which no message shows.
     credentials: Option<String>,
+    proxies: Proxies,
     /// Whether the endpoint has responded to any request.
     responded: AtomicBool,
 }
@@ -56,17 +61,22 @@ impl HubClient {
         }
         if user.as_ref().is_some_and(|user| with_credentials(&endpoint, user).is_none()) {
             let problem = "has a user or password with characters that are invalid in a URL: percent-encode them, for example %40 for @";
-            return Err(DataError::HubSetting { setting: "HF_ENDPOINT", problem: problem.to_owned() });
+            return Err(DataError::HubSetting { setting: "HF_ENDPOINT".to_owned(), problem: problem.to_owned() });
         }
-        if settings.token.as_deref().is_some_and(|token| !token.chars().all(|c| c.is_ascii_graphic())) {
-            let problem = "contains characters that are invalid in a token; copy it again from the Hub's settings page"
-                .to_owned();
-            return Err(DataError::HubSetting { setting: "HF_TOKEN", problem });
+        if let Some(token) =
+            settings.token.as_ref().filter(|token| !token.secret().chars().all(|c| c.is_ascii_graphic()))
+        {
+            let problem =
+                format!("{} contains characters that no token has: {}", token.origin(), token.origin().remedy());
+            return Err(DataError::HubSetting { setting: "the access token".to_owned(), problem });
         }
+        let proxies = Proxies::from_environment();
+        proxies.of(&endpoint).map(NamedProxy::proxy).transpose()?;
         let agent = Agent::config_builder()
             .http_status_as_error(false)
             .max_redirects(0)
             .max_redirects_will_error(false)
+            .proxy(None)
             .timeout_resolve(Some(settings.idle_timeout))
             .timeout_connect(Some(settings.idle_timeout))
             .timeout_recv_response(Some(settings.idle_timeout))
@@ -77,7 +87,7 @@ impl HubClient {
             .user_agent(concat!("transformer_candle/", env!("CARGO_PKG_VERSION")))
             .build()
             .new_agent();
-        Ok(Self { settings, agent, endpoint, credentials: user, responded: AtomicBool::new(false) })
+        Ok(Self { settings, agent, endpoint, credentials: user, proxies, responded: AtomicBool::new(false) })
     }
 
     pub(super) fn endpoint(&self) -> &str {
@@ -175,14 +185,17 @@ impl HubClient {
             let own = self.is_endpoint_origin(&uri);
             let with_credentials =
                 self.credentials.as_ref().filter(|_| own).and_then(|user| with_credentials(&uri, user));
-            let mut request = self.agent.get(with_credentials.as_ref().unwrap_or(&uri));
+            let proxy = self.proxies.of(&uri);
+            let connection = proxy.map(NamedProxy::proxy).transpose().map_err(RequestError::Permanent)?;
+            let mut request =
+                self.agent.get(with_credentials.as_ref().unwrap_or(&uri)).config().proxy(connection).build();
             if let Some(token) = self.settings.token.as_ref().filter(|_| own) {
-                request = request.header(AUTHORIZATION, format!("Bearer {token}"));
+                request = request.header(AUTHORIZATION, format!("Bearer {}", token.secret()));
             }
             if let Some(range) = range {
                 request = request.header(RANGE, format!("bytes={}-{}", range.start, range.end - 1));
             }
-            let mut response = request.call().map_err(|error| transport_error(&url, &error))?;
+            let mut response = request.call().map_err(|error| transport_error(&url, &error, proxy))?;
             self.responded.store(true, Ordering::Relaxed);
             if !matches!(response.status().as_u16(), 301 | 302 | 303 | 307 | 308) {
                 return Ok(FinalResponse { url, response });
@@ -215,21 +228,60 @@ impl HubClient {
             };
             return RequestError::Transient { url: redacted(url), message, retry_after };
         }
-        let hint = match (status, self.settings.token.is_some()) {
-            (401 | 403, false) => {
-                "the data set is gated or private, or does not exist: check the name, or set HF_TOKEN"
-            }
-            (401 | 403, true) => {
-                "the token in HF_TOKEN has no access: accept the data set's conditions on its page, or use another token"
-            }
-            (404, false) => "there is no such data set, revision or file: check the name (private ones need HF_TOKEN)",
-            (404, true) => "there is no such data set, revision or file: check the name",
-            _ => "the Hub does not accept the request",
+        let hint = match (status, &self.settings.token) {
+            (401 | 403, None) => "the data set is gated or private, or does not exist: check the name, and log in \
+                                  (`hf auth login`) or set HF_TOKEN"
+                .to_owned(),
+            (401 | 403, Some(token)) => self.refusal_of(token, status, headers),
+            (404, None) => "there is no such data set, revision or file: check the name (private ones need a token: \
+                            `hf auth login` or HF_TOKEN)"
+                .to_owned(),
+            (404, Some(_)) => "there is no such data set, revision or file: check the name".to_owned(),
+            _ => "the Hub does not accept the request".to_owned(),
         };
-        RequestError::Permanent(DataError::Refused { url: redacted(url), status, hint: hint.to_owned() })
+        RequestError::Permanent(DataError::Refused { url: redacted(url), status, hint })
+    }
+
+    /// Describes why a token does not open what was requested: the Hub does not know it, or its owner has no access.
+    fn refusal_of(&self, token: &AccessToken, status: u16, headers: &HeaderMap) -> String {
+        let origin = token.origin();
+        let is_known = status == 403 || matches!(header(headers, &ERROR_CODE), Some("GatedRepo" | "RepoNotFound"));
+        if is_known {
+            let owner = self.owner_of_the_token().map_or_else(String::new, |owner| format!(", which is {owner}'s,"));
+            return format!(
+                "the token {origin}{owner} has no access: accept the data set's conditions on its page, or use another token"
+            );
+        }
+        let said = header(headers, &ERROR_MESSAGE).map(|said| said.replace(token.secret(), "..."));
+        let said =
+            said.filter(|said| said.len() <= LONGEST_MESSAGE).map_or_else(String::new, |said| format!(" ({said})"));
+        format!(
+            "the Hub does not accept the token {origin}{said}, it is wrong, expired or revoked: {}",
+            origin.remedy()
+        )
+    }
+
+    /// Asks the Hub whose the token is; none where it does not say so.
+    fn owner_of_the_token(&self) -> Option<String> {
+        let FinalResponse { response, .. } = self.send(&format!("{}/api/whoami-v2", self.endpoint()), None).ok()?;
+        if response.status() != StatusCode::OK {
+            return None;
+        }
+        let text = response.into_body().with_config().limit(1 << 20).read_to_string().ok()?;
+        let described: serde_json::Value = serde_json::from_str(&text).ok()?;
+        Some(described["name"].as_str()?.to_owned())
     }
 }
 
+/// Returns a description of the proxy by which this process reaches a URL.
+pub fn proxy_of(url: &str) -> Option<String> {
+    Some(Proxies::from_environment().of(&url.parse().ok()?)?.to_string())
+}
+
+const ERROR_CODE: HeaderName = HeaderName::from_static("x-error-code");
+const ERROR_MESSAGE: HeaderName = HeaderName::from_static("x-error-message");
+/// Bytes of an error message of the Hub that is shown.
+const LONGEST_MESSAGE: usize = 200;
 const RATE_LIMIT: HeaderName = HeaderName::from_static("ratelimit");
 
 fn read_body(
@@ -277,18 +329,18 @@ fn invalid_response(url: &str, message: &str) -> RequestError {
 }
 
 /// Returns the error of a request without a response. Invalid URLs stay invalid; everything else may be transient.
-fn transport_error(url: &str, error: &ureq::Error) -> RequestError {
+fn transport_error(url: &str, error: &ureq::Error, proxy: Option<&NamedProxy>) -> RequestError {
     match error {
         ureq::Error::BadUri(_) | ureq::Error::Http(_) | ureq::Error::InvalidProxyUrl => {
             invalid_response(url, "the request cannot be made: check HF_ENDPOINT and the proxy settings")
         }
-        error => transient(url, error.to_string()),
+        error => transient(url, proxy.map_or_else(|| error.to_string(), |proxy| proxy.explain(error))),
     }
 }
 
 fn invalid_endpoint(endpoint: &str) -> DataError {
     DataError::HubSetting {
-        setting: "HF_ENDPOINT",
+        setting: "HF_ENDPOINT".to_owned(),
         problem: format!("is `{}`, which is not a URL like https://huggingface.co", redacted(endpoint)),
     }
 }
@@ -297,7 +349,7 @@ fn invalid_endpoint(endpoint: &str) -> DataError {
 pub(super) fn fast_settings(endpoint: &str, token: Option<&str>) -> HubSettings {
     HubSettings {
         endpoint: endpoint.to_owned(),
-        token: token.map(str::to_owned),
+        token: token.map(|token| AccessToken::new(token, TokenOrigin::Variable("HF_TOKEN"))),
         initial_backoff: std::time::Duration::from_millis(1),
         idle_timeout: std::time::Duration::from_millis(500),
         ..HubSettings::default()
@@ -328,7 +380,7 @@ mod tests {
         let error = HubClient::new(fast_settings("huggingface.co", None)).err().unwrap();
         assert!(error.to_string().starts_with("HF_ENDPOINT"), "{error}");
         let error = HubClient::new(fast_settings("https://h", Some("hf_se cret\n"))).err().unwrap();
-        assert!(error.to_string().starts_with("HF_TOKEN") && !error.to_string().contains("cret"), "{error}");
+        assert!(error.to_string().contains("in HF_TOKEN") && !error.to_string().contains("cret"), "{error}");
         assert!(!format!("{:?}", fast_settings("https://h", Some("hf_secret"))).contains("hf_secret"));
         for endpoint in
             ["https://user:secret@h", "user:secret@h", "https://user:sec/secret@h", "https://user:a secret@h"]

@@ -123,6 +123,26 @@ fn infer_splits(listing: &[ListedFile], folder: &str) -> Vec<SplitPatterns> {
     if names.is_empty() { Vec::new() } else { vec![train] }
 }
 
+/// A split of a folder and the indices of its files.
+pub(crate) struct FolderFiles {
+    pub name: String,
+    pub files: Vec<usize>,
+}
+
+/// Finds the splits of a folder by the names of its files, relative to it; one split `train` of all if no name tells.
+pub(crate) fn infer_folder_splits(names: &[String]) -> Vec<FolderFiles> {
+    let listing: Vec<ListedFile> = names.iter().map(|path| ListedFile { path: path.clone(), bytes: 0 }).collect();
+    let files = |split: &SplitPatterns| {
+        let globs: Vec<(GlobMatcher, &String)> =
+            split.patterns.iter().filter_map(|pattern| Some((glob(pattern).ok()?, pattern))).collect();
+        let is_in =
+            |name: &String| globs.iter().any(|(glob, pattern)| glob.is_match(name) && is_data_file(name, pattern));
+        (0..names.len()).filter(|&index| is_in(&names[index])).collect()
+    };
+    let splits = infer_splits(&listing, "");
+    splits.into_iter().map(|split| FolderFiles { files: files(&split), name: split.split }).collect()
+}
+
 const SHARD: &str = "[0-9][0-9][0-9][0-9][0-9]-of-[0-9][0-9][0-9][0-9][0-9]";
 /// Characters that separate a split's word from the rest of a name.
 const WORD_SEPARATOR: &str = "[._ 0-9-]";
@@ -154,11 +174,14 @@ fn file_name_patterns(word: &str) -> Vec<String> {
 /// them.
 fn is_data_file(path: &str, pattern: &str) -> bool {
     let name = path.rsplit('/').next().unwrap_or(path);
-    let describes =
-        matches!(name, "README.md" | "config.json" | "dataset_info.json" | "dataset_infos.json" | "dataset_dict.json");
     let hidden = |part: &str| part.starts_with('.') || part.starts_with("__");
     let named = |part: &str| pattern.split('/').any(|wanted| wanted == part || hidden(wanted));
-    (!describes || named(name)) && path.split('/').all(|part| !hidden(part) || named(part))
+    (!is_metadata(name) || named(name)) && path.split('/').all(|part| !hidden(part) || named(part))
+}
+
+/// Whether a file of this name describes a data set.
+pub(crate) fn is_metadata(name: &str) -> bool {
+    matches!(name, "README.md" | "config.json" | "dataset_info.json" | "dataset_infos.json" | "dataset_dict.json")
 }
 
 /// Keeps the files of the most frequent format: a split has one format.

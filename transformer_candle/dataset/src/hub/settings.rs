@@ -4,8 +4,9 @@ use std::fmt;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use run_config::{DataConfig, regular_file};
+use run_config::DataConfig;
 
+use super::access_token::AccessToken;
 use super::url::split_credentials;
 use crate::block_cache::BLOCK_BYTES;
 use crate::cache_folder::cache_root;
@@ -17,7 +18,7 @@ pub struct HubSettings {
     /// URL of the Hub, without a trailing slash.
     pub endpoint: String,
     /// Access token; sent to the endpoint only.
-    pub token: Option<String>,
+    pub token: Option<AccessToken>,
     /// Whether requests are forbidden.
     pub offline: bool,
     /// How long a request is retried without progress.
@@ -48,16 +49,15 @@ impl Default for HubSettings {
 }
 
 impl HubSettings {
-    /// Reads `HF_ENDPOINT`, `HF_TOKEN` (else the file that `hf auth login` writes below `HF_HOME`), `HF_HUB_OFFLINE`,
-    /// and the seconds of `HF_HUB_DOWNLOAD_TIMEOUT`.
+    /// Reads `HF_ENDPOINT`, the token ([`AccessToken::from_environment`]), `HF_HUB_OFFLINE`, and the seconds of
+    /// `HF_HUB_DOWNLOAD_TIMEOUT`.
     pub fn from_environment() -> Self {
         let mut settings = Self::default();
         if let Some(endpoint) = environment_variable("HF_ENDPOINT") {
             endpoint.trim_end_matches('/').clone_into(&mut settings.endpoint);
         }
-        settings.token = environment_variable("HF_TOKEN").or_else(read_stored_token);
-        settings.offline = environment_variable("HF_HUB_OFFLINE")
-            .is_some_and(|value| ["1", "on", "yes", "true"].contains(&value.to_ascii_lowercase().as_str()));
+        settings.token = AccessToken::from_environment();
+        settings.offline = environment_variable("HF_HUB_OFFLINE").is_some_and(|value| is_true(&value));
         if let Some(timeout) = environment_variable("HF_HUB_DOWNLOAD_TIMEOUT").as_deref().and_then(parse_seconds) {
             settings.idle_timeout = timeout;
         }
@@ -74,13 +74,13 @@ impl HubSettings {
     }
 }
 
-/// Shows the token as set or not set, and the endpoint without user and password.
+/// Shows where the token comes from, and the endpoint without user and password.
 impl fmt::Debug for HubSettings {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         formatter
             .debug_struct("HubSettings")
             .field("endpoint", &split_credentials(&self.endpoint).0)
-            .field("token", &self.token.as_ref().map(|_| "set"))
+            .field("token", &self.token)
             .field("offline", &self.offline)
             .field("retry_timeout", &self.retry_timeout)
             .field("initial_backoff", &self.initial_backoff)
@@ -99,14 +99,9 @@ fn parse_seconds(value: &str) -> Option<Duration> {
     value.parse().ok().filter(|&seconds| seconds > 0).map(Duration::from_secs)
 }
 
-fn read_stored_token() -> Option<String> {
-    let path = match (environment_variable("HF_TOKEN_PATH"), environment_variable("HF_HOME")) {
-        (Some(path), _) => PathBuf::from(path),
-        (None, Some(home)) => PathBuf::from(home).join("token"),
-        (None, None) => crate::cache_folder::user_cache_folder().join("huggingface/token"),
-    };
-    let token = regular_file::read_to_string(&path).ok()?.trim().to_owned();
-    (!token.is_empty()).then_some(token)
+/// Whether a variable says yes, as `huggingface_hub` reads it.
+pub(super) fn is_true(value: &str) -> bool {
+    ["1", "on", "yes", "true"].contains(&value.trim().to_ascii_lowercase().as_str())
 }
 
 #[cfg(test)]

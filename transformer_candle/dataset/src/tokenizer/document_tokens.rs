@@ -3,7 +3,7 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
-use run_config::{Bos, regular_file};
+use run_config::{Bos, TokenizerFolder, regular_file};
 use serde_json::Value;
 use tokenizers::Tokenizer;
 
@@ -60,19 +60,25 @@ impl DocumentTokens {
         self.bos.as_ref().filter(|_| self.starts_with_bos).map(|bos| bos.id)
     }
 
-    /// Finds the tokens of the tokenizer at `path`, whose content is `json`. The token that ends a document is the
+    /// Finds the tokens of the tokenizer at `path`, whose content is `json` and beside which are the files of `folder`.
+    /// The token that ends a document is the
     /// first of these that there is:
     ///
     /// 1. the one that [`Choice::end_of_text`] says;
     /// 2. `<|endoftext|>`;
     /// 3. another common name of it among the special tokens;
     /// 4. of the tokens that the files beside `path` call EOS ([`RoleFiles`]) one with a common name, else the first.
-    pub(super) fn find(tokenizer: &Tokenizer, path: &Path, json: &Value, choice: Choice) -> Result<Self, DataError> {
-        let files = RoleFiles { tokenizer, tokenizer_json: path };
+    pub(super) fn find(
+        tokenizer: &Tokenizer,
+        path: &Path,
+        (json, folder): (&Value, &TokenizerFolder),
+        choice: Choice,
+    ) -> Result<Self, DataError> {
+        let files = RoleFiles { tokenizer, tokenizer_json: path, folder };
         let end_of_text = find_end_of_text(&files, json, choice)?;
         let template = first_of_template(json).and_then(|name| files.named(name));
         let bos = files.tokens("bos")?.into_iter().next().or_else(|| template.clone());
-        let files_say_bos = match files.adds_bos()? {
+        let files_say_bos = match folder.adds_bos {
             Some(adds_bos) => adds_bos && bos.is_some(),
             None => bos.is_some() && bos == template,
         };
@@ -139,34 +145,25 @@ fn first_of_template(json: &Value) -> Option<&str> {
     template["special_tokens"][id]["tokens"][0].as_str().or(Some(id))
 }
 
-/// The files beside a `tokenizer.json` that name the tokens with a role, in order of precedence:
-/// `tokenizer_config.json` and `special_tokens_map.json` by name, `generation_config.json` and `config.json` by id, of
-/// which there may be several.
+/// What the files beside a `tokenizer.json` say of the tokens with a role, in order of precedence: the tokenizer's by
+/// name, `generation_config.json` and `config.json` by id, of which there may be several.
 struct RoleFiles<'a> {
     tokenizer: &'a Tokenizer,
     tokenizer_json: &'a Path,
+    folder: &'a TokenizerFolder,
 }
 
 impl RoleFiles<'_> {
     /// Returns the tokens that the files give the role `bos` or `eos`, as far as the tokenizer has them.
     fn tokens(&self, role: &str) -> Result<Vec<NamedToken>, DataError> {
-        let mut tokens = Vec::new();
-        for file in ["tokenizer_config.json", "special_tokens_map.json"] {
-            let token = &self.read(file)?[format!("{role}_token")];
-            let name = token.as_str().or_else(|| token["content"].as_str());
-            tokens.extend(name.and_then(|name| self.named(name)));
-        }
+        let names = self.folder.with_role(&format!("{role}_token")).map(str::to_owned).collect::<Vec<_>>();
+        let mut tokens: Vec<_> = names.iter().filter_map(|name| self.named(name)).collect();
         for file in ["generation_config.json", "config.json"] {
             let ids = &self.read(file)?[format!("{role}_token_id")];
             let ids = ids.as_array().map_or(std::slice::from_ref(ids), Vec::as_slice);
             tokens.extend(ids.iter().filter_map(Value::as_u64).filter_map(|id| self.with_id(id)));
         }
         Ok(tokens)
-    }
-
-    /// Returns `add_bos_token` of `tokenizer_config.json`, if that is a boolean.
-    fn adds_bos(&self) -> Result<Option<bool>, DataError> {
-        Ok(self.read("tokenizer_config.json")?["add_bos_token"].as_bool())
     }
 
     fn named(&self, name: &str) -> Option<NamedToken> {

@@ -78,7 +78,7 @@ fn folder_with(tokenizer: &Value, files: &[(&str, Value)]) -> TempDir {
 
 fn marks(tokenizer: &Value, files: &[(&str, Value)], choice: Choice) -> Result<DocumentTokens, String> {
     let folder = folder_with(tokenizer, files);
-    let read = Tokenizer::read(&folder.path().join("tokenizer.json"), choice);
+    let read = Tokenizer::read(&folder.path().join("tokenizer.json"), TokenizerReading::Folder, choice);
     read.map(|tokenizer| tokenizer.document_tokens().clone()).map_err(|error| error.to_string())
 }
 
@@ -190,14 +190,14 @@ fn the_end_of_a_turn_is_not_the_end_of_a_document() {
 fn damaged_files_beside_the_tokenizer_are_named() {
     let folder = folder_with(&sentencepiece(Form::Prepend), &[]);
     fs::write(folder.path().join("tokenizer_config.json"), "{").unwrap();
-    let error = Tokenizer::of_model(folder.path(), None).err().unwrap().to_string();
+    let error = Tokenizer::of_model(folder.path()).err().unwrap().to_string();
     assert!(error.contains("tokenizer_config.json"), "{error}");
 }
 
 #[test]
 fn prompts_start_as_documents_do() {
     let template = folder_with(&sentencepiece(Form::Prepend), &[]);
-    let tokenizer = Tokenizer::of_model(template.path(), None).unwrap();
+    let tokenizer = Tokenizer::of_model(template.path()).unwrap();
     assert_eq!(tokenizer.encode_prompt("").unwrap(), [1]);
     assert_eq!(tokenizer.encode_prompt("the").unwrap()[0], 1);
     assert_eq!(tokenizer.decode(&tokenizer.encode_prompt("the").unwrap()).unwrap(), "the");
@@ -205,7 +205,7 @@ fn prompts_start_as_documents_do() {
 }
 
 fn opened(json: &Value) -> Tokenizer {
-    Tokenizer::of_model(folder_with(json, &[]).path(), None).unwrap()
+    Tokenizer::of_model(folder_with(json, &[]).path()).unwrap()
 }
 
 /// Returns the bytes of the tokens of a text, and by how many they exceed the bytes of the text.

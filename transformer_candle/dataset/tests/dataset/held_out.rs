@@ -1,9 +1,11 @@
 //! Which rows are trained on and which are held out.
 
+use std::path::Path;
+
 use crate::fixtures::{
     documents, epoch_texts, folder_source, held_out_texts, mixed, parquet, settings, sorted, tokenizer, write,
 };
-use dataset::{HeldOut, StreamSettings};
+use dataset::{CancelToken, DataError, DataSource, HeldOut, StreamSettings};
 use run_config::Packing;
 
 #[test]
@@ -94,4 +96,38 @@ fn validation_sources_are_read_completely() {
     assert_eq!(starts.len(), batches.iter().map(|batch| batch.inputs.len()).sum::<usize>());
     assert!(starts.iter().any(|&start| start > 0));
     assert_eq!(held_out.batches(3, usize::MAX).take(2).map(Result::unwrap).collect::<Vec<_>>(), batches[..2]);
+}
+
+/// A file of JSON lines of which only some have text.
+fn with_nulls(texts: &[String], nulls_before: usize, nulls_after: usize) -> (tempfile::TempDir, Vec<u8>) {
+    let nulls = |count: usize| "{\"text\": null, \"id\": 123456}\n".repeat(count);
+    let lines: String = texts.iter().map(|text| format!("{{\"text\": \"{text}\"}}\n")).collect();
+    (tempfile::tempdir().unwrap(), [nulls(nulls_before), lines, nulls(nulls_after)].concat().into_bytes())
+}
+
+#[test]
+fn what_is_held_out_has_text() {
+    let texts = documents(0, 60);
+    for (before, after) in [(0, 0), (0, 30), (20_000, 0), (0, 20_000), (9_000, 9_000), (40_000, 40_000)] {
+        for fraction in [0.001, 0.2] {
+            let (folder, lines) = with_nulls(&texts, before, after);
+            write(folder.path(), &[("a.jsonl", lines)]);
+            let source = folder_source(folder.path());
+            let settings = StreamSettings { held_out_fraction: fraction, ..settings() };
+            let held_out = held_out_texts(&source, &settings);
+            assert!(!held_out.is_empty() && held_out.len() < texts.len(), "{before} {after} {fraction}");
+            let trained = epoch_texts(&source, &settings).unwrap();
+            assert_eq!(sorted([trained, held_out].concat()), sorted(texts.clone()), "{before} {after} {fraction}");
+        }
+    }
+}
+
+#[test]
+fn version_1_may_hold_out_rows_without_text() {
+    let (folder, lines) = with_nulls(&documents(0, 60), 20_000, 0);
+    write(folder.path(), &[("a.jsonl", lines)]);
+    let patterns = [folder.path().to_str().unwrap().to_owned()];
+    let source = DataSource::local(&patterns, Path::new(""), "text", 1, &CancelToken::new()).unwrap();
+    let settings = StreamSettings { held_out_fraction: 0.001, ..settings() };
+    assert!(matches!(HeldOut::open(&source, &settings, &tokenizer()), Err(DataError::NothingHeldOut { .. })));
 }

@@ -126,7 +126,7 @@ fn gated_data_sets_ask_for_a_token() {
     )
     .unwrap_err();
     let message = error.to_string();
-    assert!(message.contains("accept the data set's conditions") && !message.contains("hf_wrong"), "{message}");
+    assert!(message.contains("does not accept the token in HF_TOKEN") && !message.contains("hf_wrong"), "{message}");
 }
 
 #[test]

@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use bytes::Bytes;
-use dataset::hub::HubSettings;
+use dataset::hub::{AccessToken, HubSettings, TokenOrigin};
 use dataset::{CancelToken, DataError, DataSource};
 use run_config::{NEWEST_READING_VERSION, StreamingConfig};
 
@@ -139,7 +139,7 @@ impl LoopbackHub {
     pub fn settings(&self, token: Option<&str>) -> HubSettings {
         HubSettings {
             endpoint: self.endpoint.clone(),
-            token: token.map(str::to_owned),
+            token: token.map(|token| AccessToken::new(token, TokenOrigin::Variable("HF_TOKEN"))),
             retry_timeout: Duration::from_millis(1500),
             initial_backoff: Duration::from_millis(1),
             idle_timeout: Duration::from_millis(150),

@@ -30,7 +30,7 @@ fn material() -> (TempDir, DataSource, Vec<String>, [Tokenizer; 3]) {
         fs::create_dir(&path).unwrap();
         fs::write(path.join("tokenizer.json"), sentencepiece(form).to_string()).unwrap();
         fs::write(path.join("tokenizer_config.json"), config).unwrap();
-        Tokenizer::of_model(&path, None).unwrap()
+        Tokenizer::of_model(&path).unwrap()
     };
     let no_bos = r#"{"add_bos_token": false}"#;
     let tokenizers = [

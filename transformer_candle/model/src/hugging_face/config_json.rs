@@ -76,9 +76,17 @@ fn rope(shape: &ModelShape) -> (Value, Value) {
     (scaling, parameters)
 }
 
-/// The `generation_config.json` of a model: where generation starts, and at which tokens it stops.
-pub fn generation_config_json(bos_token_id: Option<u32>, eos_token_ids: &[u32]) -> Value {
-    let mut values = Map::from_iter([("_from_model_config".to_owned(), json!(true))]);
+/// The `generation_config.json` of a model: where generation starts, at which tokens it stops, and the other settings
+/// of the model that training started from, such as `temperature`.
+pub fn generation_config_json(
+    bos_token_id: Option<u32>,
+    eos_token_ids: &[u32],
+    settings: &Map<String, Value>,
+) -> Value {
+    let mut values = settings.clone();
+    if values.is_empty() {
+        values.insert("_from_model_config".to_owned(), json!(true));
+    }
     values.extend(bos_token_id.map(|id| ("bos_token_id".to_owned(), json!(id))));
     let eos = match eos_token_ids {
         [] => None,
@@ -117,8 +125,11 @@ mod tests {
     #[test]
     fn generation_config_holds_only_the_tokens_there_are() {
         let stops = |eos: Value| json!({ "_from_model_config": true, "eos_token_id": eos });
-        assert_eq!(generation_config_json(None, &[7]), stops(json!(7)));
-        assert_eq!(generation_config_json(None, &[7, 9]), stops(json!([7, 9])));
-        assert_eq!(generation_config_json(None, &[]), json!({ "_from_model_config": true }));
+        let none = Map::new();
+        assert_eq!(generation_config_json(None, &[7], &none), stops(json!(7)));
+        assert_eq!(generation_config_json(None, &[7, 9], &none), stops(json!([7, 9])));
+        assert_eq!(generation_config_json(None, &[], &none), json!({ "_from_model_config": true }));
+        let sampling = Map::from_iter([("top_p".to_owned(), json!(0.9))]);
+        assert_eq!(generation_config_json(None, &[7], &sampling), json!({ "top_p": 0.9, "eos_token_id": 7 }));
     }
 }

@@ -22,8 +22,11 @@ fn bits(buffer: &Buffer) -> Vec<u32> {
 fn save_model(directory: &Path, shape: &ModelShape, weights: &Buffer, [bos, eos]: [Option<u32>; 2]) {
     let precision = if weights.dtype() == DType::BF16 { Precision::Bf16 } else { Precision::Fp32 };
     fs::write(directory.join("config.json"), config_json(shape, precision, bos, eos).to_string()).unwrap();
-    fs::write(directory.join("generation_config.json"), generation_config_json(bos, eos.as_slice()).to_string())
-        .unwrap();
+    fs::write(
+        directory.join("generation_config.json"),
+        generation_config_json(bos, eos.as_slice(), &serde_json::Map::new()).to_string(),
+    )
+    .unwrap();
     let path = directory.join("model.safetensors");
     write_weights(&mut File::create(&path).unwrap(), &path, shape, weights).unwrap();
 }

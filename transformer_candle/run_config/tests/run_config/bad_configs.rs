@@ -57,7 +57,7 @@ const BAD_VALUES: [(&str, &str, &str); 130] = [
     ("data.mixture", "[{dataset: a/b, wieght: 1}]", "data.mixture[0].weight"),
     ("data.mixture", "[{weight: 1}]", "names no text"),
     ("data.mixture", "[{dataset: a/b, shards: [c.txt], weight: 1}]", "both"),
-    ("data.mixture", "[{shards: [c.txt], split: test, weight: 1}]", "no config, split or revision"),
+    ("data.mixture", "[{shards: [c.txt], revision: abc, weight: 1}]", "no config or revision"),
     ("data.mixture", "[{shards: c.txt, weight: 1}]", "write a list"),
     ("data.mixture", "[{shards: [3], weight: 1}]", "data.mixture[0].shards[0]"),
     ("data.validation_shards", "7", "list"),

@@ -94,9 +94,12 @@ fn data() -> impl Strategy<Value = DataConfig> {
     let packing = prop_oneof![Just(Packing::Concat), Just(Packing::Documents)];
     let bos = prop_oneof![Just(Bos::Auto), Just(Bos::Always), Just(Bos::Never)];
     let reading = proptest::option::of(1..=NEWEST_READING_VERSION);
-    (shards(), shards(), batch, rest, network, (packing, bos, reading)).prop_map(
-        |(train_shards, validation_shards, batch, rest, network, (packing, bos, reading_version))| DataConfig {
-            train_shards,
+    let local = (shards(), proptest::option::of(text()), proptest::option::of(1..u64::from(u32::MAX)));
+    (local, shards(), batch, rest, network, (packing, bos, reading)).prop_map(
+        |(local, validation_shards, batch, rest, network, (packing, bos, reading_version))| DataConfig {
+            split: local.1.filter(|_| !local.0.is_empty()),
+            max_samples: local.2.filter(|_| !local.0.is_empty()),
+            train_shards: local.0,
             mixture: Vec::new(),
             validation_shards,
             text_column: rest.0,
@@ -216,7 +219,7 @@ fn config() -> impl Strategy<Value = RunConfig> {
         |(model, tokenizer, (mut data, mixture), (optimizer, scheduler), mut runtime, stages)| {
             // A mixture stands alone and needs a number of steps.
             if scheduler.total_epochs.is_none() && !mixture.is_empty() {
-                data = DataConfig { train_shards: Vec::new(), mixture, ..data };
+                data = DataConfig { train_shards: Vec::new(), split: None, max_samples: None, mixture, ..data };
             }
             // Virtual shards divide the micro-batches of a step.
             if let (BatchSize::Fixed(sequences), true) = (data.batch_size, stages % 2 == 1) {

@@ -55,7 +55,8 @@ fn is_python_command(candidate: &Path) -> bool {
 fn with_launch(mut arguments: Vec<OsString>) -> Vec<OsString> {
     let is_launch =
         |argument: &OsString| argument == OsStr::new("--launch") || argument.to_string_lossy().starts_with("--launch=");
-    if !arguments.iter().any(is_launch) {
+    // Alone it shows its start screen.
+    if !arguments.is_empty() && !arguments.iter().any(is_launch) {
         arguments.splice(..0, ["--launch".into(), "none".into()]);
     }
     arguments

@@ -141,7 +141,7 @@ impl Checkpoint {
         let precision = if dtype.is_some_and(|dtype| dtype == "bfloat16") { Precision::Bf16 } else { Precision::Fp32 };
         let mut stop_tokens = self.end_tokens_of(files::GENERATION_CONFIG)?;
         if stop_tokens.is_empty() {
-            stop_tokens = end_tokens(&config);
+            stop_tokens = end_tokens(&config["eos_token_id"]);
         }
         Ok(StoredModel { shape, precision, stop_tokens })
     }
@@ -149,7 +149,7 @@ impl Checkpoint {
     /// The tokens that end a text according to a file, if it exists.
     fn end_tokens_of(&self, name: &str) -> Result<Vec<u32>> {
         let exists = self.directory.join(name).exists();
-        Ok(if exists { end_tokens(&self.json(name)?) } else { Vec::new() })
+        Ok(if exists { end_tokens(&self.json(name)?["eos_token_id"]) } else { Vec::new() })
     }
 
     fn json(&self, name: &str) -> Result<Value> {
@@ -342,9 +342,8 @@ fn check_size(directory: &Path, shape: &ModelShape) -> Result<()> {
     }
 }
 
-/// The `eos_token_id` of a `config.json` or `generation_config.json`, of which there may be several.
-fn end_tokens(config: &Value) -> Vec<u32> {
-    let ids = &config["eos_token_id"];
+/// The ids in the `eos_token_id` of a `config.json` or `generation_config.json`, of which there may be several.
+pub(super) fn end_tokens(ids: &Value) -> Vec<u32> {
     let ids = ids.as_array().map_or(std::slice::from_ref(ids), Vec::as_slice);
     ids.iter().filter_map(|id| id.as_u64()?.try_into().ok()).collect()
 }

@@ -113,7 +113,7 @@ fn write(directory: &Path, contents: &CheckpointContents, create: Create, ranks:
     }
     staging.bytes(
         files::GENERATION_CONFIG,
-        &pretty(&hugging_face::generation_config_json(bos, &tokenizer.stop_tokens())),
+        &pretty(&hugging_face::generation_config_json(bos, &tokenizer.stop_tokens(), tokenizer.generation_settings())),
     )?;
     for (file, content) in tokenizer.iter() {
         staging.bytes(file, content)?;

@@ -3,19 +3,21 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
-use dataset::{ConversationEncoder, DocumentTokens};
-use run_config::regular_file;
+use dataset::{ConversationEncoder, DocumentTokens, Tokenizer, TokenizerDefinition};
+use run_config::{CHAT_TEMPLATE, DEFAULT_TEMPLATE, NamedTemplate, TOKENIZER_CONFIG, regular_file};
 use serde_json::{Map, Value, json};
 
 use super::files;
 use super::list::list;
-use super::reader::Checkpoint;
+use super::reader::{Checkpoint, end_tokens};
 use crate::error::checkpoint::{Result, failed};
 
-const TOKENIZER_CONFIG: &str = "tokenizer_config.json";
-const CHAT_TEMPLATE: &str = "chat_template.jinja";
 /// Files that are copied unchanged, where they exist.
 const KEPT: [&str; 2] = ["special_tokens_map.json", CHAT_TEMPLATE];
+
+/// Keys of `generation_config.json` that a checkpoint has of its own.
+const OWN_GENERATION_KEYS: [&str; 4] = ["bos_token_id", "eos_token_id", "_from_model_config", "transformers_version"];
+const PAD: &str = "pad_token_id";
 
 /// The path of a checkpoint's tokenizer.
 pub fn tokenizer_in(checkpoint: &Path) -> PathBuf {
@@ -36,42 +38,152 @@ pub struct TokenizerFiles {
     marks: DocumentTokens,
     /// The id of the token that ends the assistant's turn; none where no conversations are trained on.
     end_of_turn: Option<u32>,
+    /// Tokens at which the model that training started from stops too.
+    other_stop_tokens: Vec<u32>,
+    /// The other keys of that model's `generation_config.json`.
+    generation_settings: Map<String, Value>,
+    /// The default template, where `tokenizer_config.json` has it in a list of several.
+    listed_default: Option<String>,
 }
 
 impl TokenizerFiles {
+    /// Reads the files of a tokenizer, so that they say the same where `tokenizer.json` is read alone: it gets the tokens
+    /// that other files add, and `tokenizer_config.json` the roles of `special_tokens_map.json` and, in a list, the chat
+    /// templates of which there are several.
+    pub fn of(tokenizer: &Tokenizer, longest_text: usize) -> crate::Result<Self> {
+        let TokenizerDefinition { folder, additions, content, .. } = tokenizer.definition()?;
+        let mut files = Self::read(tokenizer.path(), tokenizer.document_tokens(), longest_text)?;
+        if additions.any {
+            files.set(super::files::TOKENIZER, content);
+        }
+        let edited = files.edit_config(tokenizer.path(), |config| {
+            let roles = folder.roles().into_iter();
+            let other = roles.filter(|(role, name)| {
+                let own = config.get(role);
+                own.and_then(|own| own.as_str().or_else(|| own["content"].as_str())).is_some_and(|own| own != name)
+            });
+            let other: Vec<_> = other.collect();
+            let any = !other.is_empty() || folder.templates.len() > 1;
+            config.extend(other.into_iter().map(|(role, name)| (role, name.into())));
+            if folder.templates.len() > 1 {
+                config.insert("chat_template".to_owned(), list_of(&folder.templates));
+            }
+            any
+        });
+        edited?;
+        if folder.templates.len() > 1 {
+            files.files.retain(|(name, _)| *name != CHAT_TEMPLATE);
+            let default = folder.templates.into_iter().find(|template| template.name == DEFAULT_TEMPLATE);
+            files.listed_default = default.map(|template| template.source);
+        }
+        Ok(files)
+    }
+
     /// Reads `tokenizer.json` and the files beside it: `tokenizer_config.json`, special tokens, chat template. Without
     /// a `tokenizer_config.json` a plain one is made. Its `add_bos_token` is set to what the run does where the files
     /// say otherwise.
     pub fn read(tokenizer_json: &Path, marks: &DocumentTokens, longest_text: usize) -> Result<Self> {
         let tokenizer = regular_file::read(tokenizer_json).map_err(failed("read", tokenizer_json))?;
-        let mut files = vec![(files::TOKENIZER, tokenizer)];
-        let mut config = beside(tokenizer_json, TOKENIZER_CONFIG)?.unwrap_or_else(|| plain_config(marks, longest_text));
-        if marks.starts_with_bos != marks.files_say_bos {
-            let path = tokenizer_json.with_file_name(TOKENIZER_CONFIG);
-            config = with_bos(&config, marks.starts_with_bos).map_err(|error| failed("read", &path)(error.into()))?;
-        }
-        files.push((TOKENIZER_CONFIG, config));
+        let config = beside(tokenizer_json, TOKENIZER_CONFIG)?.unwrap_or_else(|| plain_config(marks, longest_text));
+        let mut files = vec![(files::TOKENIZER, tokenizer), (TOKENIZER_CONFIG, config)];
         for name in KEPT {
             files.extend(beside(tokenizer_json, name)?.map(|content| (name, content)));
         }
-        Ok(Self { files, marks: marks.clone(), end_of_turn: None })
+        let mut files = Self {
+            files,
+            marks: marks.clone(),
+            end_of_turn: None,
+            other_stop_tokens: Vec::new(),
+            generation_settings: Map::new(),
+            listed_default: None,
+        };
+        if marks.starts_with_bos != marks.files_say_bos {
+            files.edit_config(tokenizer_json, |config| {
+                config.insert("add_bos_token".to_owned(), marks.starts_with_bos.into());
+                true
+            })?;
+        }
+        Ok(files)
+    }
+
+    /// Changes `tokenizer_config.json`; `change` returns whether it has changed anything.
+    fn edit_config(
+        &mut self,
+        tokenizer_json: &Path,
+        change: impl FnOnce(&mut Map<String, Value>) -> bool,
+    ) -> Result<()> {
+        let Some((_, content)) = self.files.iter_mut().find(|(name, _)| *name == TOKENIZER_CONFIG) else {
+            return Ok(());
+        };
+        let path = tokenizer_json.with_file_name(TOKENIZER_CONFIG);
+        let mut config: Map<String, Value> =
+            serde_json::from_slice(content).map_err(|error| failed("read", &path)(error.into()))?;
+        if change(&mut config) {
+            *content = files::pretty(&Value::Object(config));
+        }
+        Ok(())
+    }
+
+    /// Replaces the content of a file.
+    fn set(&mut self, name: &'static str, content: Vec<u8>) {
+        self.files.retain(|(known, _)| *known != name);
+        self.files.push((name, content));
     }
 
     /// The files with the chat template of the training, so that inference uses the same one.
     #[must_use]
     pub fn with_chat(mut self, encoder: &ConversationEncoder) -> Self {
-        if let Some(template) = encoder.template() {
-            self.files.retain(|(name, _)| *name != CHAT_TEMPLATE);
-            self.files.push((CHAT_TEMPLATE, template.as_bytes().to_vec()));
+        let templates = encoder.templates();
+        let default = templates.iter().find(|(name, _)| *name == DEFAULT_TEMPLATE).map(|(_, source)| *source);
+        // Beside a list, a template's file would hide the others.
+        if let Some(template) = default.filter(|template| self.listed_default.as_deref() != Some(template)) {
+            self.set(CHAT_TEMPLATE, template.as_bytes().to_vec());
         }
         self.end_of_turn = encoder.end_of_turn().map(|token| token.id);
         self
     }
 
+    /// The files with the generation settings of the model that training starts from: its other stop tokens, padding,
+    /// sampling. They are read beside the tokenizer, else in the model's directory.
+    ///
+    /// # Errors
+    /// If its `generation_config.json` or `config.json` cannot be read.
+    pub fn with_generation_of(mut self, tokenizer_json: &Path, model: &Path) -> Result<Self> {
+        let object = |name: &str| {
+            let own = beside(tokenizer_json, name)?.map(|content| (tokenizer_json.with_file_name(name), content));
+            let content = match own {
+                Some(own) => Some(own),
+                None => beside(&model.join(name), name)?.map(|content| (model.join(name), content)),
+            };
+            let Some((path, content)) = content else { return Ok(Map::new()) };
+            serde_json::from_slice(&content).map_err(|error| failed("read", &path)(error.into()))
+        };
+        let (mut settings, config): (Map<String, Value>, Map<String, Value>) =
+            (object(files::GENERATION_CONFIG)?, object(files::CONFIG)?);
+        let stop_tokens = settings.get("eos_token_id").or_else(|| config.get("eos_token_id"));
+        self.other_stop_tokens = stop_tokens.map(end_tokens).unwrap_or_default();
+        settings.retain(|key, value| !OWN_GENERATION_KEYS.contains(&key.as_str()) && !value.is_null());
+        if let Some(pad) = config.get(PAD).filter(|pad| pad.is_u64()) {
+            settings.entry(PAD).or_insert_with(|| pad.clone());
+        }
+        self.generation_settings = settings;
+        Ok(self)
+    }
+
+    /// The keys of `generation_config.json` other than the tokens with which generation starts and stops.
+    pub fn generation_settings(&self) -> &Map<String, Value> {
+        &self.generation_settings
+    }
+
     /// The tokens at which generation stops, of which the first ends a document.
     pub fn stop_tokens(&self) -> Vec<u32> {
-        let end_of_turn = self.end_of_turn.filter(|&id| id != self.end_of_text());
-        std::iter::once(self.end_of_text()).chain(end_of_turn).collect()
+        let mut ids = vec![self.end_of_text()];
+        for &id in self.end_of_turn.iter().chain(&self.other_stop_tokens) {
+            if !ids.contains(&id) {
+                ids.push(id);
+            }
+        }
+        ids
     }
 
     /// The id of the token that ends a document.
@@ -114,9 +226,7 @@ fn plain_config(marks: &DocumentTokens, longest_text: usize) -> Vec<u8> {
     files::pretty(&config)
 }
 
-/// Sets `add_bos_token` in a `tokenizer_config.json`: whether texts start with the BOS token.
-fn with_bos(config: &[u8], starts_with_bos: bool) -> serde_json::Result<Vec<u8>> {
-    let mut config: Map<String, Value> = serde_json::from_slice(config)?;
-    config.insert("add_bos_token".to_owned(), starts_with_bos.into());
-    Ok(files::pretty(&Value::Object(config)))
+/// Returns templates as the list that `tokenizer_config.json` has of several.
+fn list_of(templates: &[NamedTemplate]) -> Value {
+    templates.iter().map(|NamedTemplate { name, source, .. }| json!({ "name": name, "template": source })).collect()
 }

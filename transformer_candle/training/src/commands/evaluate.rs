@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use clap::Args;
 use clap::builder::RangedU64ValueParser;
 use dataset::hub::HubSettings;
-use dataset::{CancelToken, ChatSettings, DataSource, HeldOut, Mixture, StreamSettings, Tokenizer};
+use dataset::{CancelToken, ChatSettings, DataSource, FolderSplit, HeldOut, Mixture, StreamSettings, Tokenizer};
 use run_config::{DataConfig, Device, RESOLVED_CONFIG, ResolvedRun, RunConfig};
 
 use super::{ModelSource, Output};
@@ -164,8 +164,15 @@ fn local(
     cancel: &CancelToken,
 ) -> Result<HeldOut> {
     let here = env::current_dir().unwrap_or_else(|_| PathBuf::from("."));
-    let source =
-        DataSource::local(patterns, &here, text_column, data.reading_version(), cancel)?.with_format(data.format);
+    let source = DataSource::local_split(
+        patterns,
+        &here,
+        &FolderSplit::Validation,
+        text_column,
+        data.reading_version(),
+        cancel,
+    )?
+    .with_format(data.format);
     warn_of(source.notes());
     let settings = StreamSettings {
         sequence_length: data.sequence_length,

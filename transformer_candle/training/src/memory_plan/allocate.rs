@@ -8,6 +8,7 @@ use super::{
     budget::{self, Limit},
     fit,
     target::PlanTarget,
+    this_machine::ThisMachine,
 };
 use crate::{
     engine::{Engine, EngineSettings, StagedBuffers, StepOf},
@@ -33,7 +34,9 @@ fn does_not_fit(error: TrainerError, config: &RunConfig, stages: &[StepOf<'_>], 
     if !error.is_out_of_memory() {
         return error;
     }
-    let left = PlanTarget::open(device).ok().and_then(|target| budget::here(config, Limit::of_config(config), &target));
+    let left = PlanTarget::open(device)
+        .ok()
+        .and_then(|target| budget::here(config, Limit::of_config(config), &target, &ThisMachine));
     left.map_or(error, |mut budget| {
         budget.bytes = budget.bytes.min(StagedBuffers::new(stages).plan.bytes() - 1);
         TrainerError::OutOfMemory(Box::new(fit::shortage(stages, &budget)))

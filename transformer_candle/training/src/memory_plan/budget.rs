@@ -8,6 +8,7 @@ use run_config::{ByteSize, RunConfig};
 use super::{
     available_memory::{AvailableMemory, available_memory},
     target::PlanTarget,
+    this_machine::Machine,
 };
 use crate::{
     device::GpuMemory,
@@ -81,14 +82,19 @@ pub(super) fn planned(
     config: &RunConfig,
     limit: Option<Limit>,
     target: &PlanTarget,
-    rank_info: RankInfo,
+    (machine, rank_info): (&impl Machine, RankInfo),
 ) -> Option<Budget> {
-    let budget = of_one_process(config, limit, target)?;
+    let budget = of_one_process(config, limit, target, machine)?;
     let is_connected = target.kind() == DeviceKind::Cuda && rank_info.world_size > 1;
     Some(if is_connected { budget.less_nccl() } else { budget })
 }
 
-fn of_one_process(config: &RunConfig, limit: Option<Limit>, target: &PlanTarget) -> Option<Budget> {
+fn of_one_process(
+    config: &RunConfig,
+    limit: Option<Limit>,
+    target: &PlanTarget,
+    machine: &impl Machine,
+) -> Option<Budget> {
     match (limit, target) {
         (Some(limit), PlanTarget::Cpu(_)) => Some(Budget::from_limit(limit)),
         (Some(limit), PlanTarget::Named(_) | PlanTarget::Assumed(_)) => Some(Budget::from_gpu_limit(limit)),
@@ -99,15 +105,20 @@ fn of_one_process(config: &RunConfig, limit: Option<Limit>, target: &PlanTarget)
             gpu.memory(),
             &format!("{} of an {}, assumed as there is no GPU here", bytes(gpu.memory_bytes), gpu.name),
         )),
-        (_, PlanTarget::Cpu(_) | PlanTarget::Gpu(_)) => here(config, limit, target),
+        (_, PlanTarget::Cpu(_) | PlanTarget::Gpu(_)) => here(config, limit, target, machine),
     }
 }
 
 /// Returns the budget of a trainer on an open device: the least of the limit, of its total and of its free memory.
-pub(super) fn here(config: &RunConfig, limit: Option<Limit>, target: &PlanTarget) -> Option<Budget> {
+pub(super) fn here(
+    config: &RunConfig,
+    limit: Option<Limit>,
+    target: &PlanTarget,
+    machine: &impl Machine,
+) -> Option<Budget> {
     let bounds: Vec<Budget> = match target {
         PlanTarget::Cpu(_) | PlanTarget::Named(_) | PlanTarget::Assumed(_) => {
-            limit.map(Budget::from_limit).into_iter().chain(Budget::from_machine(config)).collect()
+            limit.map(Budget::from_limit).into_iter().chain(Budget::from_machine(config, machine)).collect()
         }
         PlanTarget::Gpu(gpu) => {
             let limits = limit
@@ -170,9 +181,9 @@ impl Budget {
         Self::new(bytes.bytes(), format!("{name}: {bytes}"))
     }
 
-    fn from_machine(config: &RunConfig) -> Option<Self> {
+    fn from_machine(config: &RunConfig, machine: &impl Machine) -> Option<Self> {
         let threads = config.runtime.threads.unwrap_or_else(cores) + dataset::max_workers(&config.data) + OTHER_THREADS;
-        let AvailableMemory { bytes, origin } = available_memory(threads)?;
+        let AvailableMemory { bytes, origin } = machine.available_memory(threads)?;
         Some(Self::minus_data_stream(bytes, origin, dataset::memory_bound(&config.data)))
     }
 

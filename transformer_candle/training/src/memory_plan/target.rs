@@ -102,17 +102,17 @@ impl PlanTarget {
     }
 
     /// The name for people: `RTX 5090`, or a CPU with its threads.
-    pub(super) fn name(&self) -> String {
+    pub(super) fn name(&self, machine: &impl Machine) -> String {
         match self {
             Self::Cpu(None) => "this machine's CPU".to_owned(),
-            Self::Cpu(Some(speed)) => cpu_name(speed.threads),
+            Self::Cpu(Some(speed)) => cpu_name(machine, speed.threads),
             Self::Gpu(gpu) => gpu.name.clone(),
             Self::Named(spec) | Self::Assumed(spec) => spec.name.to_owned(),
         }
     }
 
     /// Describes the device for the plan.
-    pub(super) fn described(&self) -> PlannedDevice {
+    pub(super) fn described(&self, machine: &impl Machine) -> PlannedDevice {
         let spec = self.spec().copied();
         let (memory_bytes, bf16_flops) = match self {
             Self::Cpu(_) => (None, None),
@@ -120,7 +120,7 @@ impl PlanTarget {
             Self::Named(spec) | Self::Assumed(spec) => (Some(spec.memory_bytes), Some(spec.bf16_flops())),
         };
         let assumed = matches!(self, Self::Assumed(_));
-        PlannedDevice { name: self.name(), memory_bytes, bf16_flops, gpu: spec, assumed }
+        PlannedDevice { name: self.name(machine), memory_bytes, bf16_flops, gpu: spec, assumed }
     }
 
     /// Connects a model's speeds to a network of several ranks, each on a GPU like this or all on this CPU. The link of
@@ -151,7 +151,7 @@ impl PlanTarget {
         may_time: bool,
     ) -> Result<Option<SpeedModel>> {
         let measured = match self {
-            Self::Cpu(Some(_)) | Self::Gpu(_) => machine.measured(step, &self.name()),
+            Self::Cpu(Some(_)) | Self::Gpu(_) => machine.measured(step, &self.name(machine)),
             _ => None,
         };
         let model = match (self, measured) {

@@ -8,7 +8,9 @@ use std::time::{Duration, SystemTime};
 use kernels::{DeviceKind, cuda::Gpu};
 use run_config::{BatchSize, ByteSize, Device, Format, presets};
 
-use super::{calibration::Calibration, cpu_speed::CpuSpeed, measured::MeasuredStep, *};
+use super::{
+    available_memory::AvailableMemory, calibration::Calibration, cpu_speed::CpuSpeed, measured::MeasuredStep, *,
+};
 use crate::{device::GpuMemory, engine::RunBuffers};
 
 fn run_of(name: &str, overrides: &[&str]) -> ResolvedRun {
@@ -27,6 +29,8 @@ fn run_of(name: &str, overrides: &[&str]) -> ResolvedRun {
     }
 }
 
+/// The fake machine's processor and its speed.
+const PROCESSOR: &str = "Example 9000";
 const CPU: CpuSpeed = CpuSpeed { threads: 2, flops: 420e9 };
 /// Seconds of a step of any config on it.
 const CPU_STEP_SECONDS: f64 = 0.25;
@@ -41,6 +45,14 @@ struct FakeMachine {
 }
 
 impl Machine for FakeMachine {
+    fn processor(&self) -> Option<String> {
+        Some(PROCESSOR.to_owned())
+    }
+
+    fn available_memory(&self, _: usize) -> Option<AvailableMemory> {
+        Some(AvailableMemory { bytes: 64_000_000_000, origin: "free on this machine" })
+    }
+
     fn gpus(&self) -> Vec<Gpu> {
         self.gpus.clone()
     }
@@ -75,6 +87,14 @@ impl Machine for FakeMachine {
 struct Unmeasured;
 
 impl Machine for Unmeasured {
+    fn processor(&self) -> Option<String> {
+        ThisMachine.processor()
+    }
+
+    fn available_memory(&self, threads: usize) -> Option<AvailableMemory> {
+        ThisMachine.available_memory(threads)
+    }
+
     fn gpus(&self) -> Vec<Gpu> {
         Vec::new()
     }

@@ -6,6 +6,7 @@ use kernels::{Device, cuda::Gpu};
 use run_config::RunConfig;
 
 use super::{
+    available_memory::{AvailableMemory, available_memory},
     calibration::{Calibration, calibrate},
     cpu_speed::CpuSpeed,
     measured::{self, MeasuredStep},
@@ -20,6 +21,10 @@ use crate::{
 
 /// What a plan needs to know of a machine; tests implement it for machines that do not exist.
 pub(super) trait Machine {
+    /// The processor's name; none where the system does not tell.
+    fn processor(&self) -> Option<String>;
+    /// The memory that a process with so many threads may still allocate; none where the system does not tell.
+    fn available_memory(&self, threads: usize) -> Option<AvailableMemory>;
     /// The GPUs that the driver lists; none without a driver or a build for it, as training will say.
     fn gpus(&self) -> Vec<Gpu>;
     /// A GPU's memory and speed.
@@ -40,6 +45,14 @@ pub(super) trait Machine {
 pub(super) struct ThisMachine;
 
 impl Machine for ThisMachine {
+    fn processor(&self) -> Option<String> {
+        environment::processor()
+    }
+
+    fn available_memory(&self, threads: usize) -> Option<AvailableMemory> {
+        available_memory(threads)
+    }
+
     fn gpus(&self) -> Vec<Gpu> {
         device::gpus().unwrap_or_default()
     }
@@ -73,12 +86,12 @@ impl Machine for ThisMachine {
 pub(super) fn device_name(config: &RunConfig, device: &Device) -> Result<String> {
     Ok(match device.as_cuda() {
         Some(gpu) => gpu.name().to_owned(),
-        None => cpu_name(pool::from_config(config)?.current_num_threads()),
+        None => cpu_name(&ThisMachine, pool::from_config(config)?.current_num_threads()),
     })
 }
 
-/// The name that measurements on this machine's CPU are kept under.
-pub(crate) fn cpu_name(threads: usize) -> String {
-    let processor = environment::processor().unwrap_or_else(|| "CPU".to_owned());
+/// The name that measurements on a machine's CPU are kept under.
+pub(super) fn cpu_name(machine: &impl Machine, threads: usize) -> String {
+    let processor = machine.processor().unwrap_or_else(|| "CPU".to_owned());
     format!("{processor}, {threads} thread{}", if threads == 1 { "" } else { "s" })
 }

@@ -57,7 +57,10 @@ impl OpenedData {
 /// Reads the files that checkpoints keep, and notes what a user must know of the chat template.
 fn tokenizer_files(run: &ResolvedRun, tokenizer: &Tokenizer, notes: &mut Vec<String>) -> Result<TokenizerFiles> {
     let longest = run.config.model.max_position_embeddings;
-    let files = TokenizerFiles::read(tokenizer.path(), tokenizer.document_tokens(), longest)?;
+    let mut files = TokenizerFiles::of(tokenizer, longest)?;
+    if let Some(model) = &run.config.model.init_from {
+        files = files.with_generation_of(tokenizer.path(), model)?;
+    }
     let data = &run.config.data;
     match ChatSettings::from_config(data) {
         None => Ok(files),
