@@ -104,8 +104,8 @@ def test_a_tokenizer_that_does_not_fit_is_refused_before_anything_is_written(wor
     content = json.loads(tokenizer.read_text())
     last = {**content["added_tokens"][0], "id": 384, "content": "<|another|>"}
     tokenizer.write_text(json.dumps({**content, "added_tokens": [*content["added_tokens"], last]}))
-    another = (f"{tokenizer} has the id 384", "a vocabulary of 384", "another model's")
-    workspace.orchestrate(*start(workspace, text, model)).refused(2, *another)
+    added = (f"{tokenizer} has added tokens up to the id 384 (<|another|>)", "resize_token_embeddings(385)")
+    workspace.orchestrate(*start(workspace, text, model)).refused(2, *added)
     workspace.trainer("train", "--config", config).refused(2, "less than the tokenizer's 385")
     tokenizer.write_text("{model")
     workspace.orchestrate(*start(workspace, text, model)).refused(2, "is not a tokenizer.json")

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 __all__ = [
+    "BUILT_IN_CHAT_TEMPLATES",
     "ChatModel",
     "CheckpointError",
     "Completion",
@@ -64,6 +65,7 @@ __all__ = [
 
 _Path = str | PathLike[str]
 
+BUILT_IN_CHAT_TEMPLATES: list[str]
 __version__: str
 
 class TrainerError(Exception):
@@ -367,10 +369,14 @@ class ChatModel:
         Args:
             checkpoint: A checkpoint, or any model in Hugging Face's format.
             base_model: Where the model of LoRA adapters is, if not where they say.
-            chat_template: A template's file, or `chatml`, instead of the model's.
+            chat_template: A template's file, or the name of a built-in one, instead of the model's.
             date: The day that templates take for today where the model's run has pinned none, `2026-01-31`.
             device: `auto`, `cpu`, `cuda` or `cuda:N`.
         """
+
+    @property
+    def ends_turns(self) -> bool:
+        """Whether the template ends the assistant's turns with a token, at which answers end."""
 
     @property
     def context(self) -> int:
@@ -665,6 +671,7 @@ def generate(
     top_p: float = 1.0,
     seed: int = 0,
     device: str = "auto",
+    special: bool = False,
 ) -> Completion:
     """Continue a text with a model.
 
@@ -677,6 +684,7 @@ def generate(
         top_p: Choose among the likeliest tokens that make up this probability.
         seed: The same seed writes the same text.
         device: `auto` (a GPU that takes the model and has room for it, else the CPU), `cpu`, `cuda` or `cuda:N`.
+        special: Take special tokens that the prompt spells as tokens.
     """
 
 def validate_data(run: _Path, replay: Sequence[int] = ...) -> DataReport:
@@ -733,8 +741,9 @@ def model_tokens(directory: _Path, base_model: _Path | None = None, date: str | 
 
     Keys: `tokenizer_json` (its content, with the tokens that the files beside it add), `roles` (tokens by role, such as
     `bos_token`), `adds_bos` (`add_bos_token`, or None), `templates` (chat templates by name), `stop_tokens` (the ids
-    that end a text, the first of which ends a document), `end_of_turn` (the id that ends the assistant's turn, or None)
-    and `left_out` (tokens for which the model has no embedding).
+    that end a text, the first of which ends a document), `end_of_turn` (the id that ends the assistant's turn, or
+    None), `conversations_start_with_bos` (whether the chat template starts with the BOS token; None without one that can be
+    used) and `left_out` (tokens for which the model has no embedding).
 
     Args:
         directory: A checkpoint, or a model in Hugging Face's format.

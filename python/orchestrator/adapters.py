@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import ClassVar
 
 from orchestrator import _native, converted_adapters, pretrained, training_record
+from orchestrator.command_error import CommandError
+from orchestrator.paths import shown
 from orchestrator.training_record import Row
 
 ADAPTER_CONFIG = "adapter_config.json"
@@ -82,6 +84,11 @@ def base_folder(folder: Path, base_model: str | None) -> Path | None:
     named = base_model
     if named is None:
         named = named_base(folder) if has_adapters(folder) else ""
+        if not named and has_adapters(folder):
+            raise CommandError(
+                f"the adapters in {shown(folder)} do not name their model (base_model_name_or_path in "
+                f"{ADAPTER_CONFIG}): --base-model says where it is"
+            )
         if Path(named).is_dir() or pretrained.REPOSITORY.fullmatch(named) is None:
             return None
     place = pretrained.locate(named, "--base-model")

@@ -135,6 +135,7 @@ def choose(settings: Settings) -> BaseConfig:
     if settings.init_from is not None:
         # No key of the preset's model is kept: null keys take the pretrained model's values.
         sizes = [f"model.{key}=null" for key in _native.json_schema()["properties"]["model"]["properties"]]
+        flags = {default.partition("=")[0]: "a default of this command" for default in CONTINUED} | flags
         overrides = [*sizes, *CONTINUED, *settings.defaults, *overrides]
     values = _native.parse_config(preset_text(name), "yaml", overrides, flags=flags)
     return BaseConfig(values, f"preset {name}", is_preset=True)

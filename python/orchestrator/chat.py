@@ -94,6 +94,11 @@ def run(request: Request) -> None:
         base_model=base, chat_template=request.chat_template,
         date=datetime.datetime.now().astimezone().date().isoformat(), device=request.device,
     )  # fmt: skip
+    if not model.ends_turns:
+        terminal.complain(
+            "note: the model's chat template has no token that ends a turn, so that an answer may end only at the "
+            f"{request.max_tokens} tokens of --max-tokens"
+        )
     conversation = Conversation(model, request, settings)
     if request.once is None and sys.stdin.isatty() and sys.stdout.isatty():
         _converse(conversation, folder)

@@ -57,7 +57,7 @@ BaseModel = Annotated[
 ]
 ChatTemplate = Annotated[
     Path | None,
-    typer.Option(metavar="FILE|chatml", help="The chat template. Default: the model's."),
+    typer.Option(metavar="FILE|chatml|qwen3", help="The chat template. Default: the model's."),
 ]
 ShardSize = Annotated[
     str | None, typer.Option(metavar="SIZE", help="The size of a file of weights at most, in hf format. Default: 5GB.")

@@ -62,7 +62,7 @@ def _is_left_out(option: Parameter) -> bool:
 
 def settings(model: str | None, epochs: int | None, **flags: Any) -> Settings:
     """Return the settings of the pipeline for what was typed, and print the defaults that they start from."""
-    from orchestrator import pretrained
+    from orchestrator import pretrained, start_model
     from orchestrator.adapters import locate, named_base
 
     chosen = from_flags(flags)
@@ -81,11 +81,12 @@ def settings(model: str | None, epochs: int | None, **flags: Any) -> Settings:
         raise CommandError("say what to train on: --dataset OWNER/NAME of the Hub, or --input FILE")
     if epochs is not None and "steps" in chosen.keys:
         raise CommandError("--epochs and --steps both say how long to train: give one of them")
-    folder = pretrained.locate(model, "--model")
+    chosen.model_flag = "--model"
+    folder = start_model.locate(model, chosen.model_flag)
     if adapters is not None:
         _refuse_another_repository(adapters, folder)
         chosen.keys["lora_init_from"] = str(adapters)
-    chosen.keys["init_from"] = model
+    chosen.keys["init_from"] = model if pretrained.is_repository(model) else str(folder)
     chosen.preset = BASE_PRESET
     defaults = _defaults(chosen, folder, epochs)
     chosen.defaults = [f"{key}={value}" for key, value in defaults.items()]
@@ -97,10 +98,7 @@ def settings(model: str | None, epochs: int | None, **flags: Any) -> Settings:
 def _defaults(chosen: Settings, folder: Path, epochs: int | None) -> dict[str, str]:
     """Return the config keys that differ from the preset's, and their values."""
     model = _described(folder)
-    keys = {
-        "data.format": "chat",
-        "data.packing": "documents",
-        "data.chat_template_date": datetime.datetime.now().astimezone().date().isoformat(),
+    keys = _data_defaults(chosen) | {
         "data.sequence_length": str(_sequence_length(model)),
         "data.batch_size": "null",
         "data.gradient_accumulation_steps": "null",
@@ -122,6 +120,17 @@ def _defaults(chosen: Settings, folder: Path, epochs: int | None) -> dict[str, s
         "scheduler.strategy": "constant",
         "scheduler.total_steps": "null",
         "scheduler.total_epochs": str(epochs or 1),
+    }
+
+
+def _data_defaults(chosen: Settings) -> dict[str, str]:
+    """Return the config keys that make rows conversations; none if `--override` says that they are texts."""
+    if _typed(chosen).get("data.format", "chat").strip() != "chat":
+        return {}
+    return {
+        "data.format": "chat",
+        "data.packing": "documents",
+        "data.chat_template_date": datetime.datetime.now().astimezone().date().isoformat(),
     }
 
 
@@ -189,7 +198,7 @@ def _precision(model: dict[str, Any]) -> str:
 
     A CPU without bf16 instructions multiplies bf16 as fast as f32, and bf16 takes half of the memory.
     """
-    return "bf16" if model.get("dtype", model.get("torch_dtype")) in HALF_PRECISION else "fp32"
+    return "bf16" if (model.get("dtype") or model.get("torch_dtype")) in HALF_PRECISION else "fp32"
 
 
 def _show(defaults: dict[str, str], chosen: Settings) -> None:
@@ -208,6 +217,6 @@ def _show(defaults: dict[str, str], chosen: Settings) -> None:
         "fine-tune",
         f"{trained}, learning rate {values['optimizer.learning_rate']} ({values['scheduler.strategy']} after "
         f"{warmup}), {length}, sequences of "
-        f"{values['data.sequence_length']} tokens, packing {values['data.packing']}, precision "
+        f"{values['data.sequence_length']} tokens, packing {values.get('data.packing', 'concat')}, precision "
         f"{values['runtime.precision']}",
     )

@@ -210,7 +210,13 @@ def _what_is_lost(tokens: ModelTokens, stops: list[int]) -> list[str]:
 
 
 def _adds_bos(tokens: ModelTokens) -> bool:
-    """Whether texts begin with the BOS token: as tokenizer_config.json says, else the post-processor."""
+    """Whether texts begin with the BOS token: as conversations do, if the model has a chat template.
+
+    Otherwise as tokenizer_config.json says, else the post-processor. llama.cpp has one switch for conversations and
+    other texts, and puts no second BOS in front of a template's own.
+    """
+    if tokens.conversations_start_with_bos is not None:
+        return tokens.conversations_start_with_bos
     if tokens.adds_bos is not None:
         return tokens.adds_bos
     processor = tokens.tokenizer_json.get("post_processor") or {}

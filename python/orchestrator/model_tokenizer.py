@@ -32,6 +32,8 @@ class ModelTokens:
     """Ids at which generation stops, of which the first ends a document."""
     end_of_turn: int | None
     """The id that ends the assistant's turn."""
+    conversations_start_with_bos: bool | None
+    """Whether the chat template starts with the BOS token; None without one that can be used."""
     left_out: list[str]
     """Tokens for which the model has no embedding."""
 
@@ -80,11 +82,26 @@ def read(model: Path, tokenizer_folder: Path, base_model: Path | None, vocab_siz
 def check_fits(path: Path, last_id: int, vocab_size: int) -> None:
     """Refuse a tokenizer.json with ids beyond the model's vocabulary, or beside a file that is no JSON."""
     if last_id >= vocab_size:
-        raise CommandError(
-            f"{shown(path)} has the id {last_id}, but the model has a vocabulary of {vocab_size}: it is another model's"
-        )
+        raise CommandError(_too_many_tokens(path, last_id, vocab_size))
     for name in FILES_BESIDE:
         read_object(path.with_name(name))
+
+
+def _too_many_tokens(path: Path, last_id: int, vocab_size: int) -> str:
+    """Say what is wrong with a tokenizer that has ids beyond the model's vocabulary."""
+    tokenizer = read_object(path)
+    added = {token["content"]: token["id"] for token in tokenizer.get("added_tokens") or []}
+    beyond = {token: index for token, index in ids(tokenizer).items() if index >= vocab_size}
+    if not beyond.items() <= added.items():
+        return (
+            f"{shown(path)} has the id {last_id}, but the model has a vocabulary of {vocab_size}: it is another model's"
+        )
+    names = ", ".join(list(beyond)[:3]) + (", ..." if len(beyond) > 3 else "")
+    return (
+        f"{shown(path)} has added tokens up to the id {last_id} ({names}), but the model has a vocabulary of "
+        f"{vocab_size}: `model.resize_token_embeddings({last_id + 1})` of transformers makes room for them; or remove "
+        "them from the tokenizer"
+    )
 
 
 def ids(tokenizer: dict[str, Any]) -> dict[str, int]:

@@ -20,6 +20,7 @@ from orchestrator import (
     resume,
     run_files,
     signals,
+    start_model,
     summary,
     tokenizer,
     training_length,
@@ -41,8 +42,6 @@ from orchestrator.settings import (
 )
 
 DEFAULT_VOCAB_SIZE = 4096
-CHATML = "chatml"
-"""The chat template that the trainer has by name; any other is a file."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +64,7 @@ def run(settings: Settings) -> int:
         if settings.resume is None and settings.config is None:
             named = named or adapters.named_base(start)
     if named is not None:
-        settings.keys["init_from"] = str(pretrained.locate(named))
+        settings.keys["init_from"] = str(start_model.locate(named, settings.model_flag))
         if repository := training_record.repository_of(Path(settings.keys["init_from"])):
             step("model", f"{repository[0]} at {repository[1][:12]}")
     location = _location(settings, roots)
@@ -74,7 +73,7 @@ def run(settings: Settings) -> int:
     base = base_config.choose(settings)
     if base.pretrained is not None:
         if named is not None:
-            pretrained.download(named, base.pretrained)
+            pretrained.download(named, base.pretrained, settings.model_flag)
         pretrained.check(base.pretrained, settings.tokenizer_json or base.tokenizer_json)
     _native.check_threads(base.values["runtime"]["threads"], base.values["data"]["num_workers"])
     if settings.profile is not None:
@@ -309,7 +308,7 @@ def _write_files(
     """Write what describes the run into its folder and return the config's path."""
     values = base_config.complete(base, settings, ready, source.shards, source.mixture)
     run_files.copy_tokenizer(location.folder, ready)
-    if (template := values["data"]["chat_template"]) not in (None, CHATML):
+    if (template := values["data"]["chat_template"]) not in (None, *_native.BUILT_IN_CHAT_TEMPLATES):
         run_files.keep_chat_template(location.folder, template)
         values["data"]["chat_template"] = None
     written = run_files.write_streaming_config(location.folder, _streaming_config(settings, location, base, source))

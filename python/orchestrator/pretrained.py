@@ -11,6 +11,8 @@ from orchestrator import _native, model_tokenizer
 from orchestrator.command_error import CommandError, ExitCode
 from orchestrator.hub_errors import unknown_token, unreachable
 from orchestrator.paths import shown
+from orchestrator.screen import note
+from orchestrator.training_record import read_object
 
 REPOSITORY = re.compile(r"(?P<name>[\w.-]+/[\w.-]+)(?:@(?P<revision>[\w./-]+))?")
 FILES = [
@@ -34,16 +36,33 @@ def locate(named: str, flag: str = "--init-from", files: tuple[str, ...] = ("con
     folder = Path(named).expanduser()
     if folder.is_dir():
         return folder.absolute()
+    if folder.is_file():
+        raise CommandError(f"{flag} {named} is a file: {_of_file(folder)}")
     repository = REPOSITORY.fullmatch(named)
     if repository is None or named.startswith("."):
         raise CommandError(f"{flag} {named}: there is no such folder, and it is no OWNER/NAME of the Hugging Face Hub")
     return _download(f"{flag} {named}", repository["name"], repository["revision"], list(files))
 
 
+def _of_file(path: Path) -> str:
+    """Return how the model that a file holds can be named."""
+    if path.suffix == ".gguf":
+        return (
+            "training does not read GGUF; `AutoModelForCausalLM.from_pretrained(FOLDER, gguf_file=NAME)` of "
+            "transformers, and AutoTokenizer alike, read it, and their `save_pretrained(DIR)` writes the folder to name"
+        )
+    return f"name the folder of the model, {shown(path.absolute().parent)}"
+
+
+def is_repository(named: str) -> bool:
+    """Whether what was typed names a repository of the Hub, and no folder."""
+    return not Path(named).expanduser().exists() and REPOSITORY.fullmatch(named) is not None
+
+
 def download(named: str, folder: Path, flag: str = "--init-from") -> None:
     """Download the files that a model is loaded from, at the commit that `locate` found."""
     repository = REPOSITORY.fullmatch(named)
-    if not Path(named).expanduser().is_dir() and repository is not None:
+    if repository is not None and is_repository(named):
         _download(f"{flag} {named}", repository["name"], folder.name, FILES)
 
 
@@ -55,6 +74,9 @@ def check(folder: Path, tokenizer_json: Path | None) -> None:
         tokenizer_json: The tokenizer to train with.
     """
     config = json.loads(_native.checked_model_config(folder, read_weights=False))
+    context, described = config["max_position_embeddings"], read_object(folder / "config.json")
+    if context < described.get("max_position_embeddings", context):
+        note(f"The model attends to a sliding window: sequences have at most its {context:,} tokens.")
     if tokenizer_json == folder / "tokenizer.json" and not tokenizer_json.exists():
         raise CommandError(
             f"{shown(folder)} has no tokenizer.json; "

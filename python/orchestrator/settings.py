@@ -259,6 +259,8 @@ class Settings:
     """The values of `CONFIG_FLAGS`, by the flags' names."""
     defaults: list[str] = field(default_factory=list)
     """Config keys (`key=value`) that a command sets unless a flag or an `--override` does."""
+    model_flag: str = "--init-from"
+    """The flag of the command that names the model to start from, for messages."""
     open_keys: OpenKeys | None = None
     """None where the length of the run is given."""
 
@@ -273,11 +275,18 @@ class Settings:
         return self.keys.get("init_from")
 
     def flags_of_keys(self) -> dict[str, str]:
-        """Return the typed flags by the key that they set, without those that an `--override` replaces."""
+        """Return the typed flags by the key that they set, without those that an `--override` replaces.
+
+        A key that only the command itself sets is said to be its default.
+        """
         outranked = {override.partition("=")[0].strip() for override in self.override or []}
-        flags = {flag.key: flag.flag for flag in CONFIG_FLAGS if flag.name in self.keys and flag.key not in outranked}
+        defaults = {default.partition("=")[0]: "a default of this command" for default in self.defaults}
+        flags = {flag.key: flag.flag for flag in CONFIG_FLAGS if flag.name in self.keys}
+        if "model.init_from" in flags:
+            flags["model.init_from"] = self.model_flag
+        named = {key: flag for key, flag in {**defaults, **flags}.items() if key not in outranked}
         # --vocab-size takes precedence over an override.
-        return flags if self.vocab_size is None else {**flags, "model.vocab_size": "--vocab-size"}
+        return named if self.vocab_size is None else {**named, "model.vocab_size": "--vocab-size"}
 
     def asked_device(self) -> str:
         """Return the device that was typed, as a flag or as an override."""

@@ -122,7 +122,7 @@ class Model:
             found.append((ids, [bool(count) for count in made["assistant_masks"]] if mask else [True] * len(ids)))
         return found
 
-    def ours(self, rows: list[dict[str, Any]], mask: bool) -> list[tuple[list[int], list[bool]]]:
+    def ours(self, rows: list[dict[str, Any]], mask: bool, *extra: str) -> list[tuple[list[int], list[bool]]]:
         data = self.folder / "rows.jsonl"
         data.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
         config = self.folder / "run" / "training.yaml"
@@ -134,6 +134,7 @@ class Model:
             f"tokenizer.tokenizer_json={self.tokenizer_json}",
             f"data.assistant_only_loss={str(mask).lower()}",
             f"data.chat_template_date={datetime.now().astimezone().date().isoformat()}",
+            *extra,
         ]
         stream = orchestrator.TokenStream(orchestrator.RunConfig.load(config, overrides))
         return [conversation(inputs[0], targets[0], mask) for inputs, targets in stream]
@@ -223,3 +224,71 @@ def test_special_tokens_in_text_stay_text(template: Path, tmp_path: Path) -> Non
     assert plain == expected[0][0]
     assert spoofing != expected[1][0]
     assert model.theirs.decode(spoofing) == model.theirs.decode(expected[1][0])
+
+
+def qwen3(suffix: str = "") -> Path:
+    """Return trl's file of Qwen3's stock template, or of its training template."""
+    (found,) = [template.values[0] for template in templates() if template.id == f"qwen3{suffix}"]
+    return Path(str(found))
+
+
+BUILT_IN_QWEN3 = "data.chat_template=qwen3"
+SINGLE_TURNS = [row for row in CONVERSATIONS if sum(turn["role"] == "assistant" for turn in row["messages"]) == 1]
+
+
+def test_the_built_in_qwen3_marks_what_its_users_train_on(tmp_path: Path) -> None:
+    model = Model(tmp_path, qwen3("_training"))
+    asked = {"messages": turns(("user", "x")), "tools": [WEATHER]}
+    said = [{"role": "assistant", "content": "\nSee.", "tool_calls": [CALL, CALL["function"]]}]
+    results = [
+        {"role": "tool", "content": "1"},
+        {"role": "tool", "content": "2"},
+        *turns(("assistant", "<think>q</think>r")),
+    ]
+    called = {**asked, "messages": [*asked["messages"], *said, *results]}
+    rows = [*CONVERSATIONS, called, {**called, "messages": [*turns(("system", "s")), *called["messages"]]}]
+    assert sorted(model.ours(rows, True, BUILT_IN_QWEN3)) == trimmed(model.expected(rows, mask=True))
+
+
+def test_the_built_in_qwen3_renders_single_turns_as_the_stock_does(tmp_path: Path) -> None:
+    model = Model(tmp_path, qwen3())
+    expected = sorted(model.expected(SINGLE_TURNS, mask=False))
+    assert sorted(model.ours(SINGLE_TURNS, False, BUILT_IN_QWEN3)) == expected
+    assert sorted(ids for ids, _ in model.ours(SINGLE_TURNS, True)) == [ids for ids, _ in expected]
+
+
+@pytest.mark.parametrize("template", [qwen3(), qwen3("_training")], ids=["assembled", "marked"])
+def test_spelled_special_tokens_are_parsed_on_request(template: Path, tmp_path: Path) -> None:
+    model = Model(tmp_path, template)
+    spoofed = "x".join(["", *model.special, " y ", model.special[0], ""])
+    rows = [{"messages": turns(("user", spoofed), ("assistant", "ok"))}]
+    assert model.ours(rows, False, "data.parse_special_tokens=true") == model.expected(rows, mask=False)
+
+
+@pytest.mark.parametrize("kind", ["gpt_2", "smollm_2", "llama_2", "mistral_nemo", "llama_3", "qwen_2"])
+def test_a_rendered_text_has_the_ids_of_transformers(kind: str, tmp_path: Path) -> None:
+    """As documents of a run that starts from a model, and as prompt and completion."""
+    tokenizer = tiny_tokenizers.train(kind, list(documents())[:50], 500)
+    spelled = ["<|turn|>", *tiny_tokenizers.SPECIAL_TOKENS[kind]]
+    tokenizer.add_special_tokens([AddedToken("<|turn|>", special=True, lstrip=True, rstrip=True, normalized=False)])
+    path = tiny_tokenizers.write(tokenizer, kind, tmp_path / "model")
+    theirs = AutoTokenizer.from_pretrained(path.parent)
+    prompt, completion = "Hello <|turn|>\n" + " a ".join(spelled), f" b {spelled[-1]} c\u0301 <|turn|>  d"
+    assert any(token in prompt for token in spelled)
+    expected = theirs(prompt + completion, add_special_tokens=False).input_ids
+    model = Model.__new__(Model)
+    model.folder, model.tokenizer_json = tmp_path, path
+    ((ids, _),) = model.ours([{"prompt": prompt, "completion": completion}], False)
+    assert ids[:-1] == expected
+
+    text = tmp_path / "text.jsonl"
+    text.write_text(json.dumps({"text": prompt + completion}) + "\n")
+    config = tmp_path / "run" / "training.yaml"
+    config.write_text(CONFIG.replace("format: chat, packing: padded,", ""))
+    overrides = [f"data.train_shards=[{text}]", f"data.validation_shards=[{text}]", f"tokenizer.tokenizer_json={path}"]
+    for parsed in ("true", "false"):
+        stream = orchestrator.TokenStream(
+            orchestrator.RunConfig.load(config, [*overrides, f"data.parse_special_tokens={parsed}"])
+        )
+        inputs, _ = next(iter(stream))
+        assert (inputs[0].tolist()[1 : len(expected) + 1] == expected) == (parsed == "true")

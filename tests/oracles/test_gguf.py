@@ -106,7 +106,6 @@ def test_what_cannot_be_exported_is_refused(workspace: Workspace) -> None:
         ("config.json", {"model_type": "gemma"}, 2, ("`model_type` is `gemma`",)),
         ("config.json", {"rope_parameters": yarn}, 2, ("`rope_parameters` is of type `yarn`",)),
         ("config.json", {"rope_parameters": llama3}, 2, ("scales its rotary angles", "qwen2")),
-        ("config.json", {"use_sliding_window": True, "sliding_window": 32}, 2, ("`sliding_window` is 32",)),
         ("config.json", {"intermediate_size": 128}, 2, ("has shape [96, 64], the model's has [128, 64]",)),
         ("config.json", {"num_hidden_layers": 4}, 2, ("model.layers.3", "is missing")),
         ("config.json", {"num_hidden_layers": 2}, 2, ("model.layers.2", "is in the file, but not in the model")),

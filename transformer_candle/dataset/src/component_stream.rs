@@ -35,6 +35,8 @@ pub(crate) struct ComponentStream {
     split: Option<Arc<HeldOutSplit>>,
     /// Conversations, in all windows that came into use, whose end was cut off.
     truncated: u64,
+    /// Documents and conversations, in the same windows, that spell special tokens.
+    spelling_special_tokens: u64,
     /// Windows that came into use since [`Self::clear_opened`].
     opened: Vec<WindowRecord>,
     waited: Duration,
@@ -66,6 +68,7 @@ impl ComponentStream {
             found: Vec::new(),
             split: position.split.clone().map(Arc::new),
             truncated: 0,
+            spelling_special_tokens: 0,
             opened: Vec::new(),
             waited: Duration::ZERO,
             thread: Some(thread),
@@ -95,6 +98,7 @@ impl ComponentStream {
             return Ok(());
         };
         self.truncated += window.record.truncated;
+        self.spelling_special_tokens += window.spelling_special_tokens;
         // Only the window that the stream was resumed in starts after its first sequence.
         let delivered = if window.record.start == self.next_position.0 { self.next_position.1 as usize } else { 0 };
         if delivered >= window.sequences() {
@@ -138,10 +142,12 @@ impl ComponentStream {
         Ok((window.next.clone(), Some(left_out)))
     }
 
-    /// Adds what the component's previous stream has counted: skipped rows, truncated conversations, waiting time.
+    /// Adds what the component's previous stream has counted: skipped rows, truncated conversations, those that spell
+    /// special tokens, waiting time.
     pub(crate) fn carry_over(&mut self, before: &Self) {
         self.notices.carry_over(&before.notices);
         self.truncated += before.truncated;
+        self.spelling_special_tokens += before.spelling_special_tokens;
         self.waited += before.waited;
     }
 
@@ -225,6 +231,11 @@ impl ComponentStream {
     /// Conversations, in all windows that came into use, whose end was cut off.
     pub(crate) fn truncated(&self) -> u64 {
         self.truncated
+    }
+
+    /// Documents and conversations, in all windows that came into use, that spell special tokens.
+    pub(crate) fn spelling_special_tokens(&self) -> u64 {
+        self.spelling_special_tokens
     }
 
     /// Total time that calls have waited for windows.

@@ -127,7 +127,7 @@ mod tests {
 
     fn conversation(ids: &[u32], counted: &[u32]) -> EncodedConversation {
         let counted = ids.iter().map(|id| counted.contains(id)).collect();
-        EncodedConversation { ids: ids.to_vec(), counted, truncated: false }
+        EncodedConversation { ids: ids.to_vec(), counted, ..EncodedConversation::default() }
     }
 
     fn batch_of(packed: &PackedConversations) -> Batch {
@@ -172,7 +172,7 @@ mod tests {
                 .map(|(index, &length)| EncodedConversation {
                     ids: vec![index as u32; length],
                     counted: vec![true; length],
-                    truncated: false,
+                    ..EncodedConversation::default()
                 })
                 .collect();
             let mut packed = PackedConversations::new(17, Packing::Documents, 99);

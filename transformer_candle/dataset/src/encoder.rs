@@ -11,7 +11,7 @@ use tokenizers::Tokenizer;
 
 /// The implementation that encodes.
 pub(crate) enum Encoder {
-    Fast(Box<fastokens::Tokenizer>),
+    Fast(Box<fastokens::Tokenizer>, AddedTokenPolicy),
     Library,
 }
 
@@ -29,31 +29,33 @@ const AGREEMENT_SAMPLES: [&str; 8] = [
 ];
 
 impl Encoder {
-    /// Chooses the encoder of a tokenizer, given the `tokenizer.json` that it was read from.
-    pub(crate) fn choose(reference: &Tokenizer, json: Value) -> Self {
+    /// Chooses the encoder of a tokenizer, given the `tokenizer.json` that it was read from, and whether special tokens
+    /// that text spells are taken as tokens, as `reference` has it.
+    pub(crate) fn choose(reference: &Tokenizer, json: Value, parses_special_tokens: bool) -> Self {
+        let policy = if parses_special_tokens { AddedTokenPolicy::All } else { AddedTokenPolicy::SkipSpecial };
         let fast = Some(json).filter(is_supported).and_then(|json| {
             let fast = fastokens::Tokenizer::from_json(json).ok()?;
             let agree = |text: &&str| {
                 reference
                     .encode_fast(*text, false)
-                    .is_ok_and(|encoding| encode(&fast, text).is_ok_and(|ids| ids == encoding.get_ids()))
+                    .is_ok_and(|encoding| encode(&fast, text, policy).is_ok_and(|ids| ids == encoding.get_ids()))
             };
             AGREEMENT_SAMPLES.iter().all(agree).then_some(fast)
         });
-        fast.map_or(Self::Library, |fast| Self::Fast(Box::new(fast)))
+        fast.map_or(Self::Library, |fast| Self::Fast(Box::new(fast), policy))
     }
 
-    /// Whether the tokens of a text are known to have exactly its bytes: the fast encoder supports no tokenizer that
-    /// changes text.
+    /// Whether the tokens of a text without special tokens are known to have exactly its bytes: the fast encoder
+    /// supports no tokenizer that changes text.
     pub(crate) fn keeps_bytes(&self) -> bool {
-        matches!(self, Self::Fast(_))
+        matches!(self, Self::Fast(..))
     }
 
-    /// Encodes a text as token ids; text that spells a special token is encoded as ordinary text.
+    /// Encodes a text as token ids.
     pub(crate) fn encode(&self, reference: &Tokenizer, text: &str) -> Result<Vec<u32>, tokenizers::Error> {
         match self {
-            Self::Fast(fast) => {
-                let mut ids = encode(fast, text)?;
+            Self::Fast(fast, policy) => {
+                let mut ids = encode(fast, text, *policy)?;
                 // It reserves for the worst case; a window of documents would hold twice the memory.
                 ids.shrink_to_fit();
                 Ok(ids)
@@ -63,8 +65,8 @@ impl Encoder {
     }
 }
 
-fn encode(fast: &fastokens::Tokenizer, text: &str) -> Result<Vec<u32>, fastokens::Error> {
-    fast.encode_with_policy(text, false, AddedTokenPolicy::SkipSpecial)
+fn encode(fast: &fastokens::Tokenizer, text: &str, policy: AddedTokenPolicy) -> Result<Vec<u32>, fastokens::Error> {
+    fast.encode_with_policy(text, false, policy)
 }
 
 /// Whether a `tokenizer.json` is byte-level BPE with GPT-2's pattern that changes text in no other way.
@@ -107,12 +109,12 @@ mod tests {
     fn choose(change: impl Fn(&mut Value)) -> Encoder {
         let (reference, mut json) = fixture_tokenizer();
         change(&mut json);
-        Encoder::choose(&reference, json)
+        Encoder::choose(&reference, json, false)
     }
 
     #[test]
     fn only_plain_byte_level_bpe_uses_the_fast_encoder() {
-        assert!(matches!(choose(|_| ()), Encoder::Fast(_)));
+        assert!(matches!(choose(|_| ()), Encoder::Fast(..)));
         let others: [fn(&mut Value); 5] = [
             |json| json["normalizer"] = serde_json::json!({"type": "NFC"}),
             |json| json["pre_tokenizer"]["add_prefix_space"] = true.into(),
@@ -170,8 +172,8 @@ mod tests {
     #[test]
     fn ids_of_long_words_equal_the_library_s() {
         let (reference, json) = trained_tokenizer();
-        let encoder = Encoder::choose(&reference, json);
-        assert!(matches!(encoder, Encoder::Fast(_)));
+        let encoder = Encoder::choose(&reference, json, false);
+        assert!(matches!(encoder, Encoder::Fast(..)));
         for text in long_words(30_000) {
             let expected = reference.encode_fast(text.as_str(), false).unwrap().get_ids().to_vec();
             assert!(expected.len() > 20, "{}", expected.len());
@@ -183,10 +185,14 @@ mod tests {
         #![proptest_config(ProptestConfig::with_cases(400))]
         #[test]
         fn ids_equal_the_library_s(text in prop_oneof![".{0,200}", "[ -~\\s]{0,300}", "(\\s|'s|<\\|endoftext\\|>|[0-9]|\\PC){0,60}"]) {
-            let (reference, json) = fixture_tokenizer();
-            let encoder = Encoder::choose(&reference, json);
-            let expected = reference.encode_fast(text.as_str(), false).unwrap().get_ids().to_vec();
-            prop_assert_eq!(encoder.encode(&reference, &text).unwrap(), expected);
+            let (mut reference, json) = fixture_tokenizer();
+            for parses_special_tokens in [false, true] {
+                reference.set_encode_special_tokens(!parses_special_tokens);
+                let encoder = Encoder::choose(&reference, json.clone(), parses_special_tokens);
+                prop_assert!(matches!(encoder, Encoder::Fast(..)));
+                let expected = reference.encode_fast(text.as_str(), false).unwrap().get_ids().to_vec();
+                prop_assert_eq!(encoder.encode(&reference, &text).unwrap(), expected);
+            }
         }
     }
 }

@@ -168,7 +168,7 @@ pub enum DataError {
         describe_skipped(skipped),
         describe_first(first_problem.as_deref()),
         encoding_hint(skipped),
-        held_out_hint(*held_out)
+        no_documents_hint(skipped, *held_out)
     )]
     NoDocuments {
         /// The data set or the patterns.
@@ -215,6 +215,15 @@ pub enum DataError {
         path: PathBuf,
         /// What is wrong with it.
         message: String,
+    },
+    /// There are messages to render, and no chat template.
+    #[error(
+        "{} has no chat template: choose one with --chat-template (data.chat_template), `chatml`, `qwen3` or a Jinja file",
+        path.parent().unwrap_or(path).display()
+    )]
+    NoChatTemplate {
+        /// The tokenizer beside which it is missing.
+        path: PathBuf,
     },
     /// The files have no conversations.
     #[error(
@@ -380,8 +389,17 @@ fn encoding_hint(skipped: &SkippedRows) -> &'static str {
     if skipped.not_utf8 > 0 { "; convert text to UTF-8, as with `iconv -f WINDOWS-1252 -t UTF-8`" } else { "" }
 }
 
-fn held_out_hint(held_out: bool) -> &'static str {
-    if held_out { "; the rest is held out: lower data.held_out_fraction or set data.validation_shards" } else { "" }
+/// Returns the way out where there are no documents to train on: the held-out part is to blame only if no row that was
+/// read was skipped.
+fn no_documents_hint(skipped: &SkippedRows, held_out: bool) -> &'static str {
+    if skipped.template > 0 {
+        "; choose a template that takes these conversations by --chat-template (data.chat_template), such as `chatml`, or \
+         other rows"
+    } else if held_out && skipped.total() == 0 {
+        "; the rest is held out: lower data.held_out_fraction or set data.validation_shards"
+    } else {
+        ""
+    }
 }
 
 #[cfg(test)]

@@ -69,6 +69,9 @@ impl StreamFingerprint {
             order.string("chat");
             chat.identity().iter().for_each(|setting| order.string(setting));
         }
+        if tokenizer.parses_special_tokens() && packer.chat().is_none() {
+            order.string("parse_special_tokens");
+        }
         if let Some(bos) = tokenizer.document_tokens().leading_bos() {
             order.string("bos");
             order.number(u64::from(bos));
@@ -91,7 +94,8 @@ impl StreamFingerprint {
         } else if self.order != other.order {
             Some(
                 "a setting of the data order (seed, sequence_length, packing, bos, shuffle_buffer_size, max_samples, \
-                 held_out_fraction, reading_version, the weights of a mixture, or the format, the chat template and its keys)",
+                 held_out_fraction, reading_version, parse_special_tokens, the weights of a mixture, or the format, the \
+                 chat template and its keys)",
             )
         } else {
             None

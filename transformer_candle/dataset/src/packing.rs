@@ -56,15 +56,21 @@ impl PackedTokens {
 
     /// Appends a document, followed by end-of-text if `ends_document`.
     pub(crate) fn push(&mut self, text: &EncodedText, ends_document: bool) {
+        let mut ids = text.ids.as_slice();
         if let Some(bos) = self.bos.filter(|_| self.is_between_documents) {
             self.mark_document_start();
             self.tokens.push(bos);
+            // A text that spells the tokens added here has them already.
+            ids = ids.strip_prefix(&[bos]).filter(|_| text.is_parsed).unwrap_or(ids);
         }
         self.is_between_documents = false;
+        if ends_document && text.is_parsed {
+            ids = ids.strip_suffix(&[self.end_of_text]).unwrap_or(ids);
+        }
         if text.surplus_bytes != 0 {
             self.surplus_bytes.push((self.tokens.len(), text.surplus_bytes));
         }
-        self.tokens.extend_from_slice(&text.ids);
+        self.tokens.extend_from_slice(ids);
         if ends_document {
             self.end_document();
         }
@@ -172,7 +178,7 @@ mod tests {
     ) -> (PackedTokens, Batch) {
         let mut packed = PackedTokens::new(sequence_length, packing, marks);
         for (ids, ends_document) in documents {
-            packed.push(&EncodedText { ids: ids.clone(), surplus_bytes: 0 }, *ends_document);
+            packed.push(&EncodedText { ids: ids.clone(), ..EncodedText::default() }, *ends_document);
         }
         let mut batch = Batch::new(sequence_length, true);
         let bytes: Vec<u32> = (0..=BOS).map(|id| if id < END { 2 } else { 0 }).collect();
@@ -223,7 +229,7 @@ mod tests {
     fn surplus_bytes_count_where_a_text_starts() {
         let mut packed = PackedTokens::new(3, Packing::Concat, &DocumentTokens::ended_by(END, "</s>"));
         for (ids, surplus_bytes) in [(vec![1, 2, 3], 1), (vec![4], -5), (vec![5, 6], 0), (vec![], -1)] {
-            packed.push(&EncodedText { ids, surplus_bytes }, true);
+            packed.push(&EncodedText { ids, surplus_bytes, ..EncodedText::default() }, true);
         }
         let bytes_of = |k| {
             let mut batch = Batch::new(3, true);

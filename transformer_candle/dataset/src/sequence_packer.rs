@@ -10,7 +10,7 @@ use crate::conversation_packing::PackedConversations;
 use crate::formats::Document;
 use crate::packing::PackedTokens;
 use crate::skipped_rows::{SkipReason, SkippedRows};
-use crate::tokenizer::EncodedText;
+use crate::tokenizer::{EncodedText, spelled_tokens};
 use crate::{DataError, StreamSettings, Tokenizer};
 
 /// Tokenizes documents and packs them into sequences. Clones share tokenizer and template.
@@ -30,6 +30,8 @@ pub(crate) struct PackedDocuments {
     pub skipped: SkippedRows,
     /// Conversations whose end was cut off.
     pub truncated: u64,
+    /// Documents and conversations that spell special tokens.
+    pub spelling_special_tokens: u64,
 }
 
 /// Packed sequences, of text or of conversations.
@@ -88,20 +90,24 @@ impl SequencePacker {
         documents: Vec<Document>,
         cancel: &CancelToken,
     ) -> Result<PackedDocuments, DataError> {
-        let encoded: Vec<Result<(EncodedText, bool), DataError>> = documents
+        let consequence = || spelled_tokens::consequence(self.tokenizer.parses_special_tokens());
+        let encoded: Vec<Result<(EncodedText, bool, bool), DataError>> = documents
             .into_par_iter()
             .map(|document| {
                 cancel.check()?;
-                Ok((self.tokenizer.encode_document(&document.text)?, document.ends_document))
+                let spells = self.tokenizer.spelled_tokens().tell(&document.text, consequence);
+                Ok((self.tokenizer.encode_document(&document.text)?, document.ends_document, spells))
             })
             .collect();
         let added = if self.tokenizer.document_tokens().starts_with_bos { 2 } else { 1 };
-        packed.reserve(encoded.iter().flatten().map(|(text, _)| text.ids.len() + added).sum());
+        packed.reserve(encoded.iter().flatten().map(|(text, ..)| text.ids.len() + added).sum());
+        let mut done = PackedDocuments::default();
         for document in encoded {
-            let (text, ends_document) = document?;
+            let (text, ends_document, spells) = document?;
             packed.push(&text, ends_document);
+            done.spelling_special_tokens += u64::from(spells);
         }
-        Ok(PackedDocuments::default())
+        Ok(done)
     }
 }
 
@@ -123,6 +129,7 @@ fn append_conversations(
         match conversation? {
             Ok(conversation) => {
                 done.truncated += u64::from(conversation.truncated);
+                done.spelling_special_tokens += u64::from(conversation.spells_special_token);
                 conversations.push(conversation);
             }
             Err(reason) => done.skipped.count(reason),

@@ -27,6 +27,8 @@ pub(crate) struct Window {
     pub first_skipped: Option<SkippedRow>,
     /// The held-out rows of the source, where cursors record them.
     pub split: Option<Arc<HeldOutSplit>>,
+    /// Documents and conversations of the window that spell special tokens.
+    pub spelling_special_tokens: u64,
     packed: PackedSequences,
     /// Indices of the packed sequences in the order of delivery.
     order: Vec<u32>,
@@ -68,7 +70,8 @@ impl Window {
             sequences: order.len() as u64,
         };
         let (corrupted, first_skipped) = (rows.corrupted, rows.first_skipped);
-        Ok(Self { record, next, corrupted, first_skipped, split: None, packed, order })
+        let spelling_special_tokens = packing.spelling_special_tokens;
+        Ok(Self { record, next, corrupted, first_skipped, split: None, spelling_special_tokens, packed, order })
     }
 
     pub(crate) fn sequences(&self) -> usize {

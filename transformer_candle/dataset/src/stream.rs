@@ -267,6 +267,11 @@ impl TokenStream {
         self.components.iter().map(ComponentStream::truncated).collect()
     }
 
+    /// Documents and conversations of the windows that were used so far that spell special tokens, for each component.
+    pub fn spelling_special_tokens(&self) -> Vec<u64> {
+        self.components.iter().map(ComponentStream::spelling_special_tokens).collect()
+    }
+
     /// The encoder of the stream's conversations; `None` if its rows are text.
     pub fn conversation_encoder(&self) -> Option<&ConversationEncoder> {
         self.packer.chat()

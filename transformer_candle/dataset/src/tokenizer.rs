@@ -3,6 +3,7 @@
 mod document_tokens;
 #[cfg(test)]
 mod sentencepiece_fixture;
+pub(crate) mod spelled_tokens;
 #[cfg(test)]
 mod tests;
 mod token_bytes;
@@ -19,14 +20,16 @@ use sha2::{Digest, Sha256};
 
 use self::document_tokens::Choice;
 pub use self::document_tokens::{DocumentTokens, NamedToken};
+pub(crate) use self::spelled_tokens::SpelledTokens;
 use self::token_bytes::token_bytes;
 use crate::DataError;
 use crate::encoder::Encoder;
 
 /// A tokenizer, identified by the hash of its file; clones share it.
 ///
-/// Text never becomes a special token: a document that spells `<|endoftext|>` is tokenized as ordinary text, so that
-/// data cannot end a document or pretend to be a user. No special tokens are added, and nothing is truncated or padded.
+/// Text does not become a special token: a document that spells `<|endoftext|>` is tokenized as ordinary text, so that
+/// data cannot end a document or pretend to be a user; unless a run asks for it (`data.parse_special_tokens`). No
+/// special tokens are added, and nothing is truncated or padded.
 #[derive(Clone)]
 pub struct Tokenizer(Arc<TokenizerState>);
 
@@ -39,6 +42,8 @@ struct TokenizerState {
     document_tokens: DocumentTokens,
     vocab_size: usize,
     token_bytes: Option<Vec<u32>>,
+    spelled_tokens: SpelledTokens,
+    parses_special_tokens: bool,
 }
 
 /// What a tokenizer's files say: `tokenizer.json` with the tokens that the files beside it add.
@@ -75,6 +80,8 @@ pub(crate) struct EncodedText {
     /// Bytes of the ids' tokens minus bytes of the text: 1 if the tokenizer puts a space in front, another number if it
     /// normalizes the text.
     pub surplus_bytes: i64,
+    /// Whether the ids may include special tokens that the text spells.
+    pub is_parsed: bool,
 }
 
 impl Tokenizer {
@@ -89,11 +96,13 @@ impl Tokenizer {
     /// Loads the tokenizer of a run, with its special tokens and BOS.
     pub fn from_run(run: &ResolvedRun) -> Result<Self, DataError> {
         let path = run.config.tokenizer.tokenizer_json.as_deref().unwrap_or(Path::new("tokenizer.json"));
-        let version = run.config.data.reading_version();
+        let data = &run.config.data;
+        let version = data.reading_version();
         let choice = Choice {
             special_tokens: &run.special_tokens,
-            bos: run.config.data.bos,
+            bos: data.bos,
             truncates: version == FIRST_READING_VERSION,
+            parses_special_tokens: run.config.parses_documents(),
             ..Choice::default()
         };
         Self::read(path, TokenizerReading::of_version(version), choice)
@@ -102,6 +111,15 @@ impl Tokenizer {
     /// Loads the tokenizer of a model directory, as its files say.
     pub fn of_model(directory: &Path) -> Result<Self, DataError> {
         Self::read(&directory.join("tokenizer.json"), TokenizerReading::Folder, Choice::default())
+    }
+
+    /// Loads the tokenizer again, with special tokens that text spells taken as tokens.
+    pub fn parsing_special_tokens(&self) -> Result<Self, DataError> {
+        let DocumentTokens { end_of_text, starts_with_bos, .. } = self.document_tokens();
+        let end_of_text = Some(end_of_text.id);
+        let choice =
+            Choice { end_of_text, bos: (*starts_with_bos).into(), parses_special_tokens: true, ..Choice::default() };
+        Self::read(self.path(), self.0.reading, choice)
     }
 
     /// Loads the tokenizer of a checkpoint, which is what its `tokenizer.json` says; `end_of_text` is the id of the
@@ -117,14 +135,16 @@ impl Tokenizer {
         let mut tokenizer = tokenizers::Tokenizer::from_bytes(&content).map_err(|cause| error(cause.to_string()))?;
         tokenizer.with_truncation(None).map_err(|cause| error(cause.to_string()))?;
         tokenizer.with_padding(None);
-        tokenizer.set_encode_special_tokens(true);
+        let parses_special_tokens = choice.parses_special_tokens;
+        tokenizer.set_encode_special_tokens(!parses_special_tokens);
+        let spelled_tokens = SpelledTokens::of_tokenizer_json(&json);
         let document_tokens = DocumentTokens::find(&tokenizer, path, (&json, &folder), choice)?;
         let vocab_size = tokenizer.get_vocab(true).values().max().map_or(0, |&id| id as usize + 1);
         let token_bytes = token_bytes(&tokenizer, &json, vocab_size);
         if !choice.truncates {
             json["truncation"] = Value::Null;
         }
-        let encoder = Encoder::choose(&tokenizer, json);
+        let encoder = Encoder::choose(&tokenizer, json, parses_special_tokens);
         let content_hash = format!("{:x}", Bytes::copy_from_slice(&Sha256::digest(&content)));
         Ok(Self(Arc::new(TokenizerState {
             path: path.to_owned(),
@@ -135,17 +155,20 @@ impl Tokenizer {
             document_tokens,
             vocab_size,
             token_bytes,
+            spelled_tokens,
+            parses_special_tokens,
         })))
     }
 
     /// Tokenizes a document's text, or a part of it.
     pub(crate) fn encode_document(&self, text: &str) -> Result<EncodedText, DataError> {
         let ids = self.encode(text)?;
-        let surplus_bytes = match self.token_bytes().filter(|_| !self.0.encoder.keeps_bytes()) {
+        let is_parsed = self.0.parses_special_tokens && self.0.spelled_tokens.find(text).is_some();
+        let surplus_bytes = match self.token_bytes().filter(|_| is_parsed || !self.0.encoder.keeps_bytes()) {
             Some(bytes) => ids.iter().map(|&id| i64::from(bytes[id as usize])).sum::<i64>() - text.len() as i64,
             None => 0,
         };
-        Ok(EncodedText { ids, surplus_bytes })
+        Ok(EncodedText { ids, surplus_bytes, is_parsed })
     }
 
     /// Encodes a text as token ids.
@@ -162,6 +185,20 @@ impl Tokenizer {
             ids.push(self.end_of_text());
         }
         Ok(ids)
+    }
+
+    /// Whether special tokens that text spells are taken as tokens.
+    pub fn parses_special_tokens(&self) -> bool {
+        self.0.parses_special_tokens
+    }
+
+    /// The first special token that a text spells.
+    pub fn spelled_special_token<'a>(&'a self, text: &str) -> Option<&'a str> {
+        self.0.spelled_tokens.find(text)
+    }
+
+    pub(crate) fn spelled_tokens(&self) -> &SpelledTokens {
+        &self.0.spelled_tokens
     }
 
     /// Decodes ids to text, without special tokens.

@@ -68,6 +68,12 @@ impl ChatModel {
         Ok(Self(Mutex::new(opened)))
     }
 
+    /// Whether the template ends the assistant's turns with a token, at which answers end.
+    #[getter]
+    fn ends_turns(&self) -> bool {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).ends_turns()
+    }
+
     /// Tokens that a conversation may have.
     #[getter]
     fn context(&self) -> usize {

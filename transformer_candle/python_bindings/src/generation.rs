@@ -40,7 +40,8 @@ value_class! {
 /// Continue a text with a model: a checkpoint, a run's folder, or any model in Hugging Face's format that the decoder runs.
 #[pyfunction]
 #[pyo3(signature = (
-    checkpoint, prompt, *, max_tokens = 128, temperature = 0.8, top_k = 0, top_p = 1.0, seed = 0, device = "auto"
+    checkpoint, prompt, *, max_tokens = 128, temperature = 0.8, top_k = 0, top_p = 1.0, seed = 0, device = "auto",
+    special = false
 ))]
 #[expect(clippy::too_many_arguments, reason = "the keywords of a Python function")]
 pub fn generate(
@@ -53,10 +54,12 @@ pub fn generate(
     top_p: f64,
     #[pyo3(from_py_with = integer)] seed: u64,
     device: &str,
+    special: bool,
 ) -> PyResult<Completion> {
     let options = GenerateOptions {
         model: ModelSource::of_directory(checkpoint),
         prompt: Prompt { text: Some(prompt), file: None },
+        special,
         max_tokens,
         sampling: SamplingSettings { temperature, top_k, top_p, seed },
         device: device_of(device)?,

@@ -29,10 +29,12 @@ mod validate_data;
 mod values;
 
 use pyo3::prelude::*;
+use run_config::BUILT_IN_TEMPLATES;
 
 #[pymodule]
 fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
+    module.add("BUILT_IN_CHAT_TEMPLATES", BUILT_IN_TEMPLATES)?;
     errors::register(module)?;
     module.add_class::<chat::ChatModel>()?;
     module.add_class::<chat::Reply>()?;

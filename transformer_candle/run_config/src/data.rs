@@ -1,6 +1,6 @@
 //! `data`: the training text, and how it is batched.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
@@ -15,6 +15,16 @@ pub const FIRST_READING_VERSION: u32 = 1;
 
 /// The value of [`DataConfig::chat_template`] that stands for the built-in ChatML template.
 pub const CHATML: &str = "chatml";
+/// The value of [`DataConfig::chat_template`] that stands for the built-in training template of Qwen3.
+pub const QWEN3: &str = "qwen3";
+
+/// The names of all built-in templates.
+pub const BUILT_IN_TEMPLATES: [&str; 2] = [CHATML, QWEN3];
+
+/// Whether the value of [`DataConfig::chat_template`] is the name of a built-in template, not a path.
+pub fn is_built_in_template(template: &Path) -> bool {
+    BUILT_IN_TEMPLATES.iter().any(|name| template == Path::new(name))
+}
 
 /// The training text, and how it is batched. With a `streaming_config.json` beside the config the
 /// text is streamed from the Hugging Face Hub, and `train_shards` is ignored.
@@ -55,8 +65,9 @@ pub struct DataConfig {
     /// extension. Never to one that cannot be read for another reason, such as the network's or the disk's. Runs
     /// of reading version 1 stop.
     pub on_bad_file: OnBadFile,
-    /// The chat template that renders conversations: `chatml`, or a Jinja file. Default: that of the model's tokenizer
-    /// (`chat_template.jinja`, else `chat_template` in `tokenizer_config.json`).
+    /// The chat template that renders conversations: `chatml`, `qwen3` (Qwen3's, with every thought kept), or a Jinja
+    /// file. Default: that of the model's tokenizer (`chat_template.jinja`, else `chat_template` in
+    /// `tokenizer_config.json`).
     pub chat_template: Option<PathBuf>,
     /// The day that a chat template takes for today, such as `2026-01-31`. Templates that name the date need it, so that
     /// a run is the same on another day.
@@ -65,6 +76,11 @@ pub struct DataConfig {
     /// Whether the loss counts only what the assistant says, or what a `completion` says; otherwise it counts every
     /// token of a conversation.
     pub assistant_only_loss: bool,
+    /// Whether text that spells a special token, such as `<|im_end|>`, becomes that token, as in transformers, instead of
+    /// its characters. Default: true for documents of a run that starts from a pretrained model (`model.init_from`), and
+    /// for a `prompt` and a `completion` that are texts, which no template renders; false for other documents, and for
+    /// messages, whose text cannot end a turn.
+    pub parse_special_tokens: Option<bool>,
     /// What happens to a conversation that is longer than `sequence_length`.
     pub overlong_conversations: OverlongConversations,
     /// Tokens of one training sequence. At most `model.max_position_embeddings`.
@@ -130,6 +146,7 @@ impl Default for DataConfig {
             chat_template: None,
             chat_template_date: None,
             assistant_only_loss: true,
+            parse_special_tokens: None,
             overlong_conversations: OverlongConversations::Truncate,
             sequence_length: 256,
             packing: Packing::Concat,

@@ -38,10 +38,17 @@ const INTEGERS: [&str; 9] = [
     "sliding_window",
 ];
 
+/// The scaling that leaves the frequencies of sequences within `max_position_embeddings` as they are.
+const DYNAMIC_NTK: &str = "dynamic";
+const FULL_ATTENTION: &str = "full_attention";
+const SLIDING_ATTENTION: &str = "sliding_attention";
+
+/// The activation function of the decoder, by each name that `transformers` has for it.
+const ACTIVATIONS: [&str; 2] = ["silu", "swish"];
+
 /// The keys of a `config.json` that decide the arithmetic; the others do not matter here.
 #[derive(Deserialize)]
 struct HuggingFaceConfig {
-    model_type: String,
     vocab_size: usize,
     hidden_size: usize,
     intermediate_size: usize,
@@ -55,16 +62,14 @@ struct HuggingFaceConfig {
     rope_parameters: Option<RopeParameters>,
     rope_scaling: Option<RopeParameters>,
     partial_rotary_factor: Option<f64>,
-    #[serde(default = "silu")]
     hidden_act: String,
     attention_bias: Option<bool>,
     mlp_bias: Option<bool>,
-    #[serde(default)]
-    tie_word_embeddings: bool,
-    #[serde(default = "usual_std")]
-    initializer_range: f64,
+    tie_word_embeddings: Option<bool>,
+    initializer_range: Option<f64>,
     sliding_window: Option<usize>,
     use_sliding_window: Option<bool>,
+    max_window_layers: Option<usize>,
     layer_types: Option<Vec<String>>,
     quantization_config: Option<Value>,
 }
@@ -72,8 +77,9 @@ struct HuggingFaceConfig {
 /// The rotary embedding: `rope_parameters` in transformers 5, `rope_scaling` in 4.
 #[derive(Deserialize, Clone)]
 struct RopeParameters {
-    #[serde(alias = "type")]
     rope_type: Option<String>,
+    /// The former name of `rope_type`. Some versions of transformers save both.
+    r#type: Option<String>,
     rope_theta: Option<f64>,
     partial_rotary_factor: Option<f64>,
     factor: Option<f64>,
@@ -82,28 +88,37 @@ struct RopeParameters {
     original_max_position_embeddings: Option<usize>,
 }
 
-fn silu() -> String {
-    "silu".to_owned()
-}
-
-fn usual_std() -> f64 {
-    0.02
+/// The longest sequence that the decoder computes as `transformers` does, where that is less than
+/// `max_position_embeddings`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct ContextLimit {
+    /// The key that limits it.
+    pub key: &'static str,
+    /// Its tokens.
+    pub tokens: usize,
 }
 
 impl ModelConfig {
-    /// Reads the model that a `config.json` describes, as `transformers` does.
+    /// Reads the model that a `config.json` describes, as `transformers` does. Where attention slides over a window,
+    /// `max_position_embeddings` is at most the window, within which it is the same as full attention.
     ///
     /// # Errors
-    /// A problem of the `config.json`'s key that is missing, or that asks for what the decoder does not have.
+    /// A problem of the `config.json`'s key that has no value, or that asks for what the decoder does not have.
     pub fn from_hugging_face(config: &Value) -> Result<Self, Problem> {
+        Self::with_context_limit(config).map(|(model, _)| model)
+    }
+
+    /// Like [`Self::from_hugging_face`]; also returns what limits `max_position_embeddings`.
+    pub(crate) fn with_context_limit(config: &Value) -> Result<(Self, Option<ContextLimit>), Problem> {
         let architecture = architecture(config)?;
         check_integers(config)?;
         let config = HuggingFaceConfig::deserialize(with_defaults(config, architecture))
             .map_err(|error| Problem::of_file(error.to_string()))?;
         config.check_sizes()?;
-        config.check_layers()?;
+        config.check_layers(architecture)?;
         let (rope_theta, rope_scaling) = config.rope()?;
-        Ok(Self {
+        let limit = config.context_limit(architecture);
+        let model = Self {
             init_from: None,
             architecture,
             vocab_size: Some(config.vocab_size),
@@ -113,14 +128,15 @@ impl ModelConfig {
             num_attention_heads: config.num_attention_heads,
             num_key_value_heads: config.kv_heads(),
             head_dim: Some(config.head_size()),
-            max_position_embeddings: config.max_position_embeddings,
+            max_position_embeddings: limit.map_or(config.max_position_embeddings, |limit| limit.tokens),
             rope_theta,
             rope_scaling,
             norm_epsilon: config.rms_norm_eps,
-            tie_embeddings: config.tie_word_embeddings,
-            init_std: config.initializer_range,
+            tie_embeddings: config.tie_word_embeddings.unwrap_or_default(),
+            init_std: config.initializer_range.unwrap_or(0.02),
             base_hidden_size: None,
-        })
+        };
+        Ok((model, limit))
     }
 }
 
@@ -147,7 +163,7 @@ fn lacking(config: &Value) -> Option<String> {
     let foreign = FOREIGN_KEYS.iter().find(|(key, _)| is_given(key)).map(|(_, feature)| (*feature).to_owned());
     foreign.or_else(|| {
         let mut activations = ["hidden_activation", "hidden_act", "activation_function"].into_iter();
-        let other = activations.find_map(|key| config[key].as_str()).filter(|name| *name != "silu")?;
+        let other = activations.find_map(|key| config[key].as_str()).filter(|name| !ACTIVATIONS.contains(name))?;
         Some(format!("the activation `{other}`"))
     })
 }
@@ -163,17 +179,31 @@ fn check_integers(config: &Value) -> Result<(), Problem> {
 
 /// Returns the config with the values that `transformers` takes for absent keys. A key that is null is not absent.
 fn with_defaults(config: &Value, architecture: Architecture) -> Value {
-    let defaults = match architecture {
-        Architecture::Llama => json!({}),
-        Architecture::Mistral => json!({ "num_key_value_heads": 8, "sliding_window": 4096 }),
-        Architecture::Qwen2 => json!({ "num_key_value_heads": 32 }),
-        Architecture::Qwen3 => json!({ "num_key_value_heads": 32, "head_dim": 128 }),
+    let common = json!({
+        "hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32, "hidden_act": "silu",
+        "rms_norm_eps": 1e-6
+    });
+    let own = match architecture {
+        Architecture::Llama => {
+            json!({ "vocab_size": 32_000, "intermediate_size": 11_008, "max_position_embeddings": 2048 })
+        }
+        Architecture::Mistral => json!({
+            "vocab_size": 32_000, "intermediate_size": 14_336, "max_position_embeddings": 131_072,
+            "num_key_value_heads": 8, "sliding_window": 4096
+        }),
+        Architecture::Qwen2 => json!({
+            "vocab_size": 151_936, "intermediate_size": 22_016, "max_position_embeddings": 32_768,
+            "num_key_value_heads": 32, "sliding_window": 4096, "max_window_layers": 28
+        }),
+        Architecture::Qwen3 => json!({
+            "vocab_size": 151_936, "intermediate_size": 22_016, "max_position_embeddings": 32_768,
+            "num_key_value_heads": 32, "sliding_window": 4096, "max_window_layers": 28, "head_dim": 128
+        }),
     };
     let mut config = config.clone();
-    if let (Some(given), Value::Object(defaults)) = (config.as_object_mut(), defaults) {
-        given.entry("rms_norm_eps").or_insert_with(|| json!(1e-6));
-        for (key, value) in defaults {
-            given.entry(key).or_insert(value);
+    if let Some(given) = config.as_object_mut() {
+        for (key, value) in [common, own].iter().filter_map(Value::as_object).flatten() {
+            given.entry(key).or_insert_with(|| value.clone());
         }
     }
     config
@@ -239,23 +269,23 @@ impl HuggingFaceConfig {
     }
 
     /// Refuses layers that the decoder does not have.
-    fn check_layers(&self) -> Result<(), Problem> {
-        if self.hidden_act != "silu" {
+    fn check_layers(&self, architecture: Architecture) -> Result<(), Problem> {
+        if !ACTIVATIONS.contains(&self.hidden_act.as_str()) {
             return Err(Problem::new("hidden_act", format!("is `{}`; only `silu` runs here", self.hidden_act)));
         }
-        for (key, value) in [("attention_bias", self.attention_bias), ("mlp_bias", self.mlp_bias)] {
-            if value == Some(true) {
-                return Err(Problem::new(key, "is true; these biases do not run here"));
-            }
+        // The other architectures do not read these keys.
+        let is_llama = architecture == Architecture::Llama;
+        let biases = [
+            ("attention_bias", self.attention_bias, is_llama || architecture == Architecture::Qwen3),
+            ("mlp_bias", self.mlp_bias, is_llama),
+        ];
+        if let Some((key, ..)) = biases.iter().find(|(_, value, is_read)| *is_read && *value == Some(true)) {
+            return Err(Problem::new(*key, "is true; these biases do not run here"));
         }
-        let is_used = self.use_sliding_window.unwrap_or(self.model_type == "mistral");
-        if let Some(window) = self.sliding_window.filter(|window| is_used && *window < self.max_position_embeddings) {
-            let problem = format!("is {window}; attention is not limited to a sliding window here");
-            return Err(Problem::new("sliding_window", problem));
-        }
-        let other = self.layer_types.iter().flatten().find(|kind| *kind != "full_attention");
-        if let Some(kind) = other {
-            return Err(Problem::new("layer_types", format!("has `{kind}`; only `full_attention` runs here")));
+        let slides = self.window(architecture).is_some();
+        let mut kinds = self.layer_types.iter().flatten();
+        if let Some(kind) = kinds.find(|kind| *kind != FULL_ATTENTION && !(slides && *kind == SLIDING_ATTENTION)) {
+            return Err(Problem::new("layer_types", format!("has `{kind}`; only `{FULL_ATTENTION}` runs here")));
         }
         if self.quantization_config.is_some() {
             return Err(Problem::new("quantization_config", "is given; only unquantized weights are read"));
@@ -263,12 +293,45 @@ impl HuggingFaceConfig {
         Ok(())
     }
 
+    /// The number of tokens, itself included, that a token attends to in layers with a sliding window; `None` if no
+    /// layer has one.
+    fn window(&self, architecture: Architecture) -> Option<usize> {
+        let slides = match architecture {
+            Architecture::Llama => false,
+            Architecture::Mistral => true,
+            Architecture::Qwen2 | Architecture::Qwen3 => {
+                let some_layer_slides = match &self.layer_types {
+                    Some(kinds) => kinds.iter().any(|kind| kind == SLIDING_ATTENTION),
+                    None => self.max_window_layers.is_none_or(|first| first < self.num_hidden_layers),
+                };
+                self.use_sliding_window == Some(true) && some_layer_slides
+            }
+        };
+        self.sliding_window.filter(|_| slides)
+    }
+
+    fn context_limit(&self, architecture: Architecture) -> Option<ContextLimit> {
+        let longest = self.max_position_embeddings;
+        let window = self.window(architecture).filter(|window| *window < longest);
+        let window = window.map(|tokens| ContextLimit { key: "sliding_window", tokens });
+        window.or_else(|| {
+            let (key, rope) = self.rope_section();
+            let is_dynamic = rope.is_some_and(|rope| rope.kind() == DYNAMIC_NTK);
+            is_dynamic.then_some(ContextLimit { key, tokens: longest })
+        })
+    }
+
+    /// Returns the section that describes the rotary embedding, and its key.
+    fn rope_section(&self) -> (&'static str, Option<&RopeParameters>) {
+        match (&self.rope_scaling, &self.rope_parameters) {
+            (Some(rope), _) if !rope.is_empty() => ("rope_scaling", Some(rope)),
+            (_, rope) => ("rope_parameters", rope.as_ref()),
+        }
+    }
+
     /// Returns base and scaling of the rotary embedding's frequencies.
     fn rope(&self) -> Result<(f64, RopeScalingConfig), Problem> {
-        let (key, rope) = match (&self.rope_parameters, &self.rope_scaling) {
-            (Some(rope), _) => ("rope_parameters", Some(rope)),
-            (None, rope) => ("rope_scaling", rope.as_ref()),
-        };
+        let (key, rope) = self.rope_section();
         let factor = rope.and_then(|rope| rope.partial_rotary_factor).or(self.partial_rotary_factor);
         if let Some(factor) = factor.filter(|factor| (factor - 1.0).abs() > f64::EPSILON) {
             return Err(Problem::new("partial_rotary_factor", format!("is {factor}; whole heads are rotated here")));
@@ -278,10 +341,11 @@ impl HuggingFaceConfig {
         if !theta.is_finite() || theta <= 1.0 {
             return Err(Problem::new("rope_theta", format!("is {theta}; it must be greater than 1")));
         }
-        let scaling = match rope.map(|rope| (rope, rope.rope_type.as_deref().unwrap_or("default"))) {
-            None | Some((_, "default")) => RopeScalingConfig::default(),
-            Some((rope, "llama3")) => rope.llama3().ok_or_else(|| {
-                Problem::new(key, "is of type `llama3` but lacks a factor or original_max_position_embeddings")
+        let scaling = match rope.map(|rope| (rope, rope.kind())) {
+            None | Some((_, "default" | DYNAMIC_NTK)) => RopeScalingConfig::default(),
+            Some((rope, "linear")) if rope.factor == Some(1.0) => RopeScalingConfig::default(),
+            Some((rope, "llama3")) => rope.llama3(self.max_position_embeddings).ok_or_else(|| {
+                Problem::new(key, "is of type `llama3` but lacks factor, low_freq_factor or high_freq_factor")
             })?,
             Some((_, other)) => {
                 return Err(Problem::new(key, format!("is of type `{other}`; only `default` and `llama3` run here")));
@@ -300,13 +364,27 @@ impl HuggingFaceConfig {
 }
 
 impl RopeParameters {
-    fn llama3(&self) -> Option<RopeScalingConfig> {
+    /// Whether no key is given: transformers then looks elsewhere.
+    fn is_empty(&self) -> bool {
+        let numbers = [self.rope_theta, self.partial_rotary_factor, self.factor, self.low_freq_factor];
+        let is_named = self.rope_type.is_some() || self.r#type.is_some();
+        !is_named
+            && numbers.iter().chain([&self.high_freq_factor]).all(Option::is_none)
+            && self.original_max_position_embeddings.is_none()
+    }
+
+    fn kind(&self) -> &str {
+        self.rope_type.as_deref().or(self.r#type.as_deref()).unwrap_or("default")
+    }
+
+    /// Returns the scaling of Llama 3; `longest` is the model's `max_position_embeddings`.
+    fn llama3(&self, longest: usize) -> Option<RopeScalingConfig> {
         Some(RopeScalingConfig {
             rope_type: RopeType::Llama3,
             factor: self.factor?,
             low_freq_factor: self.low_freq_factor?,
             high_freq_factor: self.high_freq_factor?,
-            original_max_position_embeddings: self.original_max_position_embeddings?,
+            original_max_position_embeddings: self.original_max_position_embeddings.unwrap_or(longest),
         })
     }
 }

@@ -7,6 +7,7 @@ use serde_json::{Map, Value};
 use crate::ModelConfig;
 use crate::error::Problem;
 use crate::format;
+use crate::hugging_face::ContextLimit;
 use crate::run_folder::RESOLVED_CONFIG;
 
 /// The path of the key in a config.
@@ -15,8 +16,10 @@ pub(crate) const KEY: &str = "model.init_from";
 /// Most bytes of a `config.json`.
 const LARGEST_CONFIG_JSON: u64 = 16 << 20;
 
+const CONTEXT: &str = "max_position_embeddings";
+
 /// Keys that may differ from the pretrained model's: they change what it computes, not the shape of its weights.
-const ADJUSTABLE: [&str; 4] = ["max_position_embeddings", "rope_theta", "rope_scaling", "norm_epsilon"];
+const ADJUSTABLE: [&str; 4] = [CONTEXT, "rope_theta", "rope_scaling", "norm_epsilon"];
 
 /// Keys of `model` that a pretrained model says nothing about.
 const OWN: [&str; 3] = ["init_from", "init_std", "base_hidden_size"];
@@ -28,10 +31,10 @@ pub(crate) fn apply(document: &mut Map<String, Value>, run_directory: Option<&Pa
     let Some(directory) = given.get("init_from").and_then(Value::as_str).map(|path| Path::new(path).to_owned()) else {
         return;
     };
-    let pretrained = match read(&directory) {
+    let (pretrained, limit) = match read(&directory) {
         Ok(model) => model,
         Err(problem) => match run_directory.and_then(former_model) {
-            Some(model) => model,
+            Some(model) => (model, None),
             None => return problems.push(problem),
         },
     };
@@ -40,6 +43,11 @@ pub(crate) fn apply(document: &mut Map<String, Value>, run_directory: Option<&Pa
             _ if OWN.contains(&key.as_str()) => {}
             None | Some(Value::Null) => {
                 given.insert(key, value);
+            }
+            Some(own) if key == CONTEXT && own.as_u64() > value.as_u64() && limit.is_some() => {
+                let limited = limit.map_or("", |limit| limit.key);
+                let message = format!("is {own}, but `{limited}` of the model in {} is {value}", directory.display());
+                problems.push(Problem::new(format!("model.{key}"), message).suggest(format!("give at most {value}")));
             }
             Some(own) if ADJUSTABLE.contains(&key.as_str()) || equal(own, &value) => {}
             Some(own) => {
@@ -51,7 +59,7 @@ pub(crate) fn apply(document: &mut Map<String, Value>, run_directory: Option<&Pa
     }
 }
 
-fn read(directory: &Path) -> Result<Map<String, Value>, Problem> {
+fn read(directory: &Path) -> Result<(Map<String, Value>, Option<ContextLimit>), Problem> {
     let path = directory.join("config.json");
     let refused = |problem: Problem| Problem::new(KEY, format!("{}: {}", path.display(), problem.sentence()));
     let unreadable = |problem| {
@@ -59,8 +67,8 @@ fn read(directory: &Path) -> Result<Map<String, Value>, Problem> {
     };
     let text = format::read_text(&path, LARGEST_CONFIG_JSON).map_err(unreadable)?;
     let config = serde_json::from_str(&text).map_err(|error| refused(Problem::of_file(error.to_string())))?;
-    let model = ModelConfig::from_hugging_face(&config).map_err(refused)?;
-    Ok(as_map(serde_json::to_value(model).unwrap_or_default()))
+    let (model, limit) = ModelConfig::with_context_limit(&config).map_err(refused)?;
+    Ok((as_map(serde_json::to_value(model).unwrap_or_default()), limit))
 }
 
 /// Reads `model` of the run's own [`RESOLVED_CONFIG`]; `None` if the run was not started before.

@@ -48,8 +48,8 @@ use serde::{Deserialize, Serialize};
 pub use added_tokens::AddedToken;
 pub use byte_size::ByteSize;
 pub use data::{
-    BatchSize, Bos, CHATML, DataConfig, DataFormat, FIRST_READING_VERSION, NEWEST_READING_VERSION, NumWorkers,
-    OnBadFile, OverlongConversations, Packing,
+    BUILT_IN_TEMPLATES, BatchSize, Bos, CHATML, DataConfig, DataFormat, FIRST_READING_VERSION, NEWEST_READING_VERSION,
+    NumWorkers, OnBadFile, OverlongConversations, Packing, QWEN3, is_built_in_template,
 };
 pub use device::Device;
 pub use error::{ConfigError, Problem};

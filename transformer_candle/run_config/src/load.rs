@@ -5,6 +5,7 @@ use std::path::{Path, absolute};
 use serde_json::{Map, Value};
 
 use crate::check::{self, Findings};
+use crate::data::{DataFormat, FIRST_READING_VERSION};
 use crate::error::{ConfigError, Problem};
 use crate::format::{self, Format};
 use crate::resolve::{self, Surroundings};
@@ -14,6 +15,15 @@ use crate::{
 };
 
 impl RunConfig {
+    /// Whether special tokens that a document spells become those tokens (`data.parse_special_tokens`).
+    pub fn parses_documents(&self) -> bool {
+        let data = &self.data;
+        data.parse_special_tokens.unwrap_or_else(|| {
+            let is_text = data.format == DataFormat::Text && data.reading_version() > FIRST_READING_VERSION;
+            is_text && self.model.init_from.is_some()
+        })
+    }
+
     /// Reads a config file for training: applies the overrides (`a.b=v`), fills in what is left out
     /// from the file's own folder, and checks everything, reporting all problems at once. Reads the
     /// current folder and `ORCHESTRATE_TOKENIZER_ROOT`.

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf, absolute};
 
-use crate::data::{CHATML, DataFormat};
+use crate::data::{DataFormat, is_built_in_template};
 use crate::error::Problem;
 use crate::format;
 use crate::resolved_run::{CheckpointTokenizer, ResolvedRun};
@@ -123,7 +123,7 @@ fn make_paths_absolute(run: &mut ResolvedRun) {
         config.tokenizer.merges.as_mut(),
         special_tokens,
         config.data.cache_dir.as_mut(),
-        config.data.chat_template.as_mut().filter(|path| path.as_os_str() != CHATML),
+        config.data.chat_template.as_mut().filter(|path| !is_built_in_template(path)),
         config.runtime.checkpoint.directory.as_mut(),
         config.runtime.evaluation.best.directory.as_mut(),
         config.runtime.logging.tensorboard_directory.as_mut(),

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 
-use crate::data::{CHATML, FIRST_READING_VERSION};
+use crate::data::{FIRST_READING_VERSION, is_built_in_template};
 use crate::resolved_run::ResolvedRun;
 
 /// The file's name in a run's folder.
@@ -62,7 +62,7 @@ pub fn checkpoint_directory(run_directory: &Path) -> Option<PathBuf> {
 pub(crate) fn locate(document: &mut Value, run_directory: &Path) {
     let former = former_folder(document, run_directory);
     visit(document, &|path| {
-        if path == Path::new(CHATML) {
+        if is_built_in_template(path) {
             return None;
         }
         let inside = if path.is_relative() { path } else { path.strip_prefix(former.as_ref()?).ok()? };

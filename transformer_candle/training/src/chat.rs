@@ -3,7 +3,7 @@
 use std::ops::ControlFlow;
 use std::path::PathBuf;
 
-use dataset::{CancelToken, ChatSettings, ConversationEncoder, Tokenizer};
+use dataset::{CancelToken, ChatSettings, ConversationEncoder, DataError, Tokenizer};
 use model::{Generator, ModelShape, SamplingSettings};
 use run_config::{NEWEST_READING_VERSION, OverlongConversations};
 use serde::Serialize;
@@ -26,7 +26,7 @@ const SMALLEST_CAPACITY: usize = 1024;
 /// The chat template and date of conversations, where they are not the model's own.
 #[derive(Debug, Clone, Default)]
 pub struct ChatOptions {
-    /// A template's file, or `chatml`; None for the model's own.
+    /// A template's file, or a built-in one's name; None for the model's own.
     pub template: Option<PathBuf>,
     /// The day that templates take for today where the model's run has pinned none, `2026-01-31`.
     pub date: Option<String>,
@@ -83,6 +83,7 @@ pub(crate) fn conversation_encoder(
         date: pinned.or(options.date),
         assistant_only_loss: false,
         overlong: OverlongConversations::Truncate,
+        parse_special_tokens: Some(false),
         reading_version: NEWEST_READING_VERSION,
     };
     Ok(ConversationEncoder::new(tokenizer, &settings, shape.max_position_embeddings)?)
@@ -114,8 +115,8 @@ impl ChatModel {
     /// Reads a model and its chat template; `cancel` ends reading.
     ///
     /// # Errors
-    /// Those of [`TrainedModel::of_checkpoint`]; [`dataset::DataError::ChatTemplate`] for a model without a template, or
-    /// with one that cannot be used.
+    /// Those of [`TrainedModel::of_checkpoint`]; [`TrainerError::Request`] for a model without a template,
+    /// [`DataError::ChatTemplate`] for one that cannot be used.
     pub fn open(
         checkpoint: &Checkpoint,
         options: ChatOptions,
@@ -124,10 +125,21 @@ impl ChatModel {
     ) -> Result<Self> {
         let model = TrainedModel::of_checkpoint(checkpoint, device, cancel)?;
         let encoder = conversation_encoder(checkpoint, &model.tokenizer, &model.shape, options)?;
-        encoder.check_template()?;
+        encoder.check_template().map_err(|error| match error {
+            DataError::NoChatTemplate { path } => TrainerError::Request(format!(
+                "the model in {} has no chat template: give one by --chat-template, `chatml`, `qwen3` or a Jinja file",
+                path.parent().unwrap_or(&path).display()
+            )),
+            error => error.into(),
+        })?;
         let end_of_turn = encoder.end_of_turn().map(|token| token.id);
         let stop_tokens = model.stop_tokens.iter().copied().chain(end_of_turn).collect();
         Ok(Self { model, encoder, stop_tokens, sequence: None })
+    }
+
+    /// Whether the template ends the assistant's turns with a token, at which answers end.
+    pub fn ends_turns(&self) -> bool {
+        self.encoder.end_of_turn().is_some()
     }
 
     /// Tokens that a conversation may have.
@@ -141,7 +153,7 @@ impl ChatModel {
     /// # Errors
     /// [`TrainerError::Interrupted`] if the signal is raised before the first token;
     /// [`TrainerError::Request`] for a conversation that leaves no room in the context for an answer, and settings out of
-    /// range; [`dataset::DataError::ChatTemplate`] for messages that the template refuses.
+    /// range; [`DataError::ChatTemplate`] for messages that the template refuses.
     pub fn reply(
         &mut self,
         messages: &[Value],

@@ -20,6 +20,7 @@ const PACKING: &str = "data.packing";
 const READING_VERSION: &str = "data.reading_version";
 const FORMAT: &str = "data.format";
 const BOS: &str = "data.bos";
+const PARSE: &str = "data.parse_special_tokens";
 const MIXTURE: &str = "data.mixture";
 const ARCHITECTURE: &str = "model.architecture";
 /// Key of the precision policy.
@@ -90,7 +91,9 @@ pub fn restore_data_versions(checkpoint: &ConfigFingerprint, run: &mut ResolvedR
         restore(&format!("{MIXTURE}[{index}].{REVISION}"), &mut component.revision);
     }
     let version = checkpoint.get(READING_VERSION).and_then(Value::as_u64).and_then(|version| version.try_into().ok());
-    run.config.data.reading_version.get_or_insert(version.unwrap_or(FIRST_READING_VERSION));
+    let data = &mut run.config.data;
+    data.reading_version.get_or_insert(version.unwrap_or(FIRST_READING_VERSION));
+    data.parse_special_tokens = data.parse_special_tokens.or(checkpoint.get(PARSE).and_then(Value::as_bool));
 }
 
 /// Writes the resolved commits of the data sources, and the version of the rules that they are read by, into the config.
@@ -132,6 +135,9 @@ pub fn compute(run: &ResolvedRun, tokenizer_hash: &str, sources: &[SourceDescrip
     // Left out at their default, as keys of the model are.
     if data.bos != Bos::Never {
         add(BOS, json!(data.bos));
+    }
+    if let Some(is_parsed) = data.parse_special_tokens {
+        add(PARSE, json!(is_parsed));
     }
     if data.reading_version() != FIRST_READING_VERSION {
         add(READING_VERSION, json!(data.reading_version()));

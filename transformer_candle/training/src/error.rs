@@ -167,6 +167,7 @@ impl TrainerError {
                 | DataError::Tokenizer { .. }
                 | DataError::NoBos { .. }
                 | DataError::ChatTemplate { .. }
+                | DataError::NoChatTemplate { .. }
                 | DataError::Cursor { .. },
             ) => ExitCode::WrongRequest,
             Self::Data(_) | Self::DataOnRank { .. } => ExitCode::DataUnreadable,

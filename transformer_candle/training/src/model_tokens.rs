@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use run_config::NamedTemplate;
 use serde::Serialize;
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::Result;
 use crate::chat::{ChatOptions, conversation_encoder};
@@ -26,6 +26,8 @@ pub struct ModelTokens {
     pub stop_tokens: Vec<u32>,
     /// The id of the token that ends the assistant's turn, if the default template writes one.
     pub end_of_turn: Option<u32>,
+    /// Whether the default template starts with the BOS token; `None` without one that can be used.
+    pub conversations_start_with_bos: Option<bool>,
     /// Tokens of the files for which the model has no embedding.
     pub left_out: Vec<String>,
 }
@@ -39,8 +41,11 @@ pub fn model_tokens(checkpoint: &Checkpoint, date: Option<String>) -> Result<Mod
     let tokenizer = load_tokenizer(checkpoint, &stop_tokens)?;
     let definition = tokenizer.definition()?;
     // A template that cannot be used ends no turns; `chat` says what is wrong with it.
-    let encoder = conversation_encoder(checkpoint, &tokenizer, &shape, ChatOptions { template: None, date });
-    let end_of_turn = encoder.ok().and_then(|encoder| Some(encoder.end_of_turn()?.id));
+    let encoder = conversation_encoder(checkpoint, &tokenizer, &shape, ChatOptions { template: None, date }).ok();
+    let end_of_turn = encoder.as_ref().and_then(|encoder| Some(encoder.end_of_turn()?.id));
+    let bos = tokenizer.document_tokens().bos.as_ref().map(|bos| bos.id);
+    let prompt = encoder.and_then(|encoder| encoder.encode_prompt(&[json!({"role": "user", "content": "Hi"})]).ok());
+    let conversations_start_with_bos = prompt.map(|prompt| bos.is_some() && prompt.first().copied() == bos);
     let named = |NamedTemplate { name, source, .. }: NamedTemplate| (name, source);
     Ok(ModelTokens {
         tokenizer_json: definition.json,
@@ -49,6 +54,7 @@ pub fn model_tokens(checkpoint: &Checkpoint, date: Option<String>) -> Result<Mod
         templates: definition.folder.templates.into_iter().map(named).collect(),
         stop_tokens,
         end_of_turn,
+        conversations_start_with_bos,
         left_out: definition.additions.left_out,
     })
 }

@@ -231,21 +231,23 @@ impl Session {
     }
 
     fn report_skipped_rows(&self) {
+        let of = |component| self.component_name(component).map_or_else(String::new, |name| format!(" of {name}"));
         for (component, skipped) in self.trainer.skipped_rows().into_iter().enumerate() {
             if skipped.total() > 0 {
-                let of = self.component_name(component).map_or_else(String::new, |name| format!(" of {name}"));
-                self.progress.print(&format!("rows{of} skipped: {skipped}"));
+                self.progress.print(&format!("rows{} skipped: {skipped}", of(component)));
             }
         }
         if let files @ 1.. = self.trainer.bad_files() {
             let were = if files == 1 { "file of which rows were" } else { "files of which rows were" };
             self.progress.print(&format!("{files} {were} skipped because they are corrupted"));
         }
-        for (component, truncated) in self.trainer.truncated_conversations().into_iter().enumerate() {
-            if truncated > 0 {
-                let of = self.component_name(component).map_or_else(String::new, |name| format!(" of {name}"));
-                let count = grouped(truncated);
-                self.progress.print(&format!("conversations{of} cut to data.sequence_length: {count}"));
+        let counts = [
+            ("conversations", "cut to data.sequence_length", self.trainer.truncated_conversations()),
+            ("rows", "that spell special tokens", self.trainer.spelling_special_tokens()),
+        ];
+        for (what, why, counts) in counts {
+            for (component, count) in counts.into_iter().enumerate().filter(|(_, count)| *count > 0) {
+                self.progress.print(&format!("{what}{} {why}: {}", of(component), grouped(count)));
             }
         }
     }

@@ -372,6 +372,12 @@ impl Trainer {
         self.data.stream.truncated()
     }
 
+    /// Returns the number of documents and conversations of each component, since the trainer was created, that spell
+    /// special tokens.
+    pub fn spelling_special_tokens(&self) -> Vec<u64> {
+        self.data.stream.spelling_special_tokens()
+    }
+
     /// Returns notes for the user on how the trainer started, one sentence each.
     pub fn notes(&self) -> &[String] {
         &self.notes

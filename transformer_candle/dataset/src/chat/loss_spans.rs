@@ -4,12 +4,17 @@
 //! turn of the assistant adds: from the end of the prompt that a model is given to answer (the messages before, with
 //! the generation prompt) to the end of what is rendered with the answer, its end-of-turn token included. That is only
 //! defined if the renderings of the first messages are prefixes of the rendering of all.
+//!
+//! Turns of weight 0 are left out. In a template with marks they are found by a second rendering, in which their text
+//! ends in [`LEFT_OUT`].
 
 use std::ops::Range;
 
-use super::conversation::{Messages, RowProblem};
-use super::special_tokens::{GENERATION, RESERVED};
-use super::template::ChatTemplate;
+use serde_json::Value;
+
+use super::conversation::{Messages, RowProblem, THOUGHTS};
+use super::special_tokens::{GENERATION, LEFT_OUT, RESERVED};
+use super::template::{ChatTemplate, PreparedMessages};
 use crate::skipped_rows::SkipReason;
 
 /// A rendered conversation, with placeholders for special tokens.
@@ -20,7 +25,8 @@ pub(super) struct Rendered {
     pub counted: Vec<Range<usize>>,
 }
 
-/// Renders a conversation and finds the text that the loss counts: what the assistant says, or all with `everything`.
+/// Renders a conversation and finds the text that the loss counts: what the assistant says, or all with `everything`;
+/// without turns of weight 0.
 ///
 /// The message of an error has the template as its subject.
 pub(super) fn render(
@@ -28,45 +34,145 @@ pub(super) fn render(
     conversation: &Messages,
     everything: bool,
 ) -> Result<Rendered, RowProblem> {
-    let raises = |message: String| RowProblem::new(SkipReason::Template, format!("it says: {message}"));
     let prepared = template.prepare(conversation);
-    let part =
-        |count, prompt| template.render(&prepared, count, prompt).map(|text| unmarked(&text).text).map_err(raises);
-    let whole = template.render(&prepared, conversation.messages.len(), false).map_err(raises)?;
+    let whole = template.render(&prepared, conversation.messages.len(), false).map_err(|message| raised(&message))?;
     let Rendered { text, counted: marked } = unmarked(&whole);
-    if everything {
+    if everything && conversation.left_out.is_empty() {
         let counted = std::iter::once(0..text.len()).collect();
         return Ok(Rendered { text, counted });
     }
-    let mut counted = Vec::new();
-    if template.marks_generation {
-        let prompt_end = match conversation.prompt {
-            0 => 0,
-            prompt => common_prefix(&part(prompt, true)?, &text),
-        };
-        let after_prompt = marked.into_iter().map(|span| span.start.max(prompt_end)..span.end);
-        counted.extend(after_prompt.filter(|span| !span.is_empty()));
+    let turns = if template.marks_generation {
+        marked_turns(template, conversation, &prepared, &text, marked)?
     } else {
-        for index in
-            (conversation.prompt..conversation.messages.len()).filter(|&index| conversation.is_assistant(index))
-        {
-            let before = if index == 0 { String::new() } else { part(index, false)? };
-            let prompt = part(index, true)?;
-            let answered = part(index + 1, false)?;
-            if !answered.starts_with(&before) || !text.starts_with(&answered) {
-                return Err(RowProblem::new(SkipReason::Template, not_nested(index + 1)));
+        added_turns(template, conversation, &prepared, &text)?
+    };
+    let counted = if everything {
+        outside(turns.into_iter().filter(|turn| turn.is_left_out), text.len())
+    } else {
+        turns.into_iter().filter(|turn| !turn.is_left_out).map(|turn| turn.span).collect()
+    };
+    Ok(Rendered { text, counted })
+}
+
+/// What the assistant says in one of its turns, or in a part of one.
+struct Turn {
+    span: Range<usize>,
+    is_left_out: bool,
+}
+
+fn raised(message: &str) -> RowProblem {
+    RowProblem::new(SkipReason::Template, format!("it says: {message}"))
+}
+
+/// Renders the first `count` messages.
+fn part(
+    template: &ChatTemplate,
+    prepared: &PreparedMessages,
+    count: usize,
+    prompt: bool,
+) -> Result<String, RowProblem> {
+    template.render(prepared, count, prompt).map(|text| unmarked(&text).text).map_err(|message| raised(&message))
+}
+
+/// Returns what the template marks behind the row's prompt.
+fn marked_turns(
+    template: &ChatTemplate,
+    conversation: &Messages,
+    prepared: &PreparedMessages,
+    text: &str,
+    marked: Vec<Range<usize>>,
+) -> Result<Vec<Turn>, RowProblem> {
+    let prompt_end = match conversation.prompt {
+        0 => 0,
+        prompt => common_prefix(&part(template, prepared, prompt, true)?, text),
+    };
+    let left_out = left_out_marks(template, conversation, marked.len())?;
+    let turns = marked
+        .into_iter()
+        .zip(left_out)
+        .map(|(span, is_left_out)| Turn { span: span.start.max(prompt_end)..span.end, is_left_out });
+    Ok(turns.filter(|turn| !turn.span.is_empty()).collect())
+}
+
+/// Returns for each of the marks whether it holds a turn of weight 0.
+fn left_out_marks(template: &ChatTemplate, conversation: &Messages, marks: usize) -> Result<Vec<bool>, RowProblem> {
+    if conversation.left_out.is_empty() {
+        return Ok(vec![false; marks]);
+    }
+    let mut labelled = conversation.clone();
+    conversation.left_out.iter().for_each(|&index| label(&mut labelled.messages[index]));
+    let prepared = template.prepare(&labelled);
+    let whole = template.render(&prepared, labelled.messages.len(), false).map_err(|message| raised(&message))?;
+    let Rendered { text, counted } = unmarked(&whole);
+    let found: Vec<bool> = counted.into_iter().map(|span| text[span].contains(LEFT_OUT)).collect();
+    if found.len() == marks && found.contains(&true) {
+        return Ok(found);
+    }
+    let message = "what it marks does not show which turn has weight 0".to_owned();
+    Err(RowProblem::new(SkipReason::Template, message))
+}
+
+/// Appends [`LEFT_OUT`] to what a message says.
+fn label(message: &mut Value) {
+    let Value::Object(fields) = message else { return };
+    for name in ["content"].iter().chain(&THOUGHTS) {
+        match fields.get_mut(*name) {
+            Some(Value::String(text)) => text.push_str(LEFT_OUT),
+            Some(Value::Array(parts)) => {
+                if let Some(Value::String(text)) = parts.last_mut().and_then(|part| part.get_mut("text")) {
+                    text.push_str(LEFT_OUT);
+                }
             }
-            let start = common_prefix(&prompt, &answered).max(before.len());
-            counted.push(start..answered.len());
+            _ => {}
         }
     }
-    Ok(Rendered { text, counted })
+    for call in fields.get_mut("tool_calls").and_then(Value::as_array_mut).into_iter().flatten() {
+        let function = if call["function"].is_object() { &mut call["function"] } else { call };
+        if let Some(Value::String(name)) = function.get_mut("name") {
+            name.push_str(LEFT_OUT);
+        }
+    }
+}
+
+/// Returns what each turn of the assistant adds to the rendering of the messages before it.
+fn added_turns(
+    template: &ChatTemplate,
+    conversation: &Messages,
+    prepared: &PreparedMessages,
+    text: &str,
+) -> Result<Vec<Turn>, RowProblem> {
+    let part = |count, prompt| part(template, prepared, count, prompt);
+    let mut turns = Vec::new();
+    for index in conversation.turns() {
+        let before = if index == 0 { String::new() } else { part(index, false)? };
+        let prompt = part(index, true)?;
+        let answered = part(index + 1, false)?;
+        if !answered.starts_with(&before) || !text.starts_with(&answered) {
+            return Err(RowProblem::new(SkipReason::Template, not_nested(index + 1)));
+        }
+        let start = common_prefix(&prompt, &answered).max(before.len());
+        turns.push(Turn { span: start..answered.len(), is_left_out: conversation.left_out.contains(&index) });
+    }
+    Ok(turns)
+}
+
+/// Returns the parts of a text of this length that are outside of the turns.
+fn outside(turns: impl Iterator<Item = Turn>, length: usize) -> Vec<Range<usize>> {
+    let (mut parts, mut start) = (Vec::new(), 0);
+    for Turn { span, .. } in turns {
+        parts.push(start..span.start);
+        start = span.end;
+    }
+    parts.push(start..length);
+    parts.retain(|part| !part.is_empty());
+    parts
 }
 
 fn not_nested(messages: usize) -> String {
     format!(
         "it renders the first {messages} messages otherwise when more follow, so that what the assistant adds is not \
-         defined: name one that marks it with {{% generation %}} in data.chat_template, or chatml"
+         defined: take one that marks it with {{% generation %}}, such as the built-in `qwen3` or `chatml`, by \
+         --chat-template (data.chat_template)"
     )
 }
 

@@ -1,26 +1,28 @@
 //! Chat data: rows of conversations become token ids, with a mask of those that the loss counts.
 //!
-//! `conversation` reads and checks a row (`other_formats`: one of Alpaca or `ShareGPT`); `template` renders it with the model's chat template (`python_text`: values
-//! as Python prints them); `loss_spans` finds what the assistant says in it; `special_tokens` keeps the special tokens
-//! of the template apart from text that spells them.
+//! `conversation` reads and checks a row (`other_formats`: one of Alpaca or `ShareGPT`); `template_source` finds the chat
+//! template, and `template` renders a conversation with it (`python_text`: values as Python prints them;
+//! `percent_format`: its operator `%`); `loss_spans` finds what the assistant says in it; `special_tokens` keeps the
+//! special tokens of the template apart from text that spells them.
 
 mod conversation;
 mod loss_spans;
 mod other_formats;
+mod percent_format;
 mod python_text;
 mod special_tokens;
 mod template;
+mod template_source;
 #[cfg(test)]
 mod tests;
 
 use std::collections::BTreeSet;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use chrono::NaiveDate;
 use run_config::{
-    CHATML, DEFAULT_TEMPLATE, DataConfig, DataFormat, NamedTemplate, OverlongConversations, TokenizerFolder,
-    regular_file,
+    DEFAULT_TEMPLATE, DataConfig, DataFormat, FIRST_READING_VERSION, NamedTemplate, OverlongConversations,
 };
 use serde_json::{Value, json};
 
@@ -28,21 +30,20 @@ use self::conversation::{ASSISTANT, Conversation, Messages, RowProblem};
 use self::loss_spans::Rendered;
 use self::special_tokens::SpecialTokens;
 use self::template::ChatTemplate;
+use self::template_source::{Templates, find_templates};
 use crate::skipped_rows::SkipReason;
-use crate::tokenizer::{NamedToken, TokenizerDefinition};
+use crate::tokenizer::{NamedToken, SpelledTokens, TokenizerDefinition, spelled_tokens};
 use crate::{DataError, Tokenizer};
 
 /// Name of the template that conversations with tools are rendered with, where there is one.
 const TOOL_TEMPLATE: &str = "tool_use";
-const CHATML_TEMPLATE: &str = include_str!("chatml.jinja");
-const CHATML_END: &str = "<|im_end|>";
 /// Kinds of problems of rows that are told.
 const MAX_TOLD_PROBLEMS: usize = 8;
 
 /// Settings of chat data: how conversations are rendered, and which tokens the loss counts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ChatSettings {
-    /// The file of the chat template, or `chatml`; `None` for the tokenizer's own template.
+    /// The file of the chat template, or a built-in one's name; `None` for the tokenizer's own template.
     pub template: Option<PathBuf>,
     /// The date that templates take as today's, such as `2026-01-31`; if `None`, templates that ask for the date fail.
     pub date: Option<String>,
@@ -50,6 +51,9 @@ pub struct ChatSettings {
     pub assistant_only_loss: bool,
     /// Whether conversations that are longer than a sequence are truncated or skipped.
     pub overlong: OverlongConversations,
+    /// Whether text that spells a special token becomes it; if `None`, only that of a `prompt` and a `completion` that
+    /// no template renders.
+    pub parse_special_tokens: Option<bool>,
     /// The version of the rules by which rows become conversations (`data.reading_version`).
     pub reading_version: u32,
 }
@@ -62,8 +66,17 @@ impl ChatSettings {
             date: data.chat_template_date.clone(),
             assistant_only_loss: data.assistant_only_loss,
             overlong: data.overlong_conversations,
+            parse_special_tokens: data.parse_special_tokens,
             reading_version: data.reading_version(),
         })
+    }
+
+    fn parses_messages(&self) -> bool {
+        self.parse_special_tokens == Some(true)
+    }
+
+    fn parses_completions(&self) -> bool {
+        self.parse_special_tokens.unwrap_or(self.reading_version > FIRST_READING_VERSION)
     }
 }
 
@@ -79,6 +92,11 @@ struct State {
     template: Option<ChatTemplate>,
     /// The template of conversations with tools, where the model has one of their own.
     tool_template: Option<ChatTemplate>,
+    /// The source of the template for inference, if it is another one than that of training.
+    inference_template: Option<String>,
+    special_tokens: SpecialTokens,
+    /// Finds special tokens that rows spell.
+    spelled: SpelledTokens,
     /// The tokenizer, in which special tokens are named by their placeholders only.
     tokenizer: tokenizers::Tokenizer,
     path: PathBuf,
@@ -86,6 +104,8 @@ struct State {
     leading_bos: Option<u32>,
     eos: u32,
     end_of_turn: Option<NamedToken>,
+    /// Why only the last turn of a conversation can be trained on, if it is so.
+    single_turn: Option<String>,
     /// The problem of the first row that was skipped, as a sentence.
     first_problem: OnceLock<String>,
     /// The problems that were told, without their numbers.
@@ -101,6 +121,8 @@ pub(crate) struct EncodedConversation {
     pub counted: Vec<bool>,
     /// Whether its end was cut off.
     pub truncated: bool,
+    /// Whether its text spells a special token.
+    pub spells_special_token: bool,
 }
 
 impl ConversationEncoder {
@@ -109,57 +131,84 @@ impl ConversationEncoder {
         let path = tokenizer.path();
         let TokenizerDefinition { json, folder, additions, .. } = tokenizer.definition()?;
         let special_tokens = SpecialTokens::from_tokenizer_json(&json);
-        let end_of_text = tokenizer.document_tokens().end_of_text.clone();
+        let marks = tokenizer.document_tokens();
+        let added_tokens = added_tokens(&json);
         let eos = folder.with_role("eos_token").next().and_then(|name| special_tokens.named(name));
-        let eos = eos.map_or(end_of_text.id, |token| token.id);
+        let eos = eos.map_or(marks.end_of_text.id, |token| token.id);
         let renamed = serde_json::to_vec(&special_tokens.renamed(json))
             .map_err(|error| error.to_string())
             .and_then(|bytes| load(&bytes))
             .map_err(|message| DataError::Tokenizer { path: path.to_owned(), message })?;
         let date = settings.date.as_deref().map(parse_date).transpose()?;
-        let [template, tool_template] = find_templates(settings, &folder, &special_tokens, &end_of_text.name)?;
+        let Templates { default, of_tools, inference } = find_templates(settings, &folder, &special_tokens, marks)?;
         let roles = folder.roles();
         let compile = |NamedTemplate { origin, source, .. }: NamedTemplate| {
             let refused = |message| DataError::ChatTemplate { path: origin.clone(), message };
             if let Some(token) = additions.left_out.iter().find(|token| source.contains(token.as_str())) {
                 let message = format!(
                     "it writes `{token}`, a token for which the model has no embedding: resize the model's embeddings \
-                     to its tokenizer, or name another template in data.chat_template"
+                     to its tokenizer, or name another template by --chat-template (data.chat_template)"
                 );
                 return Err(refused(message));
             }
             ChatTemplate::compile(origin.clone(), source, &roles, special_tokens.clone(), date).map_err(refused)
         };
-        let template = template.map(compile).transpose()?;
-        let tool_template = tool_template.map(compile).transpose()?;
+        let template = default.map(compile).transpose()?;
+        let tool_template = of_tools.map(compile).transpose()?;
         let mut state = State {
             settings: settings.clone(),
             sequence_length,
             template,
             tool_template,
+            inference_template: inference,
+            spelled: tokenizer.spelled_tokens().clone(),
+            special_tokens,
             tokenizer: renamed,
             path: path.to_owned(),
-            leading_bos: tokenizer.document_tokens().leading_bos(),
+            leading_bos: marks.leading_bos(),
             eos,
             end_of_turn: None,
+            single_turn: None,
             first_problem: OnceLock::new(),
             told_problems: Mutex::default(),
         };
-        state.try_templates()?;
+        state.try_templates(&added_tokens)?;
         Ok(Self(Arc::new(state)))
     }
 
-    /// Returns the names and sources of the chat templates, to be saved with the weights: one named `default`, if the
-    /// model has any, and perhaps one for conversations with tools.
+    /// Returns the names and sources of the chat templates for inference, to be saved with the weights: one named
+    /// `default`, if the model has any, and perhaps one for conversations with tools.
     pub fn templates(&self) -> Vec<(&'static str, &str)> {
-        let State { template, tool_template, .. } = &*self.0;
-        let named = [(DEFAULT_TEMPLATE, template), (TOOL_TEMPLATE, tool_template)];
-        named.into_iter().filter_map(|(name, template)| Some((name, template.as_ref()?.source.as_str()))).collect()
+        let mut templates = self.0.templates();
+        if let (Some((_, default)), Some(inference)) = (templates.first_mut(), &self.0.inference_template) {
+            *default = inference;
+        }
+        templates
     }
 
-    /// The special token with which the assistant ends its turns.
+    /// The token with which the assistant ends its turns; `None` if no token does, or the loss does not count it.
     pub fn end_of_turn(&self) -> Option<&NamedToken> {
         self.0.end_of_turn.as_ref()
+    }
+
+    /// What a user must know of the template before training, one sentence each.
+    pub fn notes(&self) -> Vec<String> {
+        let Some(template) = &self.0.template else { return Vec::new() };
+        let named = format!("the chat template {}", template.origin.display());
+        let mut notes = Vec::new();
+        if self.0.end_of_turn.is_none() {
+            notes.push(format!(
+                "{named} ends what the assistant says without a token of its own, so that the model does not learn to \
+                 stop: `chat` will end an answer only at --max-tokens; a template such as `chatml` \
+                 (--chat-template) has such a token"
+            ));
+        }
+        if let Some(problem) = &self.0.single_turn {
+            notes.push(format!(
+                "{named} suits conversations of one turn; those of several turns are skipped: {problem}"
+            ));
+        }
+        notes
     }
 
     /// Fails if the model has no chat template.
@@ -170,8 +219,8 @@ impl ConversationEncoder {
     /// Encodes a conversation so far, followed by the template's generation prompt.
     ///
     /// # Errors
-    /// [`DataError::ChatTemplate`] if the model has no template, or for messages that it refuses or that contain
-    /// characters reserved for placeholders.
+    /// [`DataError::NoChatTemplate`] if the model has none, [`DataError::ChatTemplate`] for messages that it refuses or
+    /// that contain characters reserved for placeholders.
     pub fn encode_prompt(&self, messages: &[Value]) -> Result<Vec<u32>, DataError> {
         let template = self.0.template(false)?;
         if messages.iter().any(special_tokens::has_reserved) {
@@ -192,10 +241,19 @@ impl ConversationEncoder {
     }
 
     /// Returns the settings that the data order depends on, for the fingerprint.
-    pub(crate) fn identity(&self) -> [String; 4] {
-        let ChatSettings { date, assistant_only_loss, overlong, .. } = &self.0.settings;
-        let sources: Vec<&str> = self.templates().into_iter().map(|(_, source)| source).collect();
-        [sources.join("\0"), date.clone().unwrap_or_default(), assistant_only_loss.to_string(), format!("{overlong:?}")]
+    pub(crate) fn identity(&self) -> Vec<String> {
+        let ChatSettings { date, assistant_only_loss, overlong, reading_version, .. } = &self.0.settings;
+        let sources: Vec<&str> = self.0.templates().into_iter().map(|(_, source)| source).collect();
+        let mut identity = vec![
+            sources.join("\0"),
+            date.clone().unwrap_or_default(),
+            assistant_only_loss.to_string(),
+            format!("{overlong:?}"),
+        ];
+        if *reading_version != FIRST_READING_VERSION {
+            identity.push(format!("{:?}", self.0.settings.parse_special_tokens));
+        }
+        identity
     }
 
     /// Encodes a row, or returns why it is skipped.
@@ -213,6 +271,12 @@ impl ConversationEncoder {
 }
 
 impl State {
+    /// Returns the names and sources of the chat templates.
+    fn templates(&self) -> Vec<(&'static str, &str)> {
+        let named = [(DEFAULT_TEMPLATE, &self.template), (TOOL_TEMPLATE, &self.tool_template)];
+        named.into_iter().filter_map(|(name, template)| Some((name, template.as_ref()?.source.as_str()))).collect()
+    }
+
     /// Warns of the first row with each kind of problem: what a message says without its numbers.
     fn tell(&self, message: &str) {
         let kind: String = message.chars().filter(|character| !character.is_ascii_digit()).collect();
@@ -225,51 +289,82 @@ impl State {
     /// Returns the template of a conversation with or without tools.
     fn template(&self, has_tools: bool) -> Result<&ChatTemplate, DataError> {
         let of_tools = self.tool_template.as_ref().filter(|_| has_tools);
-        of_tools.or(self.template.as_ref()).ok_or_else(|| {
-            let message = "the model has no chat template: name one in data.chat_template (`chatml`, or a Jinja file)";
-            DataError::ChatTemplate { path: self.path.clone(), message: message.to_owned() }
-        })
+        let template = of_tools.or(self.template.as_ref());
+        template.ok_or_else(|| DataError::NoChatTemplate { path: self.path.clone() })
     }
 
     /// Tries the templates, and finds the token with which they end a turn.
-    fn try_templates(&mut self) -> Result<(), DataError> {
-        if let Some(template) = &mut self.template.take() {
-            self.end_of_turn = self.try_template(template)?;
-            self.template = Some(template.clone());
+    fn try_templates(&mut self, added_tokens: &[NamedToken]) -> Result<(), DataError> {
+        let parses_messages = self.settings.parses_messages();
+        if let Some(mut template) = self.template.take() {
+            let tried = self.try_template(&mut template, added_tokens)?;
+            (self.end_of_turn, self.single_turn) = (tried.end_of_turn, tried.single_turn);
+            template.parses_messages = parses_messages;
+            self.template = Some(template);
         }
-        if let Some(template) = &mut self.tool_template.take() {
+        if let Some(mut template) = self.tool_template.take() {
             // One that cannot be used without tools is judged by the rows that have some.
-            drop(self.try_template(template));
-            self.tool_template = Some(template.clone());
+            drop(self.try_template(&mut template, added_tokens));
+            template.parses_messages = parses_messages;
+            self.tool_template = Some(template);
         }
         Ok(())
     }
 
     /// Renders a short conversation, so that a template in which the assistant's text cannot be found is refused before
-    /// training starts. Finds its assembled special tokens; returns its end-of-turn token.
-    fn try_template(&self, template: &mut ChatTemplate) -> Result<Option<NamedToken>, DataError> {
+    /// training starts. Finds its assembled special tokens.
+    fn try_template(
+        &self,
+        template: &mut ChatTemplate,
+        added_tokens: &[NamedToken],
+    ) -> Result<TriedTemplate, DataError> {
         let everything = !self.settings.assistant_only_loss;
-        let plain = probe(&|text| text.into());
-        let parts = probe(&|text| json!([{"type": "text", "text": text}]));
         let attempt = |template: &ChatTemplate, messages: &Messages| loss_spans::render(template, messages, everything);
         let refused =
             |problem: RowProblem| DataError::ChatTemplate { path: template.origin.clone(), message: problem.message };
+        let parts = |text: &str| json!([{"type": "text", "text": text}]);
         // Some templates take lists of parts only. One that takes texts is judged by them.
+        let plain = probe(&|text| text.into(), PROBED_ANSWERS.len());
         let takes_texts = template.render(&template.prepare(&plain), plain.messages.len(), false).is_ok();
-        let (messages, rendered) = match attempt(template, &plain) {
-            Err(problem) if !takes_texts => {
-                let rendered = attempt(template, &parts).map_err(|_| refused(problem))?;
-                (parts, rendered)
-            }
-            rendered => (plain, rendered.map_err(refused)?),
+        let of_turns = |turns| if takes_texts { probe(&|text| text.into(), turns) } else { probe(&parts, turns) };
+        let (mut turns, mut single_turn) = (PROBED_ANSWERS.len(), None);
+        let rendered = match attempt(template, &of_turns(turns)) {
+            Ok(rendered) => rendered,
+            // Some templates, such as Qwen3's, render a turn otherwise once more follow.
+            Err(problem) => match attempt(template, &of_turns(1)) {
+                Ok(rendered) => {
+                    (turns, single_turn) = (1, Some(problem.message));
+                    rendered
+                }
+                Err(_) if takes_texts => return Err(refused(problem)),
+                Err(_) => return Err(refused(attempt(template, &plain).err().unwrap_or(problem))),
+            },
         };
         template.special_tokens.find_assembled(&rendered.text);
-        let rendered = attempt(template, &messages).unwrap_or(rendered);
+        let rendered = attempt(template, &of_turns(turns)).unwrap_or(rendered);
+        let end_of_turn = self.end_of_turn(template, &rendered, PROBED_ANSWERS[turns - 1], added_tokens)?;
+        Ok(TriedTemplate { end_of_turn, single_turn })
+    }
+
+    /// Returns the token behind the last answer that the loss counts: the last special one, else the first added one.
+    fn end_of_turn(
+        &self,
+        template: &ChatTemplate,
+        rendered: &Rendered,
+        answer: &str,
+        added_tokens: &[NamedToken],
+    ) -> Result<Option<NamedToken>, DataError> {
+        let answered = rendered.text.rfind(answer).map_or(0, |start| start + answer.len());
         let encoding = self.encode(&rendered.text)?;
-        let counted = counted(&encoding, &rendered.counted);
-        let said = encoding.get_ids().iter().zip(counted).filter(|(_, counted)| *counted).map(|(id, _)| *id);
-        let last = said.rev().find_map(|id| template.special_tokens.with_id(id));
-        Ok(last.map(|token| NamedToken { id: token.id, name: token.name.clone() }))
+        let tokens = encoding.get_ids().iter().zip(encoding.get_offsets()).zip(counted(&encoding, &rendered.counted));
+        let behind: Vec<u32> = tokens
+            .filter(|((_, (start, _)), is_counted)| *is_counted && *start >= answered)
+            .map(|((id, _), _)| *id)
+            .collect();
+        let special = behind.iter().rev().find_map(|id| template.special_tokens.with_id(*id));
+        let special = special.map(|token| NamedToken { id: token.id, name: token.name.clone() });
+        let added = || behind.iter().find_map(|id| added_tokens.iter().find(|token| token.id == *id)).cloned();
+        Ok(special.or_else(added))
     }
 
     fn encode(&self, text: &str) -> Result<tokenizers::Encoding, DataError> {
@@ -294,6 +389,9 @@ impl State {
                 }
             }
             Conversation::Completion { prompt, completion } => {
+                let parses = self.settings.parses_completions();
+                let [prompt, completion] = [prompt, completion]
+                    .map(|text| if parses { self.special_tokens.parsed(text) } else { text.clone() });
                 let text = format!("{prompt}{completion}");
                 let start = if everything { 0 } else { prompt.len() };
                 let counted = std::iter::once(start..text.len()).collect();
@@ -302,9 +400,24 @@ impl State {
         };
         let encoding = self.encode(&rendered.text)?;
         let text_counts = counted(&encoding, &rendered.counted);
-        let ids = bos.into_iter().chain(encoding.get_ids().iter().copied()).chain(eos).collect();
+        let text_ids = encoding.get_ids();
+        // A text that spells them has them already.
+        let bos = bos.filter(|bos| text_ids.first() != Some(bos));
+        let eos = eos.filter(|eos| text_ids.last() != Some(eos));
+        let ids = bos.into_iter().chain(text_ids.iter().copied()).chain(eos).collect();
         let counted = bos.map(|_| false).into_iter().chain(text_counts).chain(eos.map(|_| true)).collect();
-        Ok(self.fit(ids, counted))
+        let spells_special_token =
+            conversation.any_text(|text| self.spelled.tell(text, || self.spelling_note(conversation)));
+        Ok(self.fit(ids, counted).map(|fitted| EncodedConversation { spells_special_token, ..fitted }))
+    }
+
+    /// Says what becomes of a special token that a conversation spells.
+    fn spelling_note(&self, conversation: &Conversation) -> &'static str {
+        let is_parsed = match conversation {
+            Conversation::Messages(_) => self.settings.parses_messages(),
+            Conversation::Completion { .. } => self.settings.parses_completions(),
+        };
+        spelled_tokens::consequence(is_parsed)
     }
 
     /// Truncates a conversation to one sequence, or returns why its row is skipped.
@@ -327,7 +440,7 @@ impl State {
             };
             return Err(RowProblem::new(SkipReason::NoTarget, message));
         }
-        Ok(EncodedConversation { ids, counted, truncated })
+        Ok(EncodedConversation { ids, counted, truncated, spells_special_token: false })
     }
 }
 
@@ -341,15 +454,21 @@ fn render(template: &ChatTemplate, messages: &Messages, everything: bool) -> Res
     loss_spans::render(template, &messages, everything)
 }
 
-/// Returns a conversation of two turns to try a template with; `content` makes a message's content from its text.
-fn probe(content: &dyn Fn(&str) -> Value) -> Messages {
-    let turn = |role: &str, text: &str| json!({"role": role, "content": content(text)});
-    Messages::plain(vec![
-        turn("user", "How many?"),
-        turn(ASSISTANT, "Two."),
-        turn("user", "And then?"),
-        turn(ASSISTANT, "Three."),
-    ])
+/// What trying a template shows.
+struct TriedTemplate {
+    end_of_turn: Option<NamedToken>,
+    single_turn: Option<String>,
+}
+
+/// What the assistant says in the turns that a template is tried with.
+const PROBED_ANSWERS: [&str; 2] = ["Two.", "Three."];
+
+/// Returns a conversation of one or two turns to try a template with; `content` makes a message's content from its text.
+fn probe(content: &dyn Fn(&str) -> Value, turns: usize) -> Messages {
+    let message = |role: &str, text: &str| json!({"role": role, "content": content(text)});
+    let asked = ["How many?", "And then?"].into_iter().zip(PROBED_ANSWERS);
+    let said = asked.flat_map(|(question, answer)| [message("user", question), message(ASSISTANT, answer)]);
+    Messages::plain(said.take(2 * turns).collect())
 }
 
 /// Returns for each token whether it overlaps one of the byte ranges of the text.
@@ -361,36 +480,14 @@ fn counted(encoding: &tokenizers::Encoding, spans: &[std::ops::Range<usize>]) ->
     encoding.get_offsets().iter().map(overlaps).collect()
 }
 
-/// Finds a run's templates: the default one, and one of conversations with tools.
-fn find_templates(
-    settings: &ChatSettings,
-    folder: &TokenizerFolder,
-    special_tokens: &SpecialTokens,
-    end_of_text: &str,
-) -> Result<[Option<NamedTemplate>; 2], DataError> {
-    let named = |origin: &Path, source| {
-        Some(NamedTemplate { name: DEFAULT_TEMPLATE.to_owned(), origin: origin.to_owned(), source })
-    };
-    match &settings.template {
-        Some(name) if name.as_os_str() == CHATML => {
-            let mut template = CHATML_TEMPLATE.trim_end().to_owned();
-            if special_tokens.named(CHATML_END).is_none() {
-                // The end of a turn must be a token that generation can stop at.
-                template = template.replace(CHATML_END, end_of_text);
-            }
-            Ok([named(name, template), None])
-        }
-        Some(path) => {
-            let refused = |message: String| DataError::ChatTemplate { path: path.clone(), message };
-            let bytes = regular_file::read(path).map_err(|error| refused(error.to_string()))?;
-            let source = String::from_utf8(bytes).map_err(|_| refused("it is not UTF-8".to_owned()))?;
-            Ok([named(path, source), None])
-        }
-        None => {
-            let of_tools = folder.templates.iter().find(|template| template.name == TOOL_TEMPLATE);
-            Ok([folder.templates.first().cloned(), of_tools.cloned()])
-        }
-    }
+/// Returns all added tokens of a `tokenizer.json`, special or not.
+fn added_tokens(tokenizer_json: &Value) -> Vec<NamedToken> {
+    let added = tokenizer_json["added_tokens"].as_array().into_iter().flatten();
+    let named = added.filter_map(|token| {
+        let id = u32::try_from(token["id"].as_u64()?).ok()?;
+        Some(NamedToken { id, name: token["content"].as_str()?.to_owned() })
+    });
+    named.collect()
 }
 
 fn load(bytes: &[u8]) -> Result<tokenizers::Tokenizer, String> {

@@ -18,6 +18,8 @@ const OPEN: char = '\u{fdd0}';
 const CLOSE: char = '\u{fdd1}';
 /// Inserted into a special token that a message spells, until the message is rendered.
 const BREAK: char = '\u{fdd2}';
+/// Appended to turns that the loss leaves out, to find them in what the template marks. No placeholder is like it.
+pub(super) const LEFT_OUT: &str = "\u{fdd0}left out\u{fdd1}";
 /// Marks of the start and the end of what the assistant says, for templates with `{% generation %}`.
 pub(super) const GENERATION: [char; 2] = ['\u{fdd3}', '\u{fdd4}'];
 
@@ -96,6 +98,17 @@ impl SpecialTokens {
         self.replace(text, &written, &mut |index, _, output| output.push_str(&placeholder(index)))
     }
 
+    /// Replaces every special token that a text spells by its placeholder, so that it is encoded as the token.
+    pub(super) fn parsed(&self, text: &str) -> String {
+        let all: Vec<usize> = (0..self.tokens.len()).collect();
+        self.replace(text, &all, &mut |index, _, output| output.push_str(&placeholder(index)))
+    }
+
+    /// Replaces the special tokens that the strings of a message spell by their placeholders.
+    pub(super) fn parse(&self, value: &mut Value) {
+        visit_strings(value, &mut |text| *text = self.parsed(text));
+    }
+
     /// Replaces the placeholders in a text by the names of their tokens.
     pub(super) fn with_names(&self, text: &str) -> String {
         self.tokens.iter().enumerate().fold(text.to_owned(), |text, (index, token)| {
@@ -118,19 +131,14 @@ impl SpecialTokens {
         if self.assembled.is_empty() {
             return;
         }
-        match value {
-            Value::String(text) => {
-                *text = self.replace(text, &self.assembled, &mut |_, name, output| {
-                    let mut characters = name.chars();
-                    output.extend(characters.next());
-                    output.push(BREAK);
-                    output.push_str(characters.as_str());
-                });
-            }
-            Value::Array(items) => items.iter_mut().for_each(|item| self.break_up(item)),
-            Value::Object(fields) => fields.values_mut().for_each(|field| self.break_up(field)),
-            _ => {}
-        }
+        visit_strings(value, &mut |text| {
+            *text = self.replace(text, &self.assembled, &mut |_, name, output| {
+                let mut characters = name.chars();
+                output.extend(characters.next());
+                output.push(BREAK);
+                output.push_str(characters.as_str());
+            });
+        });
     }
 
     /// Replaces the tokens that the template assembled in a rendered text by their placeholders, then restores the
@@ -168,6 +176,16 @@ impl SpecialTokens {
             }
         }
         output
+    }
+}
+
+/// Calls `change` with every string in a value; names of fields are none.
+fn visit_strings(value: &mut Value, change: &mut dyn FnMut(&mut String)) {
+    match value {
+        Value::String(text) => change(text),
+        Value::Array(items) => items.iter_mut().for_each(|item| visit_strings(item, change)),
+        Value::Object(fields) => fields.values_mut().for_each(|field| visit_strings(field, change)),
+        _ => {}
     }
 }
 

@@ -6,10 +6,11 @@ use std::sync::Arc;
 use chrono::NaiveDate;
 use minijinja::syntax::SyntaxConfig;
 use minijinja::value::{Serde, Value, ValueKind};
-use minijinja::{Environment, Error, ErrorKind};
+use minijinja::{Environment, Error, ErrorKind, State};
 use serde_json::Value as Json;
 
 use super::conversation::Messages;
+use super::percent_format::{self, FILTER, with_percent_filter};
 use super::python_text;
 use super::special_tokens::{GENERATION, SpecialTokens};
 
@@ -28,6 +29,8 @@ pub(super) struct ChatTemplate {
     /// Variables that name tokens, such as `bos_token`, with placeholders for special tokens.
     variables: Vec<(String, Value)>,
     pub special_tokens: SpecialTokens,
+    /// Whether special tokens that messages spell become those tokens.
+    pub parses_messages: bool,
 }
 
 impl ChatTemplate {
@@ -40,6 +43,7 @@ impl ChatTemplate {
         date: Option<NaiveDate>,
     ) -> Result<Self, String> {
         let (program, marks_generation) = with_generation_filter(&special_tokens.with_placeholders(&source));
+        let program = with_percent_filter(&program);
         let mut environment = Environment::new();
         let syntax = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build();
         environment.set_syntax(syntax.map_err(|error| error.to_string())?);
@@ -48,6 +52,9 @@ impl ChatTemplate {
         environment.add_filter("tojson", |value: Value, options| python_text::tojson(&value, options));
         environment.add_filter("string", |value: Value| python_text::str(&value));
         environment.add_filter("generation", |said: String| format!("{}{said}{}", GENERATION[0], GENERATION[1]));
+        environment.add_filter(FILTER, |state: &mut State, left: Value, right: Value| {
+            percent_format::apply(state, &left, &right)
+        });
         environment.add_test("sequence", |value: &Value| is_container(value));
         environment.add_test("iterable", |value: &Value| is_container(value) || value.kind() == ValueKind::Iterable);
         environment.add_function("raise_exception", |message: String| -> Result<Value, Error> {
@@ -64,6 +71,7 @@ impl ChatTemplate {
             environment: Arc::new(environment),
             variables: named_tokens.iter().map(variable).collect(),
             special_tokens,
+            parses_messages: false,
         })
     }
 
@@ -71,7 +79,11 @@ impl ChatTemplate {
     pub(super) fn prepare(&self, conversation: &Messages) -> PreparedMessages {
         let prepared = |value: &Json| {
             let mut value = value.clone();
-            self.special_tokens.break_up(&mut value);
+            if self.parses_messages {
+                self.special_tokens.parse(&mut value);
+            } else {
+                self.special_tokens.break_up(&mut value);
+            }
             Value::from(Serde(&value))
         };
         PreparedMessages {

@@ -1,6 +1,7 @@
 use std::fs;
 use std::path::Path;
 
+use run_config::{CHATML, NEWEST_READING_VERSION, QWEN3};
 use serde_json::json;
 use tempfile::TempDir;
 
@@ -45,7 +46,8 @@ fn settings() -> ChatSettings {
         date: None,
         assistant_only_loss: true,
         overlong: OverlongConversations::Truncate,
-        reading_version: 2,
+        parse_special_tokens: None,
+        reading_version: NEWEST_READING_VERSION,
     }
 }
 
@@ -209,7 +211,7 @@ fn templates_that_cannot_be_trained_with_are_refused() {
     assert!(refused("{{ strftime_now('%Y') }}").contains("data.chat_template_date"));
     let without = model(None);
     let error = without.usual().encode_row(&dialogue().to_string()).unwrap_err().to_string();
-    assert!(error.contains("has no chat template") && error.contains("chatml"), "{error}");
+    assert!(error.contains("has no chat template") && error.contains("--chat-template"), "{error}");
     let missing = without.encoder(&ChatSettings { template: Some("/none.jinja".into()), ..settings() });
     assert!(missing.err().unwrap().to_string().contains("/none.jinja"));
 }
@@ -275,6 +277,128 @@ fn the_date_is_pinned() {
     let encoder = model.encoder(&ChatSettings { date: Some("2026-01-31".to_owned()), ..settings() }).unwrap();
     let encoded = encoder.encode_row(&dialogue().to_string()).unwrap().unwrap();
     assert!(model.shown(&encoded).starts_with("31 Jan 2026<|im_start|>"));
+}
+
+/// A template that removes the thoughts of former turns, as Qwen3's does.
+const FORGETFUL: &str = "{% for m in messages %}{% set said = m.content %}{% if not loop.last %}\
+                         {% set said = said.split('</think>')|last %}{% endif %}<|im_start|>{{ m.role }}\n{{ said }}\
+                         {% if loop.last and m.role == 'assistant' and '</think>' not in said %}!{% endif %}<|im_end|>\
+                         {% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}";
+
+#[test]
+fn a_template_for_one_turn_takes_rows_of_one_turn() {
+    let model = model(Some(FORGETFUL));
+    let encoder = model.usual();
+    let row = |said: &[(&str, &str)]| json!({"messages": turns(said)}).to_string();
+    let one = encoder.encode_row(&row(&[("user", "a"), ("assistant", "b")])).unwrap().unwrap();
+    assert_eq!(model.shown(&one), "<|im_start|>user\na<|im_end|><|im_start|>assistant\n[b!<|im_end|>]");
+    let two = [("user", "a"), ("assistant", "b"), ("user", "c"), ("assistant", "d")];
+    assert_eq!(encoder.encode_row(&row(&two)).unwrap(), Err(SkipReason::Template));
+    let notes = encoder.notes();
+    assert!(
+        notes.len() == 1 && notes[0].contains("several turns are skipped") && notes[0].contains("qwen3"),
+        "{notes:?}"
+    );
+}
+
+#[test]
+fn qwen3_keeps_the_thought_of_every_turn() {
+    let model = model(Some(FORGETFUL));
+    let encoder = model.encoder(&ChatSettings { template: Some(QWEN3.into()), ..settings() }).unwrap();
+    let thinking = json!({"role": "assistant", "content": "d", "reasoning_content": "hm"});
+    let mut row =
+        json!({"messages": turns(&[("user", "a"), ("assistant", "<think>\nw\n</think>\n\nb"), ("user", "c")])});
+    row["messages"].as_array_mut().unwrap().push(thinking);
+    let encoded = encoder.encode_row(&row.to_string()).unwrap().unwrap();
+    let expected = "<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\n[<think>\nw\n</think>\n\nb<|im_end|>\n]\
+                    <|im_start|>user\nc<|im_end|>\n<|im_start|>assistant\n[<think>\nhm\n</think>\n\nd<|im_end|>\n]";
+    assert_eq!(model.shown(&encoded), expected);
+    assert_eq!(encoder.templates(), [("default", FORGETFUL)], "the model's own template is saved for inference");
+    assert_eq!(encoder.end_of_turn().unwrap().name, "<|im_end|>");
+}
+
+#[test]
+fn turns_of_weight_0_count_for_nothing() {
+    let mut row = dialogue();
+    row["messages"][2]["weight"] = 0.into();
+    let expected = EXPECTED.replace("[b<|im_end|>\n]", "b<|im_end|>\n");
+    assert_eq!(model(Some(PLAIN)).encoded(&row), expected);
+    let chatml = ChatSettings { template: Some(CHATML.into()), ..settings() };
+    for (settings, expected) in [
+        (chatml.clone(), expected.replace("d<|im_end|>\n]", "d<|im_end|>]\n")),
+        (ChatSettings { assistant_only_loss: false, ..chatml.clone() }, {
+            let [before, after] = [
+                "<|im_start|>system\nbe<|im_end|>\n<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\n",
+                "\n<|im_start|>user\nc<|im_end|>\n<|im_start|>assistant\nd<|im_end|>\n",
+            ];
+            format!("[{before}]b<|im_end|>[{after}]")
+        }),
+        (ChatSettings { reading_version: 1, ..chatml }, EXPECTED.replace("<|im_end|>\n]", "<|im_end|>]\n")),
+    ] {
+        let model = model(None);
+        let encoded = model.encoder(&settings).unwrap().encode_row(&row.to_string()).unwrap().unwrap();
+        assert_eq!(model.shown(&encoded), expected);
+    }
+}
+
+#[test]
+fn a_rendered_completion_has_its_special_tokens() {
+    let row = json!({"prompt": "<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\n", "completion": "b<|im_end|>"});
+    let model = model(None);
+    let encode =
+        |settings: ChatSettings| model.encoder(&settings).unwrap().encode_row(&row.to_string()).unwrap().unwrap();
+    let parsed = encode(settings());
+    assert_eq!(model.shown(&parsed), "<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\n[b<|im_end|>]");
+    assert!(parsed.spells_special_token);
+    for settings in [
+        ChatSettings { reading_version: 1, ..settings() },
+        ChatSettings { parse_special_tokens: Some(false), ..settings() },
+    ] {
+        let characters = encode(settings);
+        assert!(characters.ids.len() > 2 * parsed.ids.len() && characters.spells_special_token);
+        assert_eq!(characters.ids.iter().filter(|&&id| id >= 262).count(), 1, "the EOS token alone");
+    }
+}
+
+#[test]
+fn messages_become_special_tokens_on_request() {
+    for template in [PLAIN, ASSEMBLED] {
+        let model = model(Some(template));
+        let encoder = model.encoder(&ChatSettings { parse_special_tokens: Some(true), ..settings() }).unwrap();
+        let row = json!({"messages": turns(&[("user", "x<|im_end|><|assistant|>"), ("assistant", "y")])});
+        let encoded = encoder.encode_row(&row.to_string()).unwrap().unwrap();
+        assert!(model.shown(&encoded).contains("x<|im_end|><|assistant|><|im_end|>"), "{}", model.shown(&encoded));
+        let count = |id| encoded.ids.iter().filter(|&&other| other == id).count();
+        assert_eq!(count(263), 3, "{template}");
+    }
+}
+
+#[test]
+fn a_template_without_an_end_of_turn_is_noted() {
+    let plain = "{% for m in messages %}### {{ m.role }}: {{ m.content }}\n{% endfor %}";
+    let unmarked = "{% for m in messages %}{% generation %}{{ m.content }}{% endgeneration %}<|im_end|>{% endfor %}";
+    for template in [plain, unmarked] {
+        let model = model(Some(template));
+        let encoder = model.usual();
+        assert_eq!(encoder.end_of_turn(), None);
+        assert!(encoder.notes()[0].contains("does not learn to stop"), "{:?}", encoder.notes());
+    }
+    assert_eq!(model(Some(PLAIN)).usual().notes(), Vec::<String>::new());
+}
+
+#[test]
+fn chatml_starts_with_bos_where_documents_do() {
+    let model = model(None);
+    let path = model.folder.path().join("tokenizer_config.json");
+    let config = json!({"bos_token": "<|user|>", "add_bos_token": true, "eos_token": "<|endoftext|>"});
+    fs::write(path, config.to_string()).unwrap();
+    let tokenizer = Tokenizer::load(&model.folder.path().join("tokenizer.json"), &[]).unwrap();
+    let first = |reading_version| {
+        let settings = ChatSettings { template: Some(CHATML.into()), reading_version, ..settings() };
+        let encoder = ConversationEncoder::new(&tokenizer, &settings, 1000).unwrap();
+        encoder.encode_row(&dialogue().to_string()).unwrap().unwrap().ids[0]
+    };
+    assert_eq!((first(NEWEST_READING_VERSION), first(1)), (264, 262));
 }
 
 #[test]

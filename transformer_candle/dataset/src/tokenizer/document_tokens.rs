@@ -47,6 +47,8 @@ pub(super) struct Choice<'a> {
     /// Whether the file's `truncation` applies to documents where the fast encoder takes the tokenizer: how runs of the
     /// first reading version encode.
     pub truncates: bool,
+    /// Whether special tokens that text spells are taken as tokens.
+    pub parses_special_tokens: bool,
 }
 
 impl DocumentTokens {

@@ -227,7 +227,7 @@ fn opened(json: &Value) -> Tokenizer {
 
 /// Returns the bytes of the tokens of a text, and by how many they exceed the bytes of the text.
 fn bytes_of(tokenizer: &Tokenizer, text: &str) -> (i64, i64) {
-    let EncodedText { ids, surplus_bytes } = tokenizer.encode_document(text).unwrap();
+    let EncodedText { ids, surplus_bytes, .. } = tokenizer.encode_document(text).unwrap();
     let bytes = tokenizer.token_bytes().unwrap();
     (ids.iter().map(|&id| i64::from(bytes[id as usize])).sum(), surplus_bytes)
 }

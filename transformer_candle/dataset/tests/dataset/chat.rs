@@ -5,7 +5,7 @@ use std::path::Path;
 
 use crate::fixtures::{self, Sequence, folder_source, gzip, sequences, write};
 use dataset::{ChatSettings, DataSource, HeldOut, IGNORED_TARGET, StreamSettings, TokenStream, Tokenizer};
-use run_config::{DataFormat, OverlongConversations, Packing};
+use run_config::{DataFormat, NEWEST_READING_VERSION, OverlongConversations, Packing};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
@@ -27,7 +27,8 @@ fn settings() -> StreamSettings {
         date: None,
         assistant_only_loss: true,
         overlong: OverlongConversations::Truncate,
-        reading_version: 2,
+        parse_special_tokens: None,
+        reading_version: NEWEST_READING_VERSION,
     };
     StreamSettings { sequence_length: 96, packing: Packing::Documents, chat: Some(chat), ..fixtures::settings() }
 }

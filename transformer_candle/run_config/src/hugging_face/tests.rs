@@ -49,10 +49,8 @@ fn absent_keys_have_the_defaults_of_transformers() {
     let model = read("llama").unwrap();
     assert_eq!((model.rope_theta, model.head_dim, model.num_key_value_heads), (10_000.0, Some(64), 32));
     assert_eq!((model.rope_scaling, model.norm_epsilon), (RopeScalingConfig::default(), 1e-6));
-    assert_eq!(
-        read("mistral").unwrap_err().to_string(),
-        "sliding_window: is 4096; attention is not limited to a sliding window here"
-    );
+    let mistral = read("mistral").unwrap();
+    assert_eq!((mistral.num_key_value_heads, mistral.max_position_embeddings), (8, 4096));
     assert_eq!(read("qwen3").unwrap().head_dim, Some(128));
 }
 
@@ -67,31 +65,74 @@ fn transformers_5_spells_the_rotary_embedding_as_rope_parameters() {
 }
 
 #[test]
-fn mistral_is_read_unless_its_window_is_shorter_than_its_context() {
-    let mistral = |window: Value| {
+fn a_sliding_window_limits_the_context() {
+    let read = |model_type: &str, keys: Value| {
         let mut config = llama3();
-        config["model_type"] = json!("mistral");
-        config["sliding_window"] = window;
-        ModelConfig::from_hugging_face(&config)
+        config["model_type"] = json!(model_type);
+        config.as_object_mut().unwrap().extend(keys.as_object().unwrap().clone());
+        ModelConfig::from_hugging_face(&config).map(|model| model.max_position_embeddings)
     };
-    assert_eq!(mistral(Value::Null).unwrap().architecture, Architecture::Mistral);
-    assert_eq!(mistral(json!(131_072)).unwrap().architecture, Architecture::Mistral);
-    assert_eq!(mistral(json!(4096)).unwrap_err().path, "sliding_window");
+    for (model_type, keys, context) in [
+        ("mistral", json!({ "sliding_window": null }), 131_072),
+        ("mistral", json!({ "sliding_window": 131_072 }), 131_072),
+        ("mistral", json!({ "sliding_window": 4096 }), 4096),
+        ("llama", json!({ "sliding_window": 4096 }), 131_072),
+        ("qwen2", json!({ "sliding_window": 4096, "use_sliding_window": false }), 131_072),
+        ("qwen2", json!({ "sliding_window": 4096, "use_sliding_window": true, "max_window_layers": 16 }), 131_072),
+        ("qwen3", json!({ "sliding_window": 4096, "use_sliding_window": true, "max_window_layers": 15 }), 4096),
+        ("qwen3", json!({ "use_sliding_window": true, "layer_types": ["full_attention"] }), 131_072),
+        ("qwen3", json!({ "use_sliding_window": true, "layer_types": ["sliding_attention"] }), 4096),
+    ] {
+        assert_eq!(read(model_type, keys.clone()), Ok(context), "{model_type} {keys}");
+    }
+    assert_eq!(read("qwen2", json!({ "layer_types": ["sliding_attention"] })).unwrap_err().path, "layer_types");
 }
 
 #[test]
-fn qwen_is_read_unless_it_uses_a_sliding_window() {
-    let qwen = |model_type: &str, use_sliding_window: bool| {
-        let mut config = llama3();
-        config["model_type"] = json!(model_type);
-        (config["sliding_window"], config["use_sliding_window"]) = (json!(4096), json!(use_sliding_window));
-        config.as_object_mut().unwrap().remove("head_dim");
-        ModelConfig::from_hugging_face(&config)
+fn other_spellings_describe_the_same_model() {
+    let published = ModelConfig::from_hugging_face(&llama3()).unwrap();
+    let rope = |change: Value| {
+        let mut rope = llama3()["rope_scaling"].clone();
+        rope.as_object_mut().unwrap().extend(change.as_object().unwrap().clone());
+        rope
     };
-    let [qwen2, qwen3] = ["qwen2", "qwen3"].map(|model_type| qwen(model_type, false).unwrap());
-    assert_eq!((qwen2.architecture, qwen2.head_dim), (Architecture::Qwen2, Some(64)));
-    assert_eq!((qwen3.architecture, qwen3.head_dim), (Architecture::Qwen3, Some(128)));
-    assert_eq!(qwen("qwen2", true).unwrap_err().path, "sliding_window");
+    for (key, value) in [
+        ("rope_scaling", rope(json!({ "type": "llama3" }))),
+        ("rope_scaling", rope(json!({ "rope_type": null, "type": "llama3" }))),
+        ("rope_parameters", json!({ "rope_type": "default", "rope_theta": 1e4 })),
+        ("hidden_act", json!("swish")),
+        ("torch_dtype", json!("bfloat16")),
+        ("pretraining_tp", json!(1)),
+    ] {
+        assert_eq!(changed(key, value.clone()).as_ref(), Ok(&published), "{key}: {value}");
+    }
+    let unscaled = changed("rope_scaling", Value::Null).unwrap();
+    let absent =
+        [json!({}), json!({ "type": "default" }), json!({ "type": null }), json!({ "type": "dynamic", "factor": 2.0 })];
+    for value in absent.into_iter().chain([json!({ "rope_type": "linear", "factor": 1.0 })]) {
+        assert_eq!(changed("rope_scaling", value.clone()).as_ref(), Ok(&unscaled), "{value}");
+    }
+    let whole = changed("rope_scaling", rope(json!({ "original_max_position_embeddings": null }))).unwrap();
+    assert_eq!(whole.rope_scaling.original_max_position_embeddings, 131_072);
+}
+
+#[test]
+fn biases_matter_only_to_architectures_that_read_them() {
+    let read = |model_type: &str, key: &str| {
+        let mut config = llama3();
+        (config["model_type"], config[key]) = (json!(model_type), json!(true));
+        ModelConfig::from_hugging_face(&config).map(|_| ())
+    };
+    for (model_type, key, is_read) in [
+        ("llama", "attention_bias", true),
+        ("llama", "mlp_bias", true),
+        ("mistral", "attention_bias", false),
+        ("qwen2", "attention_bias", false),
+        ("qwen2", "mlp_bias", false),
+        ("qwen3", "attention_bias", true),
+    ] {
+        assert_eq!(read(model_type, key).is_err(), is_read, "{model_type} {key}");
+    }
 }
 
 fn llama3_scaling(low: f64, high: f64) -> Value {
@@ -116,7 +157,7 @@ fn features_that_do_not_run_here_are_refused_by_their_key() {
         ("head_dim", json!(5)),
         ("rope_theta", json!(0.5)),
         ("partial_rotary_factor", json!(0.5)),
-        ("rope_parameters", json!({ "rope_type": "yarn", "rope_theta": 1e4 })),
+        ("rope_scaling", json!({ "rope_type": "yarn", "factor": 2.0 })),
         ("rope_scaling", json!({ "type": "linear", "factor": 2.0 })),
         ("rope_scaling", json!({ "rope_type": "llama3", "factor": 2.0 })),
         ("rope_scaling", llama3_scaling(4.0, 4.0)),
@@ -162,8 +203,13 @@ fn absurd_sizes_are_refused_by_their_key() {
 }
 
 #[test]
-fn a_missing_size_is_named() {
-    let mut config = llama3();
-    config.as_object_mut().unwrap().remove("hidden_size");
-    assert_eq!(ModelConfig::from_hugging_face(&config).unwrap_err().sentence(), "missing field `hidden_size`");
+fn missing_sizes_are_those_of_transformers() {
+    let size = |model_type: &str| {
+        let model = ModelConfig::from_hugging_face(&json!({ "model_type": model_type })).unwrap();
+        (model.vocab_size.unwrap(), model.intermediate_size, model.max_position_embeddings)
+    };
+    assert_eq!(size("llama"), (32_000, 11_008, 2048));
+    assert_eq!(size("mistral"), (32_000, 14_336, 4096));
+    assert_eq!(size("qwen2"), (151_936, 22_016, 32_768));
+    assert_eq!(size("qwen3"), (151_936, 22_016, 32_768));
 }

@@ -109,6 +109,7 @@ fn data() -> impl Strategy<Value = DataConfig> {
             chat_template: None,
             chat_template_date: None,
             assistant_only_loss: true,
+            parse_special_tokens: None,
             overlong_conversations: OverlongConversations::Truncate,
             sequence_length: rest.1,
             packing,

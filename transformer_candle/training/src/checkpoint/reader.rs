@@ -136,7 +136,8 @@ impl Checkpoint {
         } else {
             PretrainedWeights::open(&self.directory, &shape).map_err(|error| self.refused(error))?;
         }
-        let dtype = config.get("dtype").or_else(|| config.get("torch_dtype"));
+        let mut names = [&config["dtype"], &config["torch_dtype"]].into_iter();
+        let dtype = names.find(|name| !name.is_null());
         let precision = if dtype.is_some_and(|dtype| dtype == "bfloat16") { Precision::Bf16 } else { Precision::Fp32 };
         let mut stop_tokens = self.end_tokens_of(files::GENERATION_CONFIG)?;
         if stop_tokens.is_empty() {

@@ -60,9 +60,12 @@ pub fn run(options: &EvaluateOptions, hub: &HubSettings, stop: &StopSignal) -> R
     let checkpoint = options.model.open(&cancel)?;
     let directory = checkpoint.directory();
     let StoredModel { shape, precision, stop_tokens } = checkpoint.model()?;
-    let tokenizer = load_tokenizer(&checkpoint, &stop_tokens)?;
+    let mut tokenizer = load_tokenizer(&checkpoint, &stop_tokens)?;
     let state = checkpoint.state().ok();
     let run = run_of(directory, state.as_ref());
+    if run.as_ref().is_some_and(|run| run.as_ref().is_ok_and(|run| run.config.parses_documents())) {
+        tokenizer = tokenizer.parsing_special_tokens()?;
+    }
     let (mut config, mut text) = match (run, options.input.as_slice()) {
         (Some(run), []) => {
             let run = run?;

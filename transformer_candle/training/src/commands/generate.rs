@@ -24,6 +24,9 @@ pub struct GenerateOptions {
     /// The text to continue.
     #[command(flatten)]
     pub prompt: Prompt,
+    /// Take special tokens that the prompt spells, such as `<|im_start|>`, as tokens, as transformers does.
+    #[arg(long)]
+    pub special: bool,
     /// Tokens to write at most.
     #[arg(long, value_name = "N", default_value_t = 128, value_parser = RangedU64ValueParser::<usize>::new().range(1..))]
     pub max_tokens: usize,
@@ -99,7 +102,15 @@ impl Generator {
         let prompt = options.prompt.read()?;
         let cancel = stop.cancel_token();
         let checkpoint = options.model.open(&cancel)?;
-        Ok(Self { model: TrainedModel::of_checkpoint(&checkpoint, options.device, &cancel)?, prompt })
+        let mut model = TrainedModel::of_checkpoint(&checkpoint, options.device, &cancel)?;
+        if options.special {
+            model.tokenizer = model.tokenizer.parsing_special_tokens()?;
+        } else if let Some(name) = model.tokenizer.spelled_special_token(&prompt) {
+            tracing::warn!(
+                "the prompt spells the special token {name}, which is read as characters; --special reads it as that token"
+            );
+        }
+        Ok(Self { model, prompt })
     }
 
     /// Continues the text; `on_text` receives it as it grows, and ends it by returning an error.

@@ -55,8 +55,9 @@ pub enum CheckpointError {
     },
     /// The model that adapters belong to is not where it was.
     #[error(
-        "the adapters in {adapters} belong to the model in {base}, which is not there: put it back, or say where it is \
-         (`--base-model DIR`; for training `--override model.init_from=DIR`)"
+        "the adapters in {adapters} {}, or say where it is (`--base-model DIR`; for training `--override \
+         model.init_from=DIR`)",
+        describe_base(base)
     )]
     BaseMoved {
         /// The adapters' directory.
@@ -250,4 +251,12 @@ fn gigabytes(bytes: u64) -> String {
         .iter()
         .find(|(unit, _)| bytes as f64 >= *unit)
         .map_or_else(|| format!("{bytes} bytes"), |(unit, name)| format!("{:.1} {name}", bytes as f64 / unit))
+}
+
+/// Says which model adapters belong to, and the first way out.
+fn describe_base(base: &Path) -> String {
+    if base.as_os_str().is_empty() {
+        return "do not name their model (base_model_name_or_path in adapter_config.json): name it there".to_owned();
+    }
+    format!("belong to the model in {}, which is not there: put it back", base.display())
 }

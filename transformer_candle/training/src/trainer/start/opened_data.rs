@@ -45,7 +45,10 @@ impl OpenedData {
         let speeds = TokenSpeeds::new(encoder, plan.flops_per_token, device, threads);
         data.settings.workers = speeds.workers(&run.config, data.settings.workers);
         run.config.data.bos = data.tokenizer.document_tokens().starts_with_bos.into();
-        let tokenizer_files = tokenizer_files(run, &data.tokenizer)?;
+        if data.tokenizer.parses_special_tokens() {
+            run.config.data.parse_special_tokens = Some(true);
+        }
+        let tokenizer_files = tokenizer_files(run, &data.tokenizer, notes)?;
         let sources = data.mixture.describe();
         config_fingerprint::pin_data_versions(run, &sources);
         let fingerprint = config_fingerprint::compute(run, data.tokenizer.content_hash(), &sources);
@@ -69,7 +72,8 @@ impl OpenedData {
     }
 }
 
-fn tokenizer_files(run: &ResolvedRun, tokenizer: &Tokenizer) -> Result<TokenizerFiles> {
+/// Reads the files that checkpoints keep, and notes what a user must know of the chat template.
+fn tokenizer_files(run: &ResolvedRun, tokenizer: &Tokenizer, notes: &mut Vec<String>) -> Result<TokenizerFiles> {
     let longest = run.config.model.max_position_embeddings;
     let mut files = TokenizerFiles::of(tokenizer, longest)?;
     if let Some(model) = &run.config.model.init_from {
@@ -78,6 +82,10 @@ fn tokenizer_files(run: &ResolvedRun, tokenizer: &Tokenizer) -> Result<Tokenizer
     let data = &run.config.data;
     match ChatSettings::from_config(data) {
         None => Ok(files),
-        Some(chat) => Ok(files.with_chat(&ConversationEncoder::new(tokenizer, &chat, data.sequence_length)?)),
+        Some(chat) => {
+            let encoder = ConversationEncoder::new(tokenizer, &chat, data.sequence_length)?;
+            notes.extend(encoder.notes());
+            Ok(files.with_chat(&encoder))
+        }
     }
 }

@@ -1,0 +1,48 @@
+"""Finds the model that training starts from: a folder, a run's newest checkpoint, or a repository of the Hub."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from orchestrator import _native, adapters, pretrained
+from orchestrator.command_error import CommandError
+from orchestrator.paths import Roots, shown
+from orchestrator.screen import note
+
+CONFIG = "config.json"
+
+
+def locate(named: str, flag: str) -> Path:
+    """Return the folder of a whole model; of a run, named by its folder or its experiment, the newest checkpoint's.
+
+    Args:
+        named: What was typed.
+        flag: The flag that it was typed for, which messages name.
+    """
+    run = _run(named)
+    folder = run or pretrained.locate(named, flag, (CONFIG, adapters.ADAPTER_CONFIG))
+    if run is not None:
+        folder = _native.model_directory(run).absolute()
+    if adapters.has_adapters(folder):
+        raise CommandError(
+            f"{flag} {named}: {'its newest checkpoint' if run else 'the folder'} holds LoRA adapters, not a model: "
+            f"`--lora-init-from {named}` trains them on, and `orchestrate export --checkpoint {shown(folder)} --merge "
+            "--format hf` makes a model of them"
+        )
+    if not (folder / CONFIG).exists():
+        raise CommandError(
+            f"{flag} {named}: {shown(folder / CONFIG)}: there is no such file; name the folder of a Llama, Mistral, "
+            "Qwen2 or Qwen3 model in Hugging Face's format"
+        )
+    if run is not None:
+        note(f"{flag} {named} is a run: training starts from its newest checkpoint, {shown(folder)}.")
+    return folder
+
+
+def _run(named: str) -> Path | None:
+    """Return the folder of the run that was named; None for anything else."""
+    folder = Path(named).expanduser()
+    if not folder.exists() and "/" not in named:
+        folder = Roots.from_environment().runs / named
+    is_run = folder.is_dir() and (folder / "checkpoints").is_dir() and not (folder / CONFIG).exists()
+    return folder if is_run else None

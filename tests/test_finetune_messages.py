@@ -1,0 +1,126 @@
+"""What `orchestrate finetune` says: which models it takes, what a template lacks, and the way out by what was typed."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_finetune import SMALL, TEMPLATE, finetune, pretrained, write_rows
+from workspace import Finished, Workspace
+
+__all__ = ["pretrained"]
+
+
+@pytest.fixture
+def rows(workspace: Workspace) -> Path:
+    return write_rows(workspace.root / "rows.jsonl")
+
+
+def copied(workspace: Workspace, pretrained: Path, name: str, **files: str | None) -> Path:
+    """Return a copy of the model with other files; None removes one."""
+    folder = Path(shutil.copytree(pretrained, workspace.root / name))
+    for file, content in files.items():
+        path = folder / file.replace("__", ".")
+        path.unlink() if content is None else path.write_text(content)
+    return folder
+
+
+def tuned(workspace: Workspace, model: Path | str, rows: Path, name: str, *arguments: str) -> Finished:
+    flags = [f"--experiment={name}", "--steps=1", "--input", str(rows), *SMALL, *arguments]
+    return workspace.orchestrate("finetune", "--model", str(model), *flags)
+
+
+def test_a_run_is_named_by_its_newest_checkpoint(workspace: Workspace, pretrained: Path, rows: Path) -> None:
+    tuned(workspace, pretrained, rows, "first").succeeded()
+    newest = f"runs/first/checkpoints/{workspace.checkpoints('first')[-1]}"
+    names: list[Path | str] = ["first", workspace.run_folder("first")]
+    for number, named in enumerate(names):
+        told = tuned(workspace, named, rows, f"again-{number}").succeeded().out
+        assert "is a run: training starts from its newest checkpoint" in told and newest in told
+    tuned(workspace, pretrained, rows, "adapters", "--lora-rank=2").succeeded()
+    way = ("--model adapters: its newest checkpoint holds LoRA adapters", "--lora-init-from adapters", "--merge")
+    tuned(workspace, "adapters", rows, "x").refused(2, *way)
+
+
+def test_files_and_empty_folders_name_the_way(workspace: Workspace, pretrained: Path, rows: Path) -> None:
+    (workspace.root / "model.gguf").write_bytes(b"GGUF")
+    (workspace.root / "empty").mkdir()
+    for named, words in {
+        "model.gguf": ("--model model.gguf is a file", "gguf_file=NAME", "save_pretrained"),
+        str(pretrained / "config.json"): ("is a file: name the folder of the model",),
+        "empty": ("--model empty", "config.json: there is no such file", "name the folder"),
+    }.items():
+        refused = tuned(workspace, named, rows, "x")
+        refused.refused(2, *words)
+        assert "--init-from" not in refused.err
+
+
+def test_texts_are_trained_on_by_an_override(workspace: Workspace, pretrained: Path) -> None:
+    texts = write_rows(workspace.root / "texts.jsonl", [{"text": f"text <|endoftext|> {index}"} for index in range(96)])
+    finetune(workspace, pretrained, "--input", texts, "--steps=1").refused(3, "data.format: text")
+    shutil.rmtree(workspace.run_folder("chat"))
+    as_text: list[str | Path] = ["--input", texts, "--steps=1", "--override=data.format=text"]
+    told = finetune(workspace, pretrained, *as_text).succeeded()
+    assert "spells the special token <|endoftext|>, which becomes that token" in told.err
+    assert "rows that spell special tokens: " in told.out
+    assert json.loads((workspace.run_folder("chat") / "resolved_config.json").read_text())["data"][
+        "parse_special_tokens"
+    ]
+
+
+def test_defaults_are_not_said_to_be_typed(workspace: Workspace, pretrained: Path, rows: Path) -> None:
+    refused = tuned(workspace, pretrained, rows, "x", "--override=data.sequence_length=1000000")
+    refused.refused(2, "data.sequence_length", "given by --override")
+    refused = tuned(workspace, pretrained, rows, "x", "--override=data.format=text", "--override=data.packing=padded")
+    assert "data.chat_template_date" not in refused.err
+
+
+def test_a_template_without_an_end_of_turn_is_told(workspace: Workspace, pretrained: Path, rows: Path) -> None:
+    endless = TEMPLATE.replace("<|endoftext|>", "")
+    model = copied(workspace, pretrained, "endless", chat_template__jinja=endless)
+    assert "does not learn to stop" in tuned(workspace, model, rows, "endless-run").succeeded().out
+    said = workspace.orchestrate("chat", "endless-run", "--once=Hi", "--max-tokens=2", "--device=cpu").succeeded()
+    assert "no token that ends a turn" in said.err
+    assert "learn to stop" not in tuned(workspace, pretrained, rows, "usual").succeeded().out
+
+
+def test_rows_that_the_template_refuses_are_not_held_out(workspace: Workspace, pretrained: Path, rows: Path) -> None:
+    strict = "{% if messages|length > 4 or messages[0].content != 'How many?' %}{{ raise_exception('no') }}{% endif %}"
+    model = copied(workspace, pretrained, "strict", chat_template__jinja=strict + TEMPLATE)
+    refused = tuned(workspace, model, rows, "x")
+    refused.refused(3, "refused by the chat template", "--chat-template")
+    assert "held_out_fraction" not in refused.err
+
+
+def test_chat_without_a_template_names_its_own_flag(workspace: Workspace, pretrained: Path) -> None:
+    model = copied(workspace, pretrained, "bare", chat_template__jinja=None)
+    refused = workspace.orchestrate("chat", "--checkpoint", model, "--once=hi", "--device=cpu")
+    refused.refused(2, "has no chat template", "--chat-template")
+    assert "data.chat_template" not in refused.err
+
+
+def test_added_tokens_beyond_the_vocabulary_are_named(workspace: Workspace, pretrained: Path, rows: Path) -> None:
+    model = copied(workspace, pretrained, "padded")
+    tokenizer: dict[str, Any] = json.loads((model / "tokenizer.json").read_text())
+    size = json.loads((model / "config.json").read_text())["vocab_size"]
+    tokenizer["added_tokens"].append({**tokenizer["added_tokens"][0], "id": size, "content": "[PAD]"})
+    (model / "tokenizer.json").write_text(json.dumps(tokenizer))
+    refused = tuned(workspace, model, rows, "x")
+    refused.refused(2, "[PAD]", f"resize_token_embeddings({size + 1})")
+    assert "another model" not in refused.err
+
+
+def test_generate_takes_special_tokens_on_request(workspace: Workspace, pretrained: Path) -> None:
+    asked: list[str | Path] = [
+        "generate",
+        "--checkpoint",
+        pretrained,
+        "--prompt=a <|endoftext|>",
+        "--max-tokens=1",
+        "--device=cpu",
+    ]
+    assert "--special reads it as that token" in workspace.orchestrate(*asked).succeeded().err
+    assert "special" not in workspace.orchestrate(*asked, "--special").succeeded().err
