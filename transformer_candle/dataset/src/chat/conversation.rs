@@ -130,7 +130,9 @@ impl Conversation {
         {
             messages.insert(0, json!({"role": "system", "content": system}));
             prompt += usize::from(prompt > 0);
-            left_out.iter_mut().for_each(|index| *index += 1);
+            for index in &mut left_out {
+                *index += 1;
+            }
         }
         let (tools, variables) = (parse_tools(tools)?, parse_variables(variables)?);
         let mut conversation = Messages { messages, prompt, left_out: Vec::new(), tools, variables, has_call_messages };

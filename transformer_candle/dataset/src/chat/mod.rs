@@ -1,9 +1,9 @@
 //! Chat data: rows of conversations become token ids, with a mask of those that the loss counts.
 //!
 //! `conversation` reads and checks a row (`other_formats`: one of Alpaca or `ShareGPT`); `template_source` finds the chat
-//! template, and `template` renders a conversation with it (`python_text`: values as Python prints them;
-//! `percent_format`: its operator `%`); `loss_spans` finds what the assistant says in it; `special_tokens` keeps the
-//! special tokens of the template apart from text that spells them.
+//! template, `template_trial` tries it before training, and `template` renders a conversation with it (`python_text`:
+//! values as Python prints them; `percent_format`: its operator `%`); `loss_spans` finds what the assistant says in it;
+//! `special_tokens` keeps the special tokens of the template apart from text that spells them.
 
 mod conversation;
 mod loss_spans;
@@ -13,6 +13,7 @@ mod python_text;
 mod special_tokens;
 mod template;
 mod template_source;
+mod template_trial;
 #[cfg(test)]
 mod tests;
 
@@ -24,9 +25,9 @@ use chrono::NaiveDate;
 use run_config::{
     DEFAULT_TEMPLATE, DataConfig, DataFormat, FIRST_READING_VERSION, NamedTemplate, OverlongConversations,
 };
-use serde_json::{Value, json};
+use serde_json::Value;
 
-use self::conversation::{ASSISTANT, Conversation, Messages, RowProblem};
+use self::conversation::{Conversation, Messages, RowProblem};
 use self::loss_spans::Rendered;
 use self::special_tokens::SpecialTokens;
 use self::template::ChatTemplate;
@@ -132,7 +133,7 @@ impl ConversationEncoder {
         let TokenizerDefinition { json, folder, additions, .. } = tokenizer.definition()?;
         let special_tokens = SpecialTokens::from_tokenizer_json(&json);
         let marks = tokenizer.document_tokens();
-        let added_tokens = added_tokens(&json);
+        let added_tokens = template_trial::added_tokens(&json);
         let eos = folder.with_role("eos_token").next().and_then(|name| special_tokens.named(name));
         let eos = eos.map_or(marks.end_of_text.id, |token| token.id);
         let renamed = serde_json::to_vec(&special_tokens.renamed(json))
@@ -293,80 +294,6 @@ impl State {
         template.ok_or_else(|| DataError::NoChatTemplate { path: self.path.clone() })
     }
 
-    /// Tries the templates, and finds the token with which they end a turn.
-    fn try_templates(&mut self, added_tokens: &[NamedToken]) -> Result<(), DataError> {
-        let parses_messages = self.settings.parses_messages();
-        if let Some(mut template) = self.template.take() {
-            let tried = self.try_template(&mut template, added_tokens)?;
-            (self.end_of_turn, self.single_turn) = (tried.end_of_turn, tried.single_turn);
-            template.parses_messages = parses_messages;
-            self.template = Some(template);
-        }
-        if let Some(mut template) = self.tool_template.take() {
-            // One that cannot be used without tools is judged by the rows that have some.
-            drop(self.try_template(&mut template, added_tokens));
-            template.parses_messages = parses_messages;
-            self.tool_template = Some(template);
-        }
-        Ok(())
-    }
-
-    /// Renders a short conversation, so that a template in which the assistant's text cannot be found is refused before
-    /// training starts. Finds its assembled special tokens.
-    fn try_template(
-        &self,
-        template: &mut ChatTemplate,
-        added_tokens: &[NamedToken],
-    ) -> Result<TriedTemplate, DataError> {
-        let everything = !self.settings.assistant_only_loss;
-        let attempt = |template: &ChatTemplate, messages: &Messages| loss_spans::render(template, messages, everything);
-        let refused =
-            |problem: RowProblem| DataError::ChatTemplate { path: template.origin.clone(), message: problem.message };
-        let parts = |text: &str| json!([{"type": "text", "text": text}]);
-        // Some templates take lists of parts only. One that takes texts is judged by them.
-        let plain = probe(&|text| text.into(), PROBED_ANSWERS.len());
-        let takes_texts = template.render(&template.prepare(&plain), plain.messages.len(), false).is_ok();
-        let of_turns = |turns| if takes_texts { probe(&|text| text.into(), turns) } else { probe(&parts, turns) };
-        let (mut turns, mut single_turn) = (PROBED_ANSWERS.len(), None);
-        let rendered = match attempt(template, &of_turns(turns)) {
-            Ok(rendered) => rendered,
-            // Some templates, such as Qwen3's, render a turn otherwise once more follow.
-            Err(problem) => match attempt(template, &of_turns(1)) {
-                Ok(rendered) => {
-                    (turns, single_turn) = (1, Some(problem.message));
-                    rendered
-                }
-                Err(_) if takes_texts => return Err(refused(problem)),
-                Err(_) => return Err(refused(attempt(template, &plain).err().unwrap_or(problem))),
-            },
-        };
-        template.special_tokens.find_assembled(&rendered.text);
-        let rendered = attempt(template, &of_turns(turns)).unwrap_or(rendered);
-        let end_of_turn = self.end_of_turn(template, &rendered, PROBED_ANSWERS[turns - 1], added_tokens)?;
-        Ok(TriedTemplate { end_of_turn, single_turn })
-    }
-
-    /// Returns the token behind the last answer that the loss counts: the last special one, else the first added one.
-    fn end_of_turn(
-        &self,
-        template: &ChatTemplate,
-        rendered: &Rendered,
-        answer: &str,
-        added_tokens: &[NamedToken],
-    ) -> Result<Option<NamedToken>, DataError> {
-        let answered = rendered.text.rfind(answer).map_or(0, |start| start + answer.len());
-        let encoding = self.encode(&rendered.text)?;
-        let tokens = encoding.get_ids().iter().zip(encoding.get_offsets()).zip(counted(&encoding, &rendered.counted));
-        let behind: Vec<u32> = tokens
-            .filter(|((_, (start, _)), is_counted)| *is_counted && *start >= answered)
-            .map(|((id, _), _)| *id)
-            .collect();
-        let special = behind.iter().rev().find_map(|id| template.special_tokens.with_id(*id));
-        let special = special.map(|token| NamedToken { id: token.id, name: token.name.clone() });
-        let added = || behind.iter().find_map(|id| added_tokens.iter().find(|token| token.id == *id)).cloned();
-        Ok(special.or_else(added))
-    }
-
     fn encode(&self, text: &str) -> Result<tokenizers::Encoding, DataError> {
         let encoding = self.tokenizer.encode(text, false);
         encoding.map_err(|error| DataError::Tokenizer { path: self.path.clone(), message: error.to_string() })
@@ -454,23 +381,6 @@ fn render(template: &ChatTemplate, messages: &Messages, everything: bool) -> Res
     loss_spans::render(template, &messages, everything)
 }
 
-/// What trying a template shows.
-struct TriedTemplate {
-    end_of_turn: Option<NamedToken>,
-    single_turn: Option<String>,
-}
-
-/// What the assistant says in the turns that a template is tried with.
-const PROBED_ANSWERS: [&str; 2] = ["Two.", "Three."];
-
-/// Returns a conversation of one or two turns to try a template with; `content` makes a message's content from its text.
-fn probe(content: &dyn Fn(&str) -> Value, turns: usize) -> Messages {
-    let message = |role: &str, text: &str| json!({"role": role, "content": content(text)});
-    let asked = ["How many?", "And then?"].into_iter().zip(PROBED_ANSWERS);
-    let said = asked.flat_map(|(question, answer)| [message("user", question), message(ASSISTANT, answer)]);
-    Messages::plain(said.take(2 * turns).collect())
-}
-
 /// Returns for each token whether it overlaps one of the byte ranges of the text.
 fn counted(encoding: &tokenizers::Encoding, spans: &[std::ops::Range<usize>]) -> Vec<bool> {
     let overlaps = |&(start, end): &(usize, usize)| {
@@ -478,16 +388,6 @@ fn counted(encoding: &tokenizers::Encoding, spans: &[std::ops::Range<usize>]) ->
         start < end && spans.get(next).is_some_and(|span| span.start < end)
     };
     encoding.get_offsets().iter().map(overlaps).collect()
-}
-
-/// Returns all added tokens of a `tokenizer.json`, special or not.
-fn added_tokens(tokenizer_json: &Value) -> Vec<NamedToken> {
-    let added = tokenizer_json["added_tokens"].as_array().into_iter().flatten();
-    let named = added.filter_map(|token| {
-        let id = u32::try_from(token["id"].as_u64()?).ok()?;
-        Some(NamedToken { id, name: token["content"].as_str()?.to_owned() })
-    });
-    named.collect()
 }
 
 fn load(bytes: &[u8]) -> Result<tokenizers::Tokenizer, String> {
