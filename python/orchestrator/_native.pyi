@@ -742,8 +742,8 @@ def model_tokens(directory: _Path, base_model: _Path | None = None, date: str | 
     Keys: `tokenizer_json` (its content, with the tokens that the files beside it add), `roles` (tokens by role, such as
     `bos_token`), `adds_bos` (`add_bos_token`, or None), `templates` (chat templates by name), `stop_tokens` (the ids
     that end a text, the first of which ends a document), `end_of_turn` (the id that ends the assistant's turn, or
-    None), `conversations_start_with_bos` (whether the chat template starts with the BOS token; None without one that can be
-    used) and `left_out` (tokens for which the model has no embedding).
+    None), `conversations_start_with_bos` (whether the chat template starts with the BOS token; None without one that
+    can be used) and `left_out` (tokens for which the model has no embedding).
 
     Args:
         directory: A checkpoint, or a model in Hugging Face's format.
