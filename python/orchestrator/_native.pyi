@@ -49,6 +49,8 @@ __all__ = [
     "gpu_state",
     "gpu_table",
     "gpus",
+    "hub_proxy",
+    "hub_token",
     "json_schema",
     "logits",
     "memory_plan",
