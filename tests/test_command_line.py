@@ -149,10 +149,13 @@ def test_generate_has_the_same_defaults_in_python(function: Any) -> None:
         for option in command["options"]
         if "[default: " in option["help"]
     }
+    keywords = [item for item in inspect.signature(function).parameters.values() if item.kind is item.KEYWORD_ONLY]
+    assert {keyword.name for keyword in keywords} <= {option["name"] for option in command["options"]}
+    # A flag is off by default, and its help does not say so.
     signature = {
-        parameter.name: f"{parameter.default:g}" if isinstance(parameter.default, float) else str(parameter.default)
-        for parameter in inspect.signature(function).parameters.values()
-        if parameter.kind is parameter.KEYWORD_ONLY
+        keyword.name: f"{keyword.default:g}" if isinstance(keyword.default, float) else str(keyword.default)
+        for keyword in keywords
+        if keyword.default is not False
     }
     assert signature.items() <= declared.items()
     assert {"max_tokens", "temperature", "top_k", "top_p", "seed"} <= signature.keys()

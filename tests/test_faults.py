@@ -28,8 +28,8 @@ FILES, GROUPS, GROUP_ROWS = 8, 6, 10
 SAMPLES = FILES * GROUPS * GROUP_ROWS - 5
 KILLS = 40
 FAULTS_OF_A_KIND, LAST_CORRUPT = 9, 3
-# Moments of a life: sixty pass before the first step while much fails.
-LONGEST_LIFE = 100
+# Moments of a life at most: up to sixty pass before the first step while much fails.
+LONGEST_LIFE = 70
 
 CONTENT, ANSWERS_WITH_A_BODY, ANYTHING, REDIRECTS = r"^/cdn/", r"^/(cdn|api)/", "", r"/resolve/.*\.parquet"
 PLACES: dict[Kind, str] = {
