@@ -77,7 +77,7 @@
 //! on the cursor holds it, so that it is decided once.
 //!
 //! **Changed files.** A run may accept local files that have changed since its checkpoint, if their names are the same and
-//! the batches of all steps that consumed rows of them are still the same ([`check_consumed`]). The order then goes on from
+//! the batches of all steps that consumed rows of them are still the same ([`check_consumed`]). The order then continues from
 //! the same cursor over the changed files; the rest of a changed shard whose turn in the epoch is over is not read before
 //! the next epoch.
 //!
