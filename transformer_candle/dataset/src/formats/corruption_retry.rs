@@ -157,6 +157,11 @@ mod tests {
         Arc::new(FlippedByteSource { bytes: parquet(), offset, from, times, reads, invalidated })
     }
 
+    fn open(source: &Arc<FlippedByteSource>) -> CorruptionRetry {
+        let source = Arc::clone(source) as _;
+        CorruptionRetry::open(Format::Parquet, source, &ReadingRules::text(), &CancelToken::new()).unwrap()
+    }
+
     fn middle(length: usize) -> usize {
         length / 2
     }
@@ -164,26 +169,12 @@ mod tests {
     #[test]
     fn pages_with_a_flipped_byte_are_read_again() {
         let whole = flipped(middle, 0, 0);
-        all_rows(
-            &mut CorruptionRetry::open(
-                Format::Parquet,
-                Arc::clone(&whole) as _,
-                &ReadingRules::text(),
-                &CancelToken::new(),
-            )
-            .unwrap(),
-        );
+        all_rows(&mut open(&whole));
         let reads = whole.reads.load(Ordering::Relaxed);
         assert!(reads > 10);
         for from in 1..reads {
             let source = flipped(middle, from, 1);
-            let mut file = CorruptionRetry::open(
-                Format::Parquet,
-                Arc::clone(&source) as _,
-                &ReadingRules::text(),
-                &CancelToken::new(),
-            )
-            .unwrap();
+            let mut file = open(&source);
             assert_eq!(texts(&all_rows(&mut file)), documents(), "read {from}");
             assert_eq!(source.invalidated.load(Ordering::Relaxed), 1, "read {from}");
         }
@@ -192,13 +183,7 @@ mod tests {
     #[test]
     fn corrupted_footers_are_read_again() {
         let source = flipped(|length| length - 6, 0, 1);
-        let mut file = CorruptionRetry::open(
-            Format::Parquet,
-            Arc::clone(&source) as _,
-            &ReadingRules::text(),
-            &CancelToken::new(),
-        )
-        .unwrap();
+        let mut file = open(&source);
         assert_eq!(source.invalidated.load(Ordering::Relaxed), 1);
         file.seek(2, 50).unwrap();
         assert_eq!(rest_of_group(&mut file).len(), 50);
@@ -207,13 +192,7 @@ mod tests {
     #[test]
     fn persistent_corruption_is_an_error() {
         let source = flipped(middle, 1, u32::MAX - 1);
-        let mut file = CorruptionRetry::open(
-            Format::Parquet,
-            Arc::clone(&source) as _,
-            &ReadingRules::text(),
-            &CancelToken::new(),
-        )
-        .unwrap();
+        let mut file = open(&source);
         let error = file.seek(0, 0).and_then(|_| file.next_row()).unwrap_err();
         assert!(matches!(error, DataError::Format { .. }), "{error}");
         assert_eq!(source.invalidated.load(Ordering::Relaxed), 3);
