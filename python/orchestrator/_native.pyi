@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 __all__ = [
     "BUILT_IN_CHAT_TEMPLATES",
+    "LAUNCHER",
     "ChatModel",
     "CheckpointError",
     "Completion",
@@ -60,6 +61,7 @@ __all__ = [
     "parse_config",
     "presets",
     "run_command",
+    "stop_with_launcher",
     "train_rank",
     "validate_data",
     "vocab_size",
@@ -641,6 +643,16 @@ def run_command(
         write: Takes the answer, piece by piece; an `OSError` that it raises ends the command.
         is_terminal: Whether the answer goes to a terminal, which would obey control characters.
         lock: The lock of the run's folder, if it is taken already and the command is `train`.
+    """
+
+LAUNCHER: str
+"""The environment variable that names the process that launched a trainer, and when that process started."""
+
+def stop_with_launcher() -> bool:
+    """Let the system send this process SIGTERM when `orchestrate`, which launched it, ends.
+
+    Returns:
+        False if it has ended already.
     """
 
 def declared_commands() -> list[dict[str, Any]]:

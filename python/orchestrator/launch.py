@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -18,12 +19,14 @@ from orchestrator import _native, distributed, terminal
 from orchestrator.command_error import CommandError, ExitCode
 from orchestrator.options import trainer_command
 from orchestrator.settings import Launch
-from orchestrator.signals import without_timeout
+from orchestrator.signals import SAVE_REQUESTS, without_timeout
 
 PROGRAM = "transformer-candle"
 # Files of the driver on Linux and in WSL.
 GPU_FILES = (Path("/dev/nvidia0"), Path("/usr/lib/wsl/lib/libcuda.so.1"))
-FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGXCPU)
+STARTED = time.time()
+"""When this process began its work, in seconds since 1970: a session's time limit counts from then."""
 
 
 @dataclass(frozen=True)
@@ -35,6 +38,7 @@ class Job:
     resume: str | None = None
     rebatch: bool = False
     accept_changed_data: bool = False
+    time_limit: str | None = None
     profile: str | None = None
     lock: _native.RunLock | None = None
     """The run directory's lock, if it is held already: the trainer inherits it."""
@@ -45,8 +49,7 @@ class Job:
         """Return the command line after the program's name."""
         typed = {
             "config": self.config, "override": self.overrides, "resume": self.resume, "rebatch": self.rebatch,
-            "accept_changed_data": self.accept_changed_data,
-            "profile": self.profile,
+            "accept_changed_data": self.accept_changed_data, "time_limit": self.time_limit, "profile": self.profile,
         }  # fmt: skip
         return trainer_command("train").words(typed)
 
@@ -103,7 +106,16 @@ def start(words: list[str], launch: Launch, target: Path | None, lock: _native.R
             "`cargo build --release`, or use --launch bindings"
         )
     with stopping_the_trainer():
+        os.environ.update(launcher())
         return _native.run_command(words, terminal.write, sys.stdout.isatty(), lock)
+
+
+def launcher() -> dict[str, str]:
+    """Return the environment variable that names this process to a trainer, which counts its time limit from our start.
+
+    A trainer that is a child of ours also saves and ends when we end without having told it to, as after SIGKILL.
+    """
+    return {_native.LAUNCHER: f"{os.getpid()}:{STARTED}"}
 
 
 def check_ranks(launch: Launch) -> None:
@@ -144,13 +156,17 @@ def _in_a_process(command: list[str], lock: _native.RunLock | None) -> int:
         elif process.poll() is None:
             process.send_signal(number)
 
-    with _handling(forward):
+    # The trainer inherits that requests to save are ignored, until it handles them.
+    with _handling(forward, STOPPING), _handling(signal.SIG_IGN, SAVE_REQUESTS):
         # A session of its own: the terminal's Ctrl-C reaches only us, and we forward it, so the trainer sees it once.
         # The lock belongs to the open file: as the trainer's standard input it lasts as long as the trainer.
-        process = subprocess.Popen(command, start_new_session=True, stdin=lock.fileno() if lock else None)
+        process = subprocess.Popen(
+            command, start_new_session=True, stdin=lock.fileno() if lock else None, env=os.environ | launcher()
+        )
         for number in early:
             process.send_signal(number)
-        code = process.wait()
+        with _handling(forward, SAVE_REQUESTS):
+            code = process.wait()
     return code if code >= 0 else 128 - code
 
 
@@ -179,13 +195,14 @@ def stopping_the_trainer() -> Iterator[Stopping]:
             raise KeyboardInterrupt
         raise SystemExit(ExitCode.TERMINATED)
 
-    with _handling(stop):
+    # The trainer listens to requests to save itself.
+    with _handling(stop, STOPPING), _handling(signal.SIG_IGN, SAVE_REQUESTS):
         yield stopping
 
 
 @contextmanager
-def _handling(handler: signal._HANDLER) -> Iterator[None]:
-    """Handle the signals that stop a run while the block lasts. Only the main thread can.
+def _handling(handler: signal._HANDLER, numbers: tuple[signal.Signals, ...]) -> Iterator[None]:
+    """Handle these signals while the block lasts. Only the main thread can.
 
     A SIGHUP that the parent process ignores (`nohup`) stays ignored.
     """
@@ -193,7 +210,7 @@ def _handling(handler: signal._HANDLER) -> Iterator[None]:
         yield
         return
     ignored = {signal.SIGHUP} if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else set()
-    before = {number: signal.signal(number, handler) for number in FORWARDED if number not in ignored}
+    before = {number: signal.signal(number, handler) for number in numbers if number not in ignored}
     try:
         with without_timeout():
             yield

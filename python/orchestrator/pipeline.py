@@ -87,7 +87,9 @@ def run(settings: Settings) -> int:
         if settings.launch is Launch.NONE:
             summary.show_prepared(config)
             return ExitCode.DONE
-        job = launch.Job(config, profile=settings.profile, lock=lock, ranks=settings.nproc)
+        job = launch.Job(
+            config, time_limit=settings.time_limit, profile=settings.profile, lock=lock, ranks=settings.nproc
+        )
         return _train(job, settings.launch, roots, location)
 
 
@@ -375,8 +377,8 @@ def _resume(settings: Settings, location: RunLocation, roots: Roots) -> int:
     resume.check(settings, location.folder)
     overrides = settings.config_overrides()
     job = launch.Job(
-        config, overrides, settings.resume, settings.rebatch, settings.accept_changed_data, settings.profile,
-        ranks=settings.nproc,
+        config, overrides, settings.resume, settings.rebatch, settings.accept_changed_data, settings.time_limit,
+        settings.profile, ranks=settings.nproc,
     )  # fmt: skip
     return _train(job, settings.launch, roots, location)
 
@@ -400,10 +402,10 @@ def _train(job: launch.Job, mode: Launch, roots: Roots, location: RunLocation) -
         _suggest_settings(job, error.exit_code)
         raise
     _suggest_settings(job, code)
-    if code == ExitCode.DONE:
-        summary.show_finished(job, location, tokenizer.facts(location.folder / run_files.TOKENIZER.parent))
-    elif code in (ExitCode.INTERRUPTED, ExitCode.TERMINATED):
+    if code in (ExitCode.INTERRUPTED, ExitCode.TERMINATED) or (code == ExitCode.DONE and summary.ran_out_of_time(job)):
         summary.show_stopped(job, location)
+    elif code == ExitCode.DONE:
+        summary.show_finished(job, location, tokenizer.facts(location.folder / run_files.TOKENIZER.parent))
     return code
 
 

@@ -67,7 +67,7 @@ CONFIG_FLAGS = (
 )
 """The flags that set a config key: name, key and panel of the help text."""
 
-TRAINER_FLAGS = ("override", "resume", "rebatch", "accept_changed_data", "profile")
+TRAINER_FLAGS = ("override", "resume", "rebatch", "accept_changed_data", "time_limit", "profile")
 """The options of the trainer's `train` that the pipeline takes as well."""
 
 
@@ -254,6 +254,7 @@ class Settings:
     resume: str | None = None
     rebatch: bool = False
     accept_changed_data: bool = False
+    time_limit: str | None = None
     profile: str | None = None
     keys: dict[str, Any] = field(default_factory=dict)
     """The values of `CONFIG_FLAGS`, by the flags' names."""

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM end a command with one sentence, whatever it is doing."""
+"""Ctrl-C, SIGTERM and SIGXCPU end a command with one sentence, whatever it is doing; SIGUSR1 and SIGUSR2 do not."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-NAMES = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM"}
+NAMES = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM", signal.SIGXCPU: "SIGXCPU"}
+SAVE_REQUESTS = (signal.SIGUSR1, signal.SIGUSR2)
+"""What asks a run to save and continue. Where nothing trains, there is nothing to save."""
 HANDLER_TIMEOUT = 0.5
 """Seconds the interpreter has to run a signal handler before the process exits; compiled code may delay it forever."""
 
@@ -24,7 +26,8 @@ class Stopped(BaseException):
 
     def __init__(self, number: int) -> None:
         super().__init__(f"stopped by {NAMES[signal.Signals(number)]}")
-        self.code = 128 + number
+        # Spent CPU time counts as SIGTERM.
+        self.code = 128 + (number if number == signal.SIGINT else signal.SIGTERM)
 
 
 @contextmanager
@@ -38,6 +41,7 @@ def stoppable() -> Iterator[None]:
     finished = threading.Event()
     threading.Thread(target=_exit_on_timeout, args=(receiver, finished), daemon=True).start()
     handlers = {number: signal.signal(number, _stop) for number in NAMES}
+    handlers |= {number: signal.signal(number, signal.SIG_IGN) for number in SAVE_REQUESTS}
     former = signal.set_wakeup_fd(wakeup.fileno(), warn_on_full_buffer=False)
     try:
         yield

@@ -23,6 +23,8 @@ COMPARED_STEPS = 20
 MORE_STEPS = "Give it more steps: --epochs, --steps, or fewer sequences per step (--batch-size, --grad-accum)"
 OUT_OF_PATIENCE = "evaluation has not improved"
 """The start of the trainer's reason for ending a run by `runtime.evaluation.patience`."""
+OUT_OF_TIME = "stopped by the time limit"
+"""The start of its reason for ending a session by `--time-limit`."""
 
 
 def show_prepared(config: Path) -> None:
@@ -31,6 +33,14 @@ def show_prepared(config: Path) -> None:
     plain(f"{this_command()} plan --config {config}   # what it needs: memory, disk, time")
     plain(f"{this_command()} train --config {config}")
     plain(f"cargo run train --config {config}    # the same, in a checkout")
+
+
+def ran_out_of_time(job: Job) -> bool:
+    """Whether the session ended because of its time limit."""
+    if job.time_limit is None:
+        return False
+    rows = _metrics(_native.RunConfig.load(job.config, job.overrides).run_directory / "metrics.jsonl")
+    return bool(rows) and str(rows[-1].get("reason", "")).startswith(OUT_OF_TIME)
 
 
 def show_stopped(job: Job, location: RunLocation) -> None:

@@ -11,6 +11,7 @@ from importlib.util import find_spec
 from types import FrameType
 
 from orchestrator.command_error import CommandError, ExitCode
+from orchestrator.signals import SAVE_REQUESTS
 
 
 def require_torch() -> None:
@@ -22,9 +23,14 @@ def require_torch() -> None:
         )
 
 
-def exit_at_once_on_ctrl_c() -> None:
-    """Let Ctrl-C end the process without a traceback while PyTorch is imported, which takes seconds."""
+def handle_signals_of_imports() -> None:
+    """Let Ctrl-C end the process without a traceback while PyTorch is imported, and ignore requests to save.
+
+    Processes that this one starts inherit the latter until they train.
+    """
     signal.signal(signal.SIGINT, _exit_at_once)
+    for number in SAVE_REQUESTS:
+        signal.signal(number, signal.SIG_IGN)
 
 
 def _exit_at_once(_number: int, _frame: FrameType | None) -> None:

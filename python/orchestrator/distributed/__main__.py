@@ -10,7 +10,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from orchestrator.command_error import CommandError, ExitCode
-from orchestrator.distributed import exit_at_once_on_ctrl_c
+from orchestrator.distributed import handle_signals_of_imports
 
 if TYPE_CHECKING:
     from orchestrator.distributed.exchange import ConnectGpus
@@ -22,7 +22,7 @@ def main(connect_gpus: ConnectGpus | None = None) -> None:
     Args:
         connect_gpus: Connects the GPUs of the ranks; None for NCCL.
     """
-    exit_at_once_on_ctrl_c()
+    handle_signals_of_imports()
     from orchestrator import terminal
 
     terminal.take_over()

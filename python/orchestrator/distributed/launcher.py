@@ -9,9 +9,14 @@ import logging
 import os
 import signal
 import sys
+from contextlib import suppress
+from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING
 
-from orchestrator.distributed import exit_at_once_on_ctrl_c
+from orchestrator.command_error import ExitCode
+from orchestrator.distributed import handle_signals_of_imports
+from orchestrator.signals import SAVE_REQUESTS
 
 if TYPE_CHECKING:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -24,10 +29,12 @@ SHUTDOWN_SECONDS = 60
 
 def main() -> None:
     """Run `python -m orchestrator.distributed.launcher N WORDS...`."""
-    exit_at_once_on_ctrl_c()
-    from orchestrator import terminal
+    handle_signals_of_imports()
+    from orchestrator import _native, terminal
 
     terminal.take_over()
+    if not _native.stop_with_launcher():
+        sys.exit(ExitCode.TERMINATED)
     sys.exit(run(int(sys.argv[1]), sys.argv[2:]))
 
 
@@ -40,6 +47,8 @@ def run(ranks: int, words: list[str]) -> int:
 
     # The ranks print what is wrong.
     logging.getLogger("torch").setLevel(logging.CRITICAL + 1)
+    for number in SAVE_REQUESTS:
+        signal.signal(number, _forward)
     options = ["--standalone", f"--nproc-per-node={ranks}", f"--shutdown-timeout={shutdown_seconds(words)}"]
     try:
         torchrun.run(torchrun.parse_args([*options, "-m", "orchestrator.distributed", *words]))
@@ -48,6 +57,14 @@ def run(ranks: int, words: list[str]) -> int:
     except ChildFailedError as failed:
         return _explain(failed)
     return 0
+
+
+def _forward(number: int, _frame: FrameType | None) -> None:
+    """Send the ranks, which are the children of this process, a signal that torchrun does not forward."""
+    for children in Path("/proc/self/task").glob("*/children"):
+        for child in children.read_text().split():
+            with suppress(ProcessLookupError):
+                os.kill(int(child), number)
 
 
 def _explain(failed: ChildFailedError) -> int:

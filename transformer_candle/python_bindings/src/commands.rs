@@ -7,6 +7,7 @@ use std::iter::once;
 use pyo3::prelude::*;
 use training::TrainerError;
 use training::commands::{self, Output};
+use training::launcher::Launcher;
 use training::stop::StopSignal;
 
 use crate::arguments::CallError;
@@ -30,6 +31,7 @@ pub fn run_command(
     let lock = lock.and_then(RunLock::shared);
     let mut output = Stream { write, is_terminal };
     let stop = StopSignal::new();
+    let _save_requests = stop.listen_for_save_requests()?;
     // A stop raises no exception here: the exit code or the error reports it.
     let (outcome, _) = forwarding_signals(py, &stop, || commands::run(words, lock, &mut output, &stop));
     match (outcome, stop.requested()) {
@@ -44,6 +46,17 @@ pub fn run_command(
 #[pyfunction]
 pub fn declared_commands(py: Python<'_>) -> PyResult<Bound<'_, PyAny>> {
     json::to_python(py, &commands::declared())
+}
+
+/// Let the system send this process SIGTERM when `orchestrate`, which launched it, ends. Returns False if it has ended
+/// already.
+#[pyfunction]
+pub fn stop_with_launcher() -> bool {
+    let stop = StopSignal::new();
+    if let Some(launcher) = Launcher::from_environment() {
+        launcher.stop_with_it(&stop);
+    }
+    stop.requested().is_none()
 }
 
 /// A Python function that writes text and raises an `OSError` on failure.

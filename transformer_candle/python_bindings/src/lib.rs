@@ -30,10 +30,12 @@ mod values;
 
 use pyo3::prelude::*;
 use run_config::BUILT_IN_TEMPLATES;
+use training::launcher::LAUNCHER;
 
 #[pymodule]
 fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
+    module.add("LAUNCHER", LAUNCHER)?;
     module.add("BUILT_IN_CHAT_TEMPLATES", BUILT_IN_TEMPLATES)?;
     errors::register(module)?;
     module.add_class::<chat::ChatModel>()?;
@@ -78,5 +80,6 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(plan::gpu_table, module)?)?;
     module.add_function(wrap_pyfunction!(plan::memory_plan, module)?)?;
     module.add_function(wrap_pyfunction!(ranks::train_rank, module)?)?;
+    module.add_function(wrap_pyfunction!(commands::stop_with_launcher, module)?)?;
     module.add_function(wrap_pyfunction!(validate_data::validate_data, module)?)
 }

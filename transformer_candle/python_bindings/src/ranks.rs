@@ -139,6 +139,7 @@ pub fn train_rank(py: Python<'_>, words: Vec<OsString>, exchange: &Bound<'_, PyA
     let ranks = Ranks::new(Arc::new(PythonExchange::new(exchange)?));
     let words = once(OsString::from("orchestrate")).chain(words);
     let stop = StopSignal::new();
+    let _save_requests = stop.listen_for_save_requests()?;
     // A stop raises no exception here, as in `run_command`.
     let (outcome, _) = forwarding_signals(py, &stop, || train::run_rank(words, ranks, &stop));
     match (outcome, stop.requested()) {

@@ -13,7 +13,7 @@ use pyo3::exceptions::PyKeyboardInterrupt;
 use pyo3::prelude::*;
 use training::TrainerError;
 use training::progress::WaitMessages;
-use training::stop::{Signal, StopSignal};
+use training::stop::{StopReason, StopSignal};
 
 use crate::arguments::{CallError, caught, detached};
 
@@ -142,10 +142,14 @@ pub fn forwarding_signals<T: Send>(
 
 /// Returns the signal whose handler raised this exception: Ctrl-C's is a `KeyboardInterrupt` or has Ctrl-C's exit code
 /// as its `code`; any other is SIGTERM's.
-fn signal_of(py: Python<'_>, raised: &PyErr) -> Signal {
+fn signal_of(py: Python<'_>, raised: &PyErr) -> StopReason {
     let code = raised.value(py).getattr("code").and_then(|code| code.extract::<u8>());
-    let is_interrupt = code.is_ok_and(|code| code == Signal::Interrupt.exit_code());
-    if is_interrupt || raised.is_instance_of::<PyKeyboardInterrupt>(py) { Signal::Interrupt } else { Signal::Terminate }
+    let is_interrupt = code.is_ok_and(|code| code == StopReason::Interrupt.exit_code());
+    if is_interrupt || raised.is_instance_of::<PyKeyboardInterrupt>(py) {
+        StopReason::Interrupt
+    } else {
+        StopReason::Terminate
+    }
 }
 
 /// Runs `work` as [`forwarding_signals`] does, and raises the exception of a handler instead of returning it.

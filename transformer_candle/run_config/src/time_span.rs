@@ -1,4 +1,4 @@
-//! Spans of time as people write them: `1h`, `30min`, `90s`, `90`.
+//! Spans of time as people write them: `1h`, `30min`, `90s`, `90`, `11h50m`, `1d 12h`.
 
 use std::fmt;
 use std::str::FromStr;
@@ -28,17 +28,31 @@ impl FromStr for TimeSpan {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let invalid = || "must be a span of time such as `1h`, `30min` or `90s`, at most a year".to_owned();
-        let text = text.trim();
-        let digits = text.find(|character: char| !character.is_ascii_digit()).unwrap_or(text.len());
-        let (number, unit) = (&text[..digits], text[digits..].trim_start());
-        let factor = match unit {
-            "" => 1,
-            _ => UNITS.iter().find(|(name, _)| *name == unit).ok_or_else(invalid)?.1,
-        };
-        let seconds = number.parse::<u64>().ok().and_then(|number| number.checked_mul(factor));
-        seconds.filter(|seconds| *seconds <= LONGEST).map(Self).ok_or_else(invalid)
+        let invalid = || "must be a span of time such as `1h`, `11h50m`, `30min` or `90s`, at most a year".to_owned();
+        let mut rest = text.trim();
+        if let Ok(seconds) = rest.parse::<u64>() {
+            return Some(Self(seconds)).filter(|span| span.0 <= LONGEST).ok_or_else(invalid);
+        }
+        // The largest unit comes first, and none twice.
+        let (mut total, mut limit) = (0_u64, u64::MAX);
+        while !rest.is_empty() {
+            let (seconds, factor, after) = leading_part(rest).filter(|part| part.1 < limit).ok_or_else(invalid)?;
+            total = total.checked_add(seconds).ok_or_else(invalid)?;
+            (limit, rest) = (factor, after);
+        }
+        Some(Self(total)).filter(|span| limit < u64::MAX && span.0 <= LONGEST).ok_or_else(invalid)
     }
+}
+
+/// Returns the seconds of the first number with its unit, the unit's seconds, and the text behind it.
+fn leading_part(text: &str) -> Option<(u64, u64, &str)> {
+    let digits = text.find(|character: char| !character.is_ascii_digit())?;
+    let (number, behind) = (&text[..digits], text[digits..].trim_start());
+    let letters = behind.find(|character: char| !character.is_ascii_alphabetic()).unwrap_or(behind.len());
+    let (unit, rest) = behind.split_at(letters);
+    let unit = if unit == "m" { "min" } else { unit };
+    let (_, factor) = UNITS.iter().find(|(name, _)| *name == unit)?;
+    Some((number.parse::<u64>().ok()?.checked_mul(*factor)?, *factor, rest.trim_start()))
 }
 
 impl fmt::Display for TimeSpan {
@@ -70,7 +84,7 @@ impl JsonSchema for TimeSpan {
     fn json_schema(_: &mut SchemaGenerator) -> Schema {
         json_schema!({
             "type": ["string", "integer"], "format": "time-span", "minimum": 0,
-            "pattern": "^\\s*[0-9]+\\s*(d|h|min|s)?\\s*$"
+            "pattern": "^\\s*([0-9]+|([0-9]+\\s*d\\s*)?([0-9]+\\s*h\\s*)?([0-9]+\\s*m(in)?\\s*)?([0-9]+\\s*s)?)\\s*$"
         })
     }
 }
@@ -86,7 +100,12 @@ mod tests {
             let span = text.parse().map(|span: TimeSpan| (span.0, span.to_string()));
             assert_eq!(span, Ok((seconds, written.to_owned())));
         }
-        for text in ["", "h", "1.5h", "-1", "1 week", "400d", "99999999999999999999s"] {
+        for (text, seconds) in [("11h50m", 42_600), ("1d 12 h", 129_600), (" 1min30s ", 90), ("0h5m", 300)] {
+            assert_eq!(text.parse(), Ok(TimeSpan(seconds)), "{text}");
+        }
+        for text in
+            ["", " ", "h", "1h1h", "5m1h", "1h30", "1h -1s", "1.5h", "-1", "1 week", "400d", "99999999999999999999s"]
+        {
             assert!(text.parse::<TimeSpan>().is_err_and(|message| message.contains("`1h`")), "{text}");
         }
     }

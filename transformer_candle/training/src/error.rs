@@ -13,7 +13,7 @@ pub use self::{
     exit_code::ExitCode,
     shortage::{Budget, MemoryRequirement, Shortage},
 };
-use crate::{config_fingerprint::Change, signal::Signal, units::bytes};
+use crate::{config_fingerprint::Change, stop_reason::StopReason, units::bytes};
 
 /// What this crate's functions return.
 pub type Result<T> = std::result::Result<T, TrainerError>;
@@ -111,9 +111,9 @@ pub enum TrainerError {
         budget: Budget,
     },
 
-    /// A signal asked the program to stop, and it did so in order.
+    /// A signal or the time limit asked the program to stop, and it did so in order.
     #[error("stopped by {0}")]
-    Interrupted(Signal),
+    Interrupted(StopReason),
 
     /// A rank of the run cannot read its data; all of them say so.
     #[error("rank {rank}: {message}")]
@@ -179,9 +179,11 @@ impl TrainerError {
             },
             Self::Checkpoint(error) => return error.exit_code(),
             Self::Diverged { .. } | Self::Model(model::Error::NotFinite) => ExitCode::Diverged,
-            Self::Interrupted(Signal::Interrupt) => ExitCode::Interrupted,
-            Self::Interrupted(Signal::Terminate | Signal::HangUp) => ExitCode::Terminated,
-            Self::Model(_) | Self::Moved { .. } | Self::RankLost(_) | Self::Io { .. } => ExitCode::Unexpected,
+            // A time limit that leaves no time to train is an error: nothing was saved.
+            Self::Interrupted(reason) if *reason != StopReason::TimeLimit => return reason.exit_code(),
+            Self::Interrupted(_) | Self::Model(_) | Self::Moved { .. } | Self::RankLost(_) | Self::Io { .. } => {
+                ExitCode::Unexpected
+            }
         };
         code as u8
     }

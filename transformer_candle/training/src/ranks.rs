@@ -17,7 +17,7 @@ pub use self::meter::{RankFigures, RankMeter};
 use self::timed::TimedExchange;
 use crate::{
     error::{Result, TrainerError},
-    signal::Signal,
+    stop_reason::StopReason,
 };
 
 /// The rank of this process among those that train a model, as `torchrun` numbers them.
@@ -103,8 +103,10 @@ pub struct Ranks(Option<Arc<TimedExchange>>);
 pub enum Vote {
     /// Compute the step.
     Compute,
-    /// Stop before it, as this signal asks.
-    Stop(Signal),
+    /// Compute the step, then save: a signal asks for it.
+    Save,
+    /// Stop before it, for this reason.
+    Stop(StopReason),
     /// End with an error after saving: its data cannot be read.
     Fail,
     /// End with an error after saving: the ranks differ in what they can read. No rank votes for it.
@@ -112,13 +114,19 @@ pub enum Vote {
 }
 
 impl Vote {
-    const ALL: [Self; 5] = [
-        Self::Compute,
-        Self::Stop(Signal::HangUp),
-        Self::Stop(Signal::Interrupt),
-        Self::Stop(Signal::Terminate),
-        Self::Fail,
-    ];
+    const ALL: [Self; 8] = {
+        let [hang_up, time_limit, cpu_limit, interrupt, terminate] = StopReason::ALL;
+        [
+            Self::Compute,
+            Self::Save,
+            Self::Stop(hang_up),
+            Self::Stop(time_limit),
+            Self::Stop(cpu_limit),
+            Self::Stop(interrupt),
+            Self::Stop(terminate),
+            Self::Fail,
+        ]
+    };
 }
 
 impl Ranks {
@@ -167,7 +175,7 @@ impl Ranks {
         let differ = ranks * state[1] - state[0] * state[0] > 0.5;
         let voted = Vote::ALL.into_iter().zip(votes.to_vec()).rfind(|(_, votes)| *votes > 0.0);
         Ok(match voted.map_or(own, |(choice, _)| choice) {
-            Vote::Compute if differ => Vote::Differ,
+            Vote::Compute | Vote::Save if differ => Vote::Differ,
             choice => choice,
         })
     }

@@ -12,7 +12,7 @@ use crate::{
     error::{Result, TrainerError},
     progress::{Progress, ProgressMode},
     run_options::RunOptions,
-    stop::{Signal, StopSignal},
+    stop::{StopReason, StopSignal},
     trainer::{Step, Trainer},
     units::{bytes, grouped},
 };
@@ -22,8 +22,8 @@ use crate::{
 pub enum RunOutcome {
     /// All steps are taken, the data have ended, or `max_steps` is reached.
     Finished,
-    /// A signal asked the run to stop.
-    Stopped(Signal),
+    /// A signal or the time limit asked the run to stop.
+    Stopped(StopReason),
 }
 
 impl RunOutcome {
@@ -31,7 +31,7 @@ impl RunOutcome {
     pub fn exit_code(self) -> u8 {
         match self {
             Self::Finished => 0,
-            Self::Stopped(signal) => signal.exit_code(),
+            Self::Stopped(reason) => reason.exit_code(),
         }
     }
 }
@@ -43,15 +43,15 @@ enum Ending {
     Finished(String),
     /// `max_steps` is reached.
     MaxSteps(u64),
-    /// A signal asked the run to stop.
-    Stopped(Signal),
+    /// A signal or the time limit asked the run to stop.
+    Stopped(StopReason),
 }
 
 impl Ending {
     fn outcome(&self) -> RunOutcome {
         match *self {
             Self::Finished(_) | Self::MaxSteps(_) => RunOutcome::Finished,
-            Self::Stopped(signal) => RunOutcome::Stopped(signal),
+            Self::Stopped(reason) => RunOutcome::Stopped(reason),
         }
     }
 }
@@ -63,7 +63,7 @@ impl fmt::Display for Ending {
             Self::MaxSteps(steps) => {
                 write!(f, "step {} is reached, the last of this session (--max-steps)", grouped(*steps))
             }
-            Self::Stopped(signal) => write!(f, "stopped by {}", signal.name()),
+            Self::Stopped(reason) => write!(f, "stopped by {}", reason.name()),
         }
     }
 }
@@ -85,6 +85,9 @@ pub fn run_training(mut run: ResolvedRun, options: &RunOptions, stop: &StopSigna
     if options.accept_changed_data && options.resume.is_none() {
         let message = "--accept-changed-data is about the data of a resumed run: give it with --resume";
         return Err(TrainerError::Request(message.into()));
+    }
+    if let Some(limit) = options.time_limit {
+        stop.time_limit().set(limit.start, limit.length);
     }
     let trainer = start(run, options, stop)?;
     // Several ranks stop only after agreeing to.
@@ -171,10 +174,16 @@ impl Session {
                 self.evaluate(stop)?;
             }
             self.print_warnings();
-            if let Some(signal) = stop.requested() {
-                self.progress.print(&format!("{signal}: saving step {}", grouped(step)));
+            if let Some(reason) = stop.requested() {
+                self.progress.print(&format!("{reason}: saving step {}", grouped(step)));
                 self.save()?;
-                return Ok(Ending::Stopped(signal));
+                return Ok(Ending::Stopped(reason));
+            }
+            if step > 0
+                && let Some(signal) = stop.take_save_request()
+            {
+                self.progress.print(&format!("{signal}: saving step {}; training continues", grouped(step)));
+                self.save()?;
             }
             if let Some(max) = self.max_steps.filter(|max| step >= *max) {
                 self.save()?;

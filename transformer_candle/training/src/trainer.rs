@@ -180,6 +180,7 @@ impl Trainer {
             return Ok(Step::Abandoned);
         };
         self.engine.sharding.meter_mut().end_step()?;
+        self.own_stop.time_limit().observe_step(started.elapsed());
         self.record_data(step, &batch);
         self.position.step = step;
         self.position.tokens += batch.target_count as u64;

@@ -35,7 +35,7 @@ pub use files::MANIFEST as MANIFEST_FILE_NAME;
 pub use list::{CheckpointEntry, NewestCheckpoint, PruneResult, best, latest, list, mark_best, newest_intact, prune};
 pub use manifest::{FileRecord, Manifest};
 pub use reader::{CheckedAdapters, Checkpoint, StoredModel};
-pub use save::{CheckpointContents, expected_bytes, save, step_name};
+pub use save::{CheckpointContents, check_room, expected_bytes, save, step_name};
 pub use state::{
     BestEvaluation, Execution, FORMAT_VERSION, Improvement, MatmulAlgorithms, StageExecution, TrainerState,
 };

@@ -8,13 +8,14 @@ use kernels::{Buffer, DType};
 use model::{ModelShape, Precision, hugging_face};
 
 use super::files::{self, pretty};
-use super::list::LATEST;
+use super::list::{LATEST, list};
 use super::shared::{self, Leader};
 use super::staging::{Create, StagingDirectory, create_file, remove_leftovers, replace_text};
 use super::{BaseModel, TokenizerFiles, TrainerState, optimizer_file};
 use crate::engine::{StateLayout, StateTensor};
 use crate::error::checkpoint::{CheckpointError, Result, failed, from_model_error, is_full};
 use crate::ranks::Ranks;
+use crate::units;
 
 /// The contents of a checkpoint. The buffers are flat, laid out as `model::parameters` says.
 #[derive(Debug)]
@@ -147,6 +148,28 @@ fn layouts<'a>(contents: &CheckpointContents<'a>) -> impl Iterator<Item = &'a St
 /// Bytes of the tensors of a checkpoint: the weights that train and the optimizer's state.
 pub fn expected_bytes<'a>(shape: &ModelShape, weights: DType, optimizer: impl Iterator<Item = &'a StateLayout>) -> u64 {
     shape.trainable_parameter_count() * weights.size_in_bytes() as u64 + optimizer_file::payload_bytes(shape, optimizer)
+}
+
+/// Fails if the disk of a folder of checkpoints, which may not exist yet, has no room for one whose tensors take `bytes`;
+/// returns a note if it has none for `count` of them, less those that are there.
+pub fn check_room(directory: &Path, bytes: u64, count: u64) -> Result<Option<String>> {
+    let existing = directory.ancestors().find(|folder| folder.exists());
+    let Some(free) = existing.and_then(free_bytes) else { return Ok(None) };
+    let needed = bytes + SMALL_FILES_BYTES;
+    if free < needed {
+        return Err(CheckpointError::NoSpaceToTrain { directory: directory.to_owned(), needed, free });
+    }
+    let missing = count.saturating_sub(list(directory).map_or(0, |all| all.len() as u64));
+    let all = needed.saturating_mul(missing);
+    Ok((free < all).then(|| {
+        format!(
+            "{} are free for the checkpoints in {}, and {missing} more of them take {}: free space, or keep fewer \
+             (runtime.checkpoint.max_keep)",
+            units::bytes(free),
+            directory.display(),
+            units::bytes(all)
+        )
+    }))
 }
 
 /// Bytes that this user may still write there; `None` if the system does not report them.

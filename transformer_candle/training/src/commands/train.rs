@@ -4,21 +4,23 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
+use std::time::Instant;
 
 use clap::builder::{PathBufValueParser, TypedValueParser};
 use clap::{Args, Parser};
-use run_config::{Device, ResolvedRun, RunConfig};
+use run_config::{Device, ResolvedRun, RunConfig, TimeSpan};
 
 use super::arguments;
 use crate::Result;
 use crate::checkpoint;
 use crate::environment::VERSION;
+use crate::launcher::Launcher;
 use crate::lock::RunLock;
 use crate::profile::ProfileSteps;
 use crate::progress::ProgressMode;
 use crate::ranks::Ranks;
 use crate::run::{RunOutcome, run_training};
-use crate::run_options::{ResumeFrom, RunOptions};
+use crate::run_options::{ResumeFrom, RunOptions, SessionLimit};
 use crate::stop::StopSignal;
 
 /// What `train` takes.
@@ -48,6 +50,10 @@ pub struct TrainOptions {
     /// Stop after this many optimizer steps in all, with a checkpoint.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     pub max_steps: Option<u64>,
+    /// Save and end before this much time has passed since the program was started, as in 11h50m: the time limit of a
+    /// job, or the hours that are rented.
+    #[arg(long, value_name = "TIME")]
+    pub time_limit: Option<TimeSpan>,
     /// Profile steps: a range, as in 10-12 or 10..13, or how many after the first two. A trace for
     /// <https://ui.perfetto.dev> and a summary of where the time goes are written to `profile/` in the run's folder.
     #[arg(long, value_name = "STEPS")]
@@ -64,10 +70,27 @@ pub fn run(
     progress: ProgressMode,
     stop: &StopSignal,
 ) -> Result<RunOutcome> {
+    let launcher = Launcher::from_environment();
+    let start = launcher.and_then(Launcher::start).unwrap_or_else(Instant::now);
+    if let Some(launcher) = launcher {
+        launcher.stop_with_it(stop);
+    }
     let resolved = load(&options.config, &options.overrides, options.resume.as_ref())?;
-    let TrainOptions { resume, rebatch, accept_changed_data, max_steps, device, profile, .. } = options.clone();
-    let options =
-        RunOptions { resume, rebatch, accept_changed_data, lock, max_steps, device, profile, progress, ranks };
+    let TrainOptions { resume, rebatch, accept_changed_data, max_steps, device, profile, time_limit, .. } =
+        options.clone();
+    let time_limit = time_limit.map(|span| SessionLimit { start, length: span.duration() });
+    let options = RunOptions {
+        resume,
+        rebatch,
+        accept_changed_data,
+        lock,
+        max_steps,
+        time_limit,
+        device,
+        profile,
+        progress,
+        ranks,
+    };
     run_training(resolved, &options, stop)
 }
 

@@ -5,6 +5,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use super::exit_code::ExitCode;
+use crate::units::bytes;
 
 /// A corrupted checkpoint, and why it is one.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -111,8 +112,8 @@ pub enum CheckpointError {
     #[error(
         "not enough room for the checkpoint of step {step} in {directory}: it needs {}{}; \
          free some space or set runtime.checkpoint.directory to another disk (older checkpoints are untouched)",
-        gigabytes(*needed),
-        free.map_or_else(String::new, |free| format!(", {} are free", gigabytes(free)))
+        bytes(*needed),
+        free.map_or_else(String::new, |free| format!(", {} are free", bytes(free)))
     )]
     NoSpace {
         /// The folder of checkpoints.
@@ -124,11 +125,26 @@ pub enum CheckpointError {
         /// Bytes free when asked beforehand; none where the disk filled up meanwhile.
         free: Option<u64>,
     },
+    /// There is no room for a single checkpoint, before the first step.
+    #[error(
+        "no room for a checkpoint in {directory}: it takes {}, {} are free. Free space, train in a folder on another disk \
+         (--run-dir, or ORCHESTRATE_RUNS_ROOT), or keep checkpoints elsewhere (runtime.checkpoint.directory)",
+        bytes(*needed),
+        bytes(*free)
+    )]
+    NoSpaceToTrain {
+        /// The folder of checkpoints.
+        directory: PathBuf,
+        /// Bytes the checkpoint takes.
+        needed: u64,
+        /// Bytes that are free.
+        free: u64,
+    },
     /// The system limits the size of files.
     #[error(
         "the system's limit on the size of a file (`ulimit -f`) does not allow the checkpoint of step {step} in {directory}, \
          which takes {}: raise the limit (older checkpoints are untouched)",
-        gigabytes(*needed)
+        bytes(*needed)
     )]
     FileSizeLimit {
         /// The folder of checkpoints.
@@ -182,6 +198,7 @@ impl CheckpointError {
             | Self::Mismatch { .. }
             | Self::UnusableModel { .. }
             | Self::BaseMoved { .. }
+            | Self::NoSpaceToTrain { .. }
             | Self::OtherBase { .. } => ExitCode::WrongRequest,
             Self::NoSpace { .. }
             | Self::FileSizeLimit { .. }
@@ -242,15 +259,6 @@ fn listed(corrupted: &[CorruptedCheckpoint]) -> String {
         let _ = write!(text, " {name}: {reason};");
         text
     })
-}
-
-/// Decimal units, as disks are sold: `15.8 GB`, `421 kB`.
-fn gigabytes(bytes: u64) -> String {
-    const UNITS: [(f64, &str); 3] = [(1e9, "GB"), (1e6, "MB"), (1e3, "kB")];
-    UNITS
-        .iter()
-        .find(|(unit, _)| bytes as f64 >= *unit)
-        .map_or_else(|| format!("{bytes} bytes"), |(unit, name)| format!("{:.1} {name}", bytes as f64 / unit))
 }
 
 /// Says which model adapters belong to, and the first way out.

@@ -31,6 +31,9 @@ impl Trainer {
         let started = Instant::now();
         let evaluated = self.evaluate_weights(stop);
         self.observation.evaluated(started.elapsed());
+        if self.ranks().exchange().is_some() {
+            self.own_stop.time_limit().observe_evaluation(started.elapsed());
+        }
         self.profile.span("evaluation", started);
         evaluated
     }
@@ -85,6 +88,7 @@ impl Trainer {
         let started = Instant::now();
         let saved = self.save_checkpoint();
         self.observation.saved(started.elapsed());
+        self.own_stop.time_limit().observe_save(started.elapsed());
         self.profile.span("save", started);
         saved
     }

@@ -29,7 +29,7 @@ pub(super) enum AgreedBatch {
 }
 
 /// Decides whether all ranks compute the next step. Signals reach them at different times, and a rank that leaves the
-/// others waiting takes the whole run down; so none stops unless all do. `own_stop` is the signal of this process,
+/// others waiting takes the whole run down; so none stops or saves unless all do. `own_stop` is the signal of this process,
 /// `stop` the one that is raised on all ranks. `corrupted` are the corrupted rows that this rank's stream skips: the ranks
 /// train on the same batches only if they are the same.
 pub(super) fn agree_on_batch(
@@ -46,7 +46,8 @@ pub(super) fn agree_on_batch(
     };
     let own = match &batch {
         Ok(_) | Err(TrainerError::Data(DataError::Interrupted)) => {
-            own_stop.requested().map_or(Vote::Compute, Vote::Stop)
+            let compute = if own_stop.is_save_requested() { Vote::Save } else { Vote::Compute };
+            own_stop.requested().map_or(compute, Vote::Stop)
         }
         Err(TrainerError::Data(_)) => Vote::Fail,
         Err(_) => return batch.map(AgreedBatch::Compute),
@@ -54,8 +55,12 @@ pub(super) fn agree_on_batch(
     match ranks.agree(own, corrupted)? {
         Vote::Differ => Err(different_corruption(&exchange.gather(corrupted)?)),
         Vote::Compute => Ok(AgreedBatch::Compute(batch?)),
-        Vote::Stop(signal) => {
-            stop.request(signal);
+        Vote::Save => {
+            stop.request_save(own_stop.take_save_request());
+            Ok(AgreedBatch::Compute(batch?))
+        }
+        Vote::Stop(reason) => {
+            stop.request(reason);
             Ok(AgreedBatch::Abandon(batch.ok()))
         }
         Vote::Fail => {

@@ -68,6 +68,7 @@ impl Trainer {
             LoadedEngine::new(&mut planned, opened.speeds, &options.ranks, stop)?;
         let OpenedData { data, stage_run, tokenizer_files, fingerprint, has_changed_files, .. } = opened;
         let stage = planned.stage();
+        stop.time_limit().expect_save(planned.plan.checkpoint_bytes);
         let PlannedRun { run, device, shape, plan, resumed, profiled_steps, folder, lock, mut notes, .. } = planned;
         let state = resumed.as_ref().map(|resumed| &resumed.state);
         let prompts = prompts(&run, &data.tokenizer, &mut engine)?;

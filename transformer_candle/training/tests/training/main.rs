@@ -17,7 +17,7 @@ use training::{
     ranks::Ranks,
     run::{RunOutcome, run_training},
     run_options::{ResumeFrom, RunOptions},
-    stop::{Signal, StopSignal},
+    stop::{StopReason, StopSignal},
     trainer::Trainer,
 };
 
@@ -27,6 +27,7 @@ const QUIET: RunOptions = RunOptions {
     accept_changed_data: false,
     lock: None,
     max_steps: None,
+    time_limit: None,
     device: None,
     profile: None,
     progress: ProgressMode::Silent,
@@ -145,7 +146,7 @@ fn the_micro_batch_size_changes_rounding_only() {
 fn a_signal_during_data_listing_ends_the_run_unsaved() {
     let workshop = Workshop::new();
     let stop = StopSignal::new();
-    stop.request(Signal::Terminate);
+    stop.request(StopReason::Terminate);
     let error = run_training(workshop.run("run", &[]), &QUIET, &stop).unwrap_err();
     assert!(error.is_interruption(), "{error}");
     assert!(!workshop.path().join("run/checkpoints/latest").exists());

@@ -320,9 +320,11 @@ fn all_ranks_fail_with_one_that_cannot_save() {
 }
 
 #[test]
-fn a_signal_to_one_rank_stops_all_with_a_checkpoint() {
+fn a_signal_to_one_rank_saves_or_stops_all() {
     let workshop = Workshop::new();
-    let runs = [0, 1].map(|_| workshop.run("run", &["data.batch_size=2", "scheduler.total_steps=100000"]));
+    let rarely = ["runtime.checkpoint.every_n_steps=100000", "runtime.evaluation.every_n_steps=100000"];
+    let overrides = [&["data.batch_size=2", "scheduler.total_steps=100000"][..], &rarely].concat();
+    let runs = [0, 1].map(|_| workshop.run("run", &overrides));
     let stops = [StopSignal::new(), StopSignal::new()];
     let outcomes: Vec<_> = thread::scope(|scope| {
         let ranks = ThreadRank::all(2).into_iter().zip(runs).zip(&stops);
@@ -330,13 +332,15 @@ fn a_signal_to_one_rank_stops_all_with_a_checkpoint() {
             scope.spawn(move || run_training(run, &RunOptions { ranks, ..QUIET }, stop).unwrap())
         };
         let started: Vec<_> = ranks.map(start).collect();
+        stops[1].request_save(Some("SIGUSR2"));
+        // The only reason to save.
         while !workshop.path().join("run/checkpoints/latest").exists() {
             thread::yield_now();
         }
-        stops[1].request(Signal::Terminate);
+        stops[1].request(StopReason::Terminate);
         started.into_iter().map(|rank| rank.join().unwrap()).collect()
     });
-    assert_eq!(outcomes, [RunOutcome::Stopped(Signal::Terminate); 2]);
+    assert_eq!(outcomes, [RunOutcome::Stopped(StopReason::Terminate); 2]);
     let last = workshop.metrics("run", "train").last().unwrap()["step"].as_u64().unwrap();
     assert_eq!(workshop.checkpoints("run").last().unwrap(), &format!("step-{last:08}"));
 }

@@ -6,7 +6,7 @@ use training::{
     memory_plan::MemoryPlan,
     run::{RunOutcome, run_training},
     run_options::RunOptions,
-    stop::{Signal, StopSignal},
+    stop::{StopReason, StopSignal},
 };
 
 use super::{QUIET, resume, support::Workshop, train};
@@ -134,11 +134,11 @@ fn a_stopped_run_saves_and_resumes_bit_exactly() {
         while fs::read_to_string(&metrics).map_or(0, |text| text.lines().count()) < 5 {
             thread::sleep(Duration::from_millis(1));
         }
-        raised.request(Signal::Interrupt);
+        raised.request(StopReason::Interrupt);
     });
     let outcome = run_training(run, &QUIET, &stop).unwrap();
     raise.join().unwrap();
-    assert_eq!(outcome, RunOutcome::Stopped(Signal::Interrupt));
+    assert_eq!(outcome, RunOutcome::Stopped(StopReason::Interrupt));
     assert_eq!(outcome.exit_code(), 130);
     let reached = workshop.losses("stopped", "train").len() as u64;
     assert_eq!(workshop.checkpoints("stopped").last().unwrap(), &format!("step-{reached:08}"));

@@ -170,3 +170,17 @@ fn a_path_that_is_not_a_regular_file_is_corruption() {
         assert_eq!(corrupted[0].reason, format!("{name} cannot be read: it is a device, not a regular file"));
     }
 }
+
+#[test]
+fn a_disk_without_room_is_told_beforehand() {
+    let folder = saved(&[5, 10]);
+    let missing = folder.path().join("not/yet/there");
+    assert_eq!(check_room(&missing, 1000, 3).unwrap(), None);
+    let error = check_room(&missing, 1 << 60, 1).unwrap_err();
+    assert!(error.to_string().contains("1152921504.61 GB") && error.to_string().contains("--run-dir"), "{error}");
+    assert_eq!(error.exit_code(), 2);
+    assert!(!missing.exists());
+    // Two of the many that are to be kept are there.
+    let note = check_room(folder.path(), 1000, 1 << 40).unwrap().unwrap();
+    assert!(note.contains("1099511627774 more of them"), "{note}");
+}

@@ -17,7 +17,7 @@ use crate::{
     lock::RunLock,
     memory_plan::MemoryPlan,
     pool,
-    ranks::Ranks,
+    ranks::{RankInfo, Ranks},
     run_folder::RunFolder,
     run_options::{ResumeFrom, RunOptions},
     trainer::{execution, ranks},
@@ -55,7 +55,9 @@ impl PlannedRun {
         if from.is_none() {
             options.profiled_steps(&run.config, 0)?;
             // A new run that does not fit leaves no trace, not even a lock.
-            MemoryPlan::of_rank(&run, &device, rank_info)?.check()?;
+            let plan = MemoryPlan::of_rank(&run, &device, rank_info)?;
+            plan.check()?;
+            check_disk(&run, &plan, rank_info)?;
         }
         let (lock, folder) = occupy(&run, options)?;
         if !rank_info.is_first() {
@@ -66,7 +68,11 @@ impl PlannedRun {
         let asked = run.config.data.batch_size;
         let plan = plan(&mut run, (&device, &options.ranks), resumed.as_ref(), options.rebatch, &mut notes)?;
         let state = resumed.as_ref().map(|resumed| &resumed.state);
-        let profiled_steps = options.profiled_steps(&run.config, state.map_or(0, |state| state.step))?;
+        let done = state.map_or(0, |state| state.step);
+        if run.config.scheduler.total_steps.is_none_or(|total| done < total) {
+            notes.extend(check_disk(&run, &plan, rank_info)?);
+        }
+        let profiled_steps = options.profiled_steps(&run.config, done)?;
         if let Some(state) = state {
             config_fingerprint::restore_data_versions(&state.fingerprint, &mut run);
         }
@@ -102,6 +108,13 @@ impl ResumePoint {
             changes => Err(TrainerError::ChangedOnResume { checkpoint: self.directory().to_owned(), changes }),
         }
     }
+}
+
+/// Refuses a run whose disk has no room for a checkpoint; returns a note where it has none for all that are kept.
+fn check_disk(run: &ResolvedRun, plan: &MemoryPlan, rank_info: RankInfo) -> Result<Option<String>> {
+    let directory = run.config.runtime.checkpoint.directory.as_deref().filter(|_| rank_info.is_first());
+    let Some(directory) = directory else { return Ok(None) };
+    Ok(checkpoint::check_room(directory, plan.checkpoint_bytes, plan.checkpoints)?)
 }
 
 /// Plans the run, with its checkpoint's micro-batch and accumulation unless `rebatch`, and writes them into the config.
