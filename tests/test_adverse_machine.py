@@ -6,6 +6,7 @@ import json
 import math
 import os
 import resource
+import shlex
 import shutil
 import signal
 import struct
@@ -16,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from workspace import TINY_MODEL, TRAINER, Finished, Workspace
+from workspace import ORCHESTRATE, TINY_MODEL, TRAINER, Finished, Workspace
 
 NOBODY = 65534
 MODEL = ("hidden_size=8", "intermediate_size=8", "num_layers=1", "num_attention_heads=2", "num_key_value_heads=1")
@@ -139,6 +140,32 @@ def test_a_full_disk_stops_no_run_and_loses_no_line(run: Run) -> None:
     assert json.loads(proof.out)["problems"] == []
     resumed = run.train(*sizes, "--resume", run.checkpoint(500), "--max-steps=501").succeeded()
     assert "the ledger restarts at step 500" in resumed.out
+
+
+@pytest.mark.parametrize(
+    ("source", "file", "variable"),
+    [("--dataset=demo", "demo/000_00000.parquet", "ORCHESTRATE_CACHE_ROOT"),
+     ("--input=book.txt", "tokenizer/job", "ORCHESTRATE_TOKENIZER_ROOT")],
+)  # fmt: skip
+def test_a_disk_that_takes_no_file_is_named(workspace: Workspace, source: str, file: str, variable: str) -> None:
+    workspace.write_text()
+    limited = f"ulimit -f 1; exec {ORCHESTRATE} {shlex.join(TINY_MODEL)} {source} --experiment=job --steps=3"
+    done = workspace.command("bash", "-c", limited)
+    done.refused(1, "cannot write", file, "`ulimit -f`", variable)
+    assert not list(workspace.root.rglob("*.tmp-*"))
+
+
+def test_printed_commands_can_be_typed(workspace: Workspace) -> None:
+    text = workspace.write_text("my texts/a book's.txt")
+    folder = workspace.root / "my run"
+    run = [*TINY_MODEL, f"--input={text}", "--experiment=job", f"--run-dir={folder}", "--steps=3"]
+    done = workspace.orchestrate(*run).succeeded()
+    (resume,) = [line.strip() for line in done.out.splitlines() if "--resume" in line]
+    again = workspace.command("bash", "-c", resume)
+    assert "step 6/6" in again.succeeded().out
+    prepared = workspace.orchestrate(*run[:-2], "--steps=3", f"--run-dir={folder} 2", "--launch=none").succeeded().out
+    (plan,) = [line.split("#")[0].strip() for line in prepared.splitlines() if " plan --config " in line]
+    workspace.command("bash", "-c", plan).succeeded()
 
 
 def test_a_file_size_limit_is_reported_and_spares_checkpoints(run: Run) -> None:

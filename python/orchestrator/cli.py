@@ -16,7 +16,7 @@ from typing import Annotated, Any
 import typer
 from typer.exceptions import Abort, TyperException
 
-from orchestrator import _native, finetuning, start_screen, terminal
+from orchestrator import _native, finetuning, start_screen, terminal, written_files
 from orchestrator.arguments import Command, Group, stopped
 from orchestrator.command_error import CommandError, ExitCode
 from orchestrator.export import Format, Type
@@ -362,7 +362,7 @@ def _run(arguments: list[str], before: Callable[[], None] = lambda: None) -> int
     except (Abort, KeyboardInterrupt):
         return _complain(str(stopped()), ExitCode.INTERRUPTED)
     except OSError as error:
-        return _complain(str(error), ExitCode.UNEXPECTED)
+        return _complain(written_files.explain(error), ExitCode.UNEXPECTED)
     except MemoryError:
         return _complain("this machine has no memory left: close other programs", ExitCode.OUT_OF_MEMORY)
     except SystemExit:

@@ -11,14 +11,14 @@ import hashlib
 import importlib
 import inspect
 import json
-import os
 import sys
 import sysconfig
-import tempfile
 import tokenize
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
+
+from orchestrator.written_files import naming, replace
 
 SHARDS = 4
 ROWS_IN_A_GROUP = 100
@@ -41,10 +41,11 @@ def ensure(folder: Path) -> int:
     except (OSError, ValueError, KeyError):
         pass
     texts = list(documents())
-    folder.mkdir(parents=True, exist_ok=True)
+    with naming(folder):
+        folder.mkdir(parents=True, exist_ok=True)
     names = [_write_shard(folder, index, texts[index::SHARDS]) for index in range(SHARDS)]
     size = sum(len(text.encode()) for text in texts)
-    _replace(folder / STAMP, json.dumps(stamp | {"files": names, "bytes": size}, indent=2).encode() + b"\n")
+    replace(folder / STAMP, json.dumps(stamp | {"files": names, "bytes": size}, indent=2).encode() + b"\n")
     return size
 
 
@@ -130,17 +131,5 @@ def _write_shard(folder: Path, index: int, texts: list[str]) -> str:
     sink = pa.BufferOutputStream()
     table = pa.table({"text": texts})
     pq.write_table(table, sink, row_group_size=ROWS_IN_A_GROUP, compression="zstd")
-    _replace(folder / name, sink.getvalue().to_pybytes())
+    replace(folder / name, sink.getvalue().to_pybytes())
     return name
-
-
-def _replace(path: Path, content: bytes) -> None:
-    """Write a file atomically, through a temporary file beside it."""
-    descriptor, staging = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(content)
-        Path(staging).replace(path)
-    except BaseException:
-        Path(staging).unlink(missing_ok=True)
-        raise

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import shutil
 import sys
 from dataclasses import dataclass
@@ -27,13 +28,13 @@ class RunLocation:
     @property
     def flags(self) -> str:
         """The flags that select this run on the command line."""
-        where = "" if self.is_usual else f" --run-dir {self.folder}"
+        where = "" if self.is_usual else f" --run-dir {typed(self.folder)}"
         return f"--experiment {self.experiment}{where}"
 
     @property
     def model_flags(self) -> str:
         """The flags that select the run's newest checkpoint on the command line."""
-        return f"--experiment {self.experiment}" if self.is_usual else f"--checkpoint {self.folder}"
+        return f"--experiment {self.experiment}" if self.is_usual else f"--checkpoint {typed(self.folder)}"
 
 
 @dataclass(frozen=True)
@@ -89,10 +90,15 @@ def shown(path: Path) -> str:
     return str(path.absolute())
 
 
+def typed(path: Path) -> str:
+    """Return the path as a shell takes it."""
+    return shlex.quote(str(path))
+
+
 def this_command() -> str:
     """Return what to type for this command: its name where the shell finds it, else its path."""
-    typed = Path(sys.argv[0])
+    program = Path(sys.argv[0])
     found = shutil.which("orchestrate")
-    if typed.name != "orchestrate" or (found and Path(found).resolve() == typed.resolve()):
+    if program.name != "orchestrate" or (found and Path(found).resolve() == program.resolve()):
         return "orchestrate"
-    return str(typed.relative_to(Path.cwd()) if typed.is_relative_to(Path.cwd()) else typed)
+    return typed(program.relative_to(Path.cwd()) if program.is_relative_to(Path.cwd()) else program)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -13,6 +12,7 @@ from orchestrator import tokenizer
 from orchestrator.command_error import CommandError
 from orchestrator.input_files import read_text
 from orchestrator.paths import shown
+from orchestrator.written_files import replace
 
 STREAMING_CONFIG = "streaming_config.json"
 TRAINING_CONFIG = "training.yaml"
@@ -47,7 +47,7 @@ def write_streaming_config(folder: Path, streaming: StreamingConfig | None) -> P
     if streaming is None:
         path.unlink(missing_ok=True)
         return None
-    _replace(path, json.dumps(asdict(streaming), indent=2) + "\n")
+    replace(path, json.dumps(asdict(streaming), indent=2) + "\n")
     return path
 
 
@@ -58,7 +58,7 @@ def write_training_config(folder: Path, text: str) -> tuple[Path, Path | None]:
     if path.exists() and path.read_text(encoding="utf-8") != text:
         former = path.with_suffix(".yaml.old")
         path.replace(former)
-    _replace(path, text)
+    replace(path, text)
     return path, former
 
 
@@ -74,14 +74,14 @@ def copy_tokenizer(folder: Path, ready: tokenizer.Ready) -> None:
         source = tokenizer_json if name == TOKENIZER.name else tokenizer_json.with_name(name)
         target = own.with_name(name)
         if source.is_file():
-            _replace(target, source.read_bytes())
+            replace(target, source.read_bytes())
         else:
             target.unlink(missing_ok=True)
     _remove_other_templates(folder)
     for template in sorted((tokenizer_json.parent / OTHER_TEMPLATES).glob("*.jinja")):
         target = own.parent / OTHER_TEMPLATES / template.name
         target.parent.mkdir(exist_ok=True)
-        _replace(target, template.read_bytes())
+        replace(target, template.read_bytes())
     if ready.facts is not None and tokenizer.facts(own.parent) != ready.facts:
         raise CommandError(f"{shown(tokenizer_json.parent)} was retrained by another command meanwhile: start again")
 
@@ -93,7 +93,7 @@ def keep_chat_template(folder: Path, named: str) -> None:
     except (OSError, UnicodeDecodeError) as error:
         raise CommandError(f"cannot read the chat template (data.chat_template) {named}: {error}") from error
     _remove_other_templates(folder)
-    _replace((folder / TOKENIZER).with_name(CHAT_TEMPLATE), template)
+    replace((folder / TOKENIZER).with_name(CHAT_TEMPLATE), template)
 
 
 def _remove_other_templates(folder: Path) -> None:
@@ -103,7 +103,7 @@ def _remove_other_templates(folder: Path) -> None:
 def write_special_tokens(folder: Path, tokens: list[str]) -> Path:
     """Write special_tokens.txt."""
     path = folder / SPECIAL_TOKENS
-    _replace(path, json.dumps(tokens, ensure_ascii=False) + "\n")
+    replace(path, json.dumps(tokens, ensure_ascii=False) + "\n")
     return path
 
 
@@ -129,14 +129,3 @@ def read_streaming_config(folder: Path) -> dict[str, Any] | None:
         return None
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise CommandError(f"cannot read {shown(path)}: {error}") from error
-
-
-def _replace(path: Path, content: str | bytes) -> None:
-    """Write a file atomically, through a temporary file beside it."""
-    staging = path.with_name(f".{path.name}.tmp-{os.getpid()}")  # the trainer removes what a killed process left
-    try:
-        staging.write_bytes(content.encode() if isinstance(content, str) else content)
-        staging.replace(path)
-    except OSError:
-        staging.unlink(missing_ok=True)
-        raise

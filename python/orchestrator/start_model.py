@@ -6,7 +6,7 @@ from pathlib import Path
 
 from orchestrator import _native, adapters, pretrained
 from orchestrator.command_error import CommandError
-from orchestrator.paths import Roots, shown
+from orchestrator.paths import Roots, shown, typed
 from orchestrator.screen import note
 
 CONFIG = "config.json"
@@ -26,8 +26,8 @@ def locate(named: str, flag: str) -> Path:
     if adapters.has_adapters(folder):
         raise CommandError(
             f"{flag} {named}: {'its newest checkpoint' if run else 'the folder'} holds LoRA adapters, not a model: "
-            f"`--lora-init-from {named}` trains them on, and `orchestrate export --checkpoint {shown(folder)} --merge "
-            "--format hf` makes a model of them"
+            f"`--lora-init-from {typed(Path(named))}` trains them on, and `orchestrate export --checkpoint "
+            f"{typed(folder.absolute())} --merge --format hf` makes a model of them"
         )
     if not (folder / CONFIG).exists():
         raise CommandError(

@@ -10,7 +10,7 @@ from typing import Any
 from orchestrator import _native
 from orchestrator.command_error import ExitCode
 from orchestrator.launch import Job
-from orchestrator.paths import RunLocation, shown, this_command
+from orchestrator.paths import RunLocation, shown, this_command, typed
 from orchestrator.run_files import read_streaming_config
 from orchestrator.screen import counted, heading, plain, warn
 from orchestrator.settings import DEMO_DATASET
@@ -30,9 +30,9 @@ OUT_OF_TIME = "stopped by the time limit"
 def show_prepared(config: Path) -> None:
     """Print what to type after the files were written without training."""
     heading("Prepared, not trained. What to type next")
-    plain(f"{this_command()} plan --config {config}   # what it needs: memory, disk, time")
-    plain(f"{this_command()} train --config {config}")
-    plain(f"cargo run train --config {config}    # the same, in a checkout")
+    plain(f"{this_command()} plan --config {typed(config)}   # what it needs: memory, disk, time")
+    plain(f"{this_command()} train --config {typed(config)}")
+    plain(f"cargo run train --config {typed(config)}    # the same, in a checkout")
 
 
 def ran_out_of_time(job: Job) -> bool:
@@ -60,10 +60,10 @@ def show_refused(job: Job, code: int) -> None:
     heading(
         "What could be changed, each setting with what it saves and costs" if not unstable else "What could be changed"
     )
-    plain(f"{this_command()} plan --config {job.config}{unstable}")
+    plain(f"{this_command()} plan --config {typed(job.config)}{unstable}")
     heading("The same, written as a config and trained")
-    plain(f"{this_command()} plan --config {job.config}{unstable} --apply {target}")
-    plain(f"{this_command()} train --config {target}{' --resume' if has_checkpoint else ''}")
+    plain(f"{this_command()} plan --config {typed(job.config)}{unstable} --apply {typed(target)}")
+    plain(f"{this_command()} train --config {typed(target)}{' --resume' if has_checkpoint else ''}")
 
 
 def show_finished(job: Job, location: RunLocation, text: Facts | None) -> None:

@@ -11,10 +11,12 @@ words of at most 256 MB of text, never the text; of long words only so many (`lo
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import math
 import random
+import re
 import shutil
 import tempfile
 from collections import Counter
@@ -29,6 +31,7 @@ from orchestrator.input_files import check_regular, read_text
 from orchestrator.long_words import LongWords
 from orchestrator.paths import shown
 from orchestrator.progress import Reading
+from orchestrator.written_files import naming
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -257,26 +260,40 @@ def _write(folder: Path, tokenizer: Tokenizer, request: Request, known: Facts) -
 
     A folder without a manifest counts as incomplete.
     """
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    staging = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
+    with naming(folder):
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        staging = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
+        try:
+            _write_staged(staging, tokenizer, request, known)
+            folder.mkdir(exist_ok=True)
+            (folder / MANIFEST).unlink(missing_ok=True)
+            for path in sorted(staging.iterdir(), key=lambda path: path.name == MANIFEST):
+                path.replace(folder / path.name)
+        finally:
+            shutil.rmtree(staging, ignore_errors=True)
+
+
+def _write_staged(staging: Path, tokenizer: Tokenizer, request: Request, known: Facts) -> None:
+    (staging / "tokenizer.json").write_text(tokenizer.to_str(pretty=True), encoding="utf-8")
+    _save_model(tokenizer, staging)
+    _write_json(staging / "tokenizer_config.json", _transformers_config())
+    _write_json(staging / "special_tokens_map.json", ROLES)
+    manifest = {
+        "request": asdict(request),
+        "vocab_size": tokenizer.get_vocab_size(),
+        "facts": asdict(known),
+        "sha256": hashlib.sha256((staging / "tokenizer.json").read_bytes()).hexdigest(),
+    }
+    _write_json(staging / MANIFEST, manifest)
+
+
+def _save_model(tokenizer: Tokenizer, folder: Path) -> None:
+    """Write vocab.json and merges.txt. Raises an `OSError` where the library raises a bare `Exception`."""
     try:
-        tokenizer.save(str(staging / "tokenizer.json"))
-        tokenizer.model.save(str(staging))
-        _write_json(staging / "tokenizer_config.json", _transformers_config())
-        _write_json(staging / "special_tokens_map.json", ROLES)
-        manifest = {
-            "request": asdict(request),
-            "vocab_size": tokenizer.get_vocab_size(),
-            "facts": asdict(known),
-            "sha256": hashlib.sha256((staging / "tokenizer.json").read_bytes()).hexdigest(),
-        }
-        _write_json(staging / MANIFEST, manifest)
-        folder.mkdir(exist_ok=True)
-        (folder / MANIFEST).unlink(missing_ok=True)
-        for path in sorted(staging.iterdir(), key=lambda path: path.name == MANIFEST):
-            path.replace(folder / path.name)
-    finally:
-        shutil.rmtree(staging, ignore_errors=True)
+        tokenizer.model.save(str(folder))
+    except Exception as error:
+        number = re.search(r"\(os error (\d+)\)", str(error))
+        raise OSError(int(number[1]) if number else errno.EIO, str(error)) from error
 
 
 def _transformers_config() -> dict[str, Any]:

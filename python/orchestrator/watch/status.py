@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import enum
 import json
-import shlex
 import statistics
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -13,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from orchestrator.input_files import read_text
-from orchestrator.paths import shown
+from orchestrator.paths import typed
 from orchestrator.screen import duration
 from orchestrator.watch import checkpoints, ranks
 from orchestrator.watch.checkpoints import Checkpoint
@@ -261,7 +260,7 @@ def _warnings(
     """Return what somebody who watches should know, one sentence each."""
     config = directory / CONFIG
     if state is State.NOT_STARTED and config.exists():
-        yield f"to start it: orchestrate train --config {shlex.quote(shown(config))}"
+        yield f"to start it: orchestrate train --config {typed(config.absolute())}"
     if state is State.KILLED and latest is None:
         yield "there is no checkpoint: the run has to start again"
     elif state in (State.KILLED, State.FAILED) and latest is not None:
