@@ -221,6 +221,20 @@ def test_a_failure_is_a_sentence_and_leaves_the_repository(workspace: Workspace,
     assert len(sent(hub)) == 1
 
 
+def test_a_link_in_the_cache_is_not_followed(workspace: Workspace, hub: FakeHub) -> None:
+    own, folder = workspace.root / "own.txt", workspace.root / "cache/push/alice--tiny"
+    own.write_text("kept")
+    folder.mkdir(parents=True)
+    (folder / "lock").symlink_to(own)
+    workspace.orchestrate("push", "alice/tiny", "--experiment=E").refused(1, str(folder / "lock"))
+    shutil.rmtree(folder)
+    elsewhere = workspace.root / "elsewhere"
+    (elsewhere / "model").mkdir(parents=True)
+    folder.symlink_to(elsewhere)
+    workspace.orchestrate("push", "alice/tiny", "--experiment=E").refused(2, str(folder), "symbolic link")
+    assert own.read_text() == "kept" and (elsewhere / "model").is_dir()
+
+
 def test_missing_permissions_of_the_token_are_named(workspace: Workspace, hub: FakeHub) -> None:
     def refused(code: int, *words: str, repository: str = "alice/tiny", **environment: str) -> None:
         other = Workspace(workspace.root, {**workspace.extra_environment, **environment})

@@ -10,6 +10,7 @@ from subprocess import Popen
 
 import pytest
 from fake_hub import FakeHub, Kind
+from orchestrator.urls import redacted
 from workspace import ORCHESTRATE, TINY_MODEL, TRAINER, Finished, Workspace
 
 CANARY = "hf_CANARYabcdefghijklmnopqrstuvwxyz0123"
@@ -61,6 +62,27 @@ def family(first: Popen[str]) -> list[Path]:
     for process in found:
         found += children.get(process, [])
     return [Path("/proc") / str(process) for process in found]
+
+
+@pytest.mark.parametrize("address", [f"http://user:{CANARY}@127.0.0.1:9", f"http://127.0.0.1:9/hub?key={CANARY}"])
+def test_no_message_tells_what_an_address_holds(workspace: Workspace, address: str) -> None:
+    run = [*TINY_MODEL, "--stream", "--dataset=a/b", "--experiment=E", "--steps=3"]
+    workspace.orchestrate(*TINY_MODEL, f"--input={workspace.write_text()}", "--experiment=M", "--steps=3").succeeded()
+    for variable in ("HF_ENDPOINT", "HTTP_PROXY"):
+        elsewhere = {"HF_ENDPOINT": "http://10.0.0.1:9", variable: address, "HF_TOKEN": "hf_x"}
+        there = Workspace(workspace.root, elsewhere)
+        for command in (
+            ["doctor", "--json"], ["push", "alice/tiny", "--experiment=M"],
+            ["finetune", "--model=alice/tiny", "--input=book.txt"], [*run, "--override=data.network_patience=0s"],
+        ):  # fmt: skip
+            done = secret(there.orchestrate(*command))
+            assert "127.0.0.1:9" in done.out + done.err, (command, done)
+
+
+def test_urls_in_texts_are_shown_without_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_ENDPOINT", "https://me:p a'ss@hub.example/")
+    text = "403 for (https://store.example/x?X-Amz-Signature=5#a), HTTP://u:p@h:1/p; https://me:p a'ss@hub.example/api."
+    assert redacted(text) == "403 for (https://store.example/x), HTTP://h:1/p; https://hub.example/api."
 
 
 @pytest.mark.slow

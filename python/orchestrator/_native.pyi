@@ -60,6 +60,7 @@ __all__ = [
     "open_device",
     "parse_config",
     "presets",
+    "redacted_url",
     "run_command",
     "stop_with_launcher",
     "train_rank",
@@ -554,6 +555,12 @@ class Gpu:
 
 def hub_token() -> tuple[str, str] | None:
     """Return where the Hub's access token comes from, and what to do if it is not accepted; None without one."""
+
+def redacted_url(url: str) -> str:
+    """Return a URL as messages show it: without user and password, and without its query.
+
+    The query may hold a signature or a key.
+    """
 
 def hub_proxy(url: str) -> str | None:
     """Return the proxy by which this process reaches a URL, as messages name it."""

@@ -16,7 +16,7 @@ from typing import Annotated, Any
 import typer
 from typer.exceptions import Abort, TyperException
 
-from orchestrator import _native, finetuning, start_screen, terminal, written_files
+from orchestrator import _native, finetuning, start_screen, terminal, urls, written_files
 from orchestrator.arguments import Command, Group, stopped
 from orchestrator.command_error import CommandError, ExitCode
 from orchestrator.export import Format, Type
@@ -386,7 +386,7 @@ def _complain_of_a_thread(failure: threading.ExceptHookArgs) -> None:
 
 
 def _complain(message: str, code: int) -> int:
-    terminal.complain(f"orchestrate: {message}")
+    terminal.complain(f"orchestrate: {urls.redacted(message)}")
     return code
 
 

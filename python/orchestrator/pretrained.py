@@ -109,7 +109,8 @@ def _download(typed: str, name: str, revision: str | None, files: list[str]) -> 
         if isinstance(cause, errors.HfHubHTTPError) and cause.response.status_code == 401:
             raise CommandError(f"{typed}: {unknown_token(cause)}", ExitCode.DATA_UNREADABLE) from error
         why = unreachable(cause, constants.ENDPOINT)
-        message = f"{typed}: the model cannot be downloaded: {why}. Start again to continue the download"
+        hub = _native.redacted_url(constants.ENDPOINT)
+        message = f"{typed}: the model cannot be downloaded from {hub}: {why}. Start again to continue the download"
         raise CommandError(message, ExitCode.DATA_UNREADABLE) from error
 
 

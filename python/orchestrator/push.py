@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import fcntl
 import logging
+import os
 import sys
 import warnings
 from collections.abc import Iterator
@@ -27,6 +28,7 @@ from orchestrator.paths import shown
 from orchestrator.pretrained import REPOSITORY
 from orchestrator.screen import amount, note, step, warn
 from orchestrator.temporary_folder import removed
+from orchestrator.urls import redacted
 
 if TYPE_CHECKING:
     from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
@@ -87,7 +89,7 @@ def run(
                 note("no tag: the model is not a checkpoint of a step")
             else:
                 step("tag", _tag(api, repository, tag, commit))
-    step("page", f"{api.endpoint}/{repository}" + ("" if branch == MAIN else f"/tree/{branch}"))
+    step("page", f"{_native.redacted_url(api.endpoint)}/{repository}" + ("" if branch == MAIN else f"/tree/{branch}"))
     step("try it", try_it(model, repository, None if branch == MAIN else tag or branch))
 
 
@@ -110,13 +112,21 @@ def _staging(repository: str) -> Iterator[Path]:
     """Make an empty folder for what is uploaded, in the cache; what a killed push left there is removed."""
     folder = _native.cache_root() / "push" / repository.replace("/", "--")
     folder.mkdir(parents=True, exist_ok=True)
-    with (folder / "lock").open("w") as lock:
+    if folder.is_symlink() or folder.parent.is_symlink():
+        raise CommandError(
+            f"{shown(folder)} is, or is below, a symbolic link, and a cache follows none: remove the link"
+        )
+    with open(folder / "lock", "w", opener=_not_through_a_link) as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             raise CommandError(f"another push to {repository} is running on this machine: wait for it") from error
         with removed(folder / "model"):
             yield folder / "model"
+
+
+def _not_through_a_link(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NOFOLLOW, 0o666)
 
 
 def _prepare(api: HfApi, target: Target, user: str) -> None:
@@ -150,7 +160,7 @@ def _upload(api: HfApi, target: Target, folder: Path, message: str) -> str:
     with warnings.catch_warnings(record=True) as remarks:
         commit = api.create_commit(target.repository, operations, commit_message=message, revision=target.branch)
     for remark in remarks:
-        warn(str(remark.message))
+        warn(redacted(str(remark.message)))
     unchanged = commit.oid == before.sha
     step("commit", f"{commit.oid}" + (": the Hub has these files already" if unchanged else ""))
     return str(commit.oid)

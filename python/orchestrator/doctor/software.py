@@ -14,6 +14,7 @@ from typing import Any
 from orchestrator import _native
 from orchestrator.doctor.finding import Finding, Verdict
 from orchestrator.paths import shown
+from orchestrator.urls import redacted
 
 HUB = "https://huggingface.co"
 
@@ -43,23 +44,24 @@ def trainer(program: Path | None, built: dict[str, Any], on_a_gpu: bool) -> Find
     return Finding("trainer", Verdict.GOOD, text, facts)
 
 
-def _without_user(endpoint: str) -> tuple[str, str]:
-    """Return an address as messages show it, and the user and password before its host, which none shows."""
-    scheme, separator, rest = endpoint.rpartition("://")
+def _without_user(url: str) -> tuple[str, str]:
+    """Return a URL as it is requested, and the user and password before its host."""
+    scheme, separator, rest = url.rpartition("://")
     user, _, host = rest.rpartition("@")
     return f"{scheme}{separator}{host}", user
 
 
 def hub() -> Finding:
     """Check that the Hub answers."""
-    endpoint, user = _without_user((os.environ.get("HF_ENDPOINT") or HUB).rstrip("/"))
+    typed = (os.environ.get("HF_ENDPOINT") or HUB).rstrip("/")
+    endpoint, (address, user) = _native.redacted_url(typed), _without_user(typed)
     if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE"):
         text = "offline, as HF_HUB_OFFLINE asks: local files and `--dataset demo` only"
         return Finding("hub", Verdict.REMARK, text, {"endpoint": endpoint, "offline": True})
     token = _native.hub_token()
     facts = {"endpoint": endpoint, "offline": False, "token": token is not None}
     try:
-        request = urllib.request.Request(endpoint, method="HEAD")
+        request = urllib.request.Request(address, method="HEAD")
         if user:
             credentials = base64.b64encode(urllib.parse.unquote_to_bytes(user)).decode()
             request.add_header("Authorization", f"Basic {credentials}")
@@ -67,7 +69,7 @@ def hub() -> Finding:
     except urllib.error.HTTPError:
         pass  # an answer all the same
     except (OSError, ValueError) as error:
-        reason = getattr(error, "reason", error)
+        reason = redacted(str(getattr(error, "reason", error)))
         way = _native.hub_proxy(endpoint) or "HTTPS_PROXY or HF_ENDPOINT"
         text = f"{endpoint} does not answer ({reason}): {way}, or local files and `--dataset demo`"
         return Finding("hub", Verdict.REMARK, text, facts)

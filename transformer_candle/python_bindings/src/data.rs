@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
 use dataset::FolderSplit;
-use dataset::hub::{AccessToken, HubSettings, proxy_of};
+use dataset::hub::{AccessToken, HubSettings, proxy_of, redacted};
 use pyo3::prelude::*;
 use run_config::{DataConfig, NEWEST_READING_VERSION, StreamingConfig};
 
@@ -23,6 +23,12 @@ pub fn hub_token() -> Option<(String, String)> {
 #[pyfunction]
 pub fn hub_proxy(url: &str) -> Option<String> {
     proxy_of(url)
+}
+
+/// A URL as messages show it: without user and password, and without its query, which may hold a signature or a key.
+#[pyfunction]
+pub fn redacted_url(url: &str) -> String {
+    redacted(url)
 }
 
 /// A data set whose files are known.

@@ -21,3 +21,4 @@ pub(crate) use data_files::{FolderFiles, infer_folder_splits, is_metadata};
 pub(crate) use repository::Repository;
 pub use retry_status::{RetryMonitor, RetryStatus};
 pub use settings::HubSettings;
+pub use url::redacted;

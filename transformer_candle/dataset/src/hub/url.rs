@@ -35,8 +35,8 @@ pub(super) fn origin(uri: &Uri) -> (Option<&str>, Option<String>, Option<u16>) {
     (uri.scheme_str(), uri.host().map(str::to_ascii_lowercase), port)
 }
 
-/// Returns a URL for messages, without its query, which may hold a signature, and without user and password.
-pub(super) fn redacted(url: &str) -> String {
+/// Returns a URL for messages, without its query, which may hold a signature or a key, and without user and password.
+pub fn redacted(url: &str) -> String {
     let plain = url.split(['?', '#']).next().unwrap_or_default();
     let Some((scheme, rest)) = plain.split_once("://") else {
         return plain.to_owned();
