@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 import json
 import os
@@ -13,7 +14,9 @@ from typing import Any
 import numpy as np
 import pytest
 from huggingface_hub import ModelCard, get_local_safetensors_metadata
-from orchestrator.safetensors_shards import stored_tensors, write_shards
+from orchestrator.command_error import CommandError
+from orchestrator.exported_model import MergedTensor
+from orchestrator.safetensors_shards import stored_tensors, tensors_of_file, write_shards
 from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 from workspace import ORCHESTRATE, REPOSITORY, TINY_MODEL, Workspace
@@ -246,6 +249,38 @@ def test_a_full_disk_is_a_sentence_and_leaves_no_part(workspace: Workspace) -> N
     limited = f"ulimit -f 8; exec {ORCHESTRATE} export --experiment=E --format=hf"
     workspace.command("sh", "-c", limited).refused(1, "cannot copy", STEP, "File too large")
     assert names(workspace.root) == {"runs"}
+
+
+def test_a_killed_export_s_folder_is_removed_by_the_next(workspace: Workspace) -> None:
+    shutil.copytree(GOLDEN, workspace.root / "runs" / "E")
+    for left in (".E-hf.tmp-4194305", ".E-hf.tmp-x", f".E-hf.tmp-{os.getpid()}"):
+        (workspace.root / left).mkdir()
+    workspace.orchestrate("export", "--experiment=E", "--format=hf").succeeded()
+    assert names(workspace.root) == {"runs", "E-hf", ".E-hf.tmp-x", f".E-hf.tmp-{os.getpid()}"}, "it is running"
+
+
+@pytest.mark.parametrize(("dtype", "alpha"), [(np.dtype("f4"), 1e40), (np.dtype("f4"), 1e38), (np.dtype("u2"), 3e38)])
+def test_merged_weights_that_are_not_finite_are_refused(tmp_path: Path, dtype: np.dtype[Any], alpha: float) -> None:
+    save_file({"A": np.full((1, 4), 1, "f4"), "B": np.full((4, 1), 1 if dtype == "u2" else 100, "f4")}, tmp_path / "ab")
+    (tmp_path / "w").write_bytes(bytes(4 * 4 * dtype.itemsize))
+    pair = tensors_of_file(tmp_path / "ab")
+    kind, size = {"f4": "F32", "u2": "BF16"}[dtype.str[1:]], 16 * dtype.itemsize
+    merged = MergedTensor(kind, [4, 4], 16, tmp_path / "w", 0, size, down=pair["A"], up=pair["B"], scale=alpha)
+    if kind == "BF16":
+        # The largest f32 below bf16's range rounds up to infinity.
+        merged = dataclasses.replace(merged, scale=float(np.nextafter(np.float32(np.inf), np.float32(0))))
+    with pytest.raises(CommandError, match="not finite, 16 of 16") as refusal:
+        list(merged.pieces())
+    assert refusal.value.code == 5
+
+
+def test_a_finished_run_is_not_prepared_again(workspace: Workspace) -> None:
+    shutil.copytree(GOLDEN, workspace.root / "runs" / "E")
+    tokenizer = workspace.run_folder("E") / "tokenizer/tokenizer.json"
+    before = tokenizer.read_bytes() if tokenizer.exists() else None
+    again = [*TINY_MODEL, f"--input={workspace.write_text()}", "--experiment=E", "--launch=none"]
+    workspace.orchestrate(*again).refused(2, "holds the checkpoints of an earlier run", "--resume")
+    assert (tokenizer.read_bytes() if tokenizer.exists() else None) == before
 
 
 def test_ctrl_c_leaves_neither_the_folder_nor_a_part(workspace: Workspace) -> None:

@@ -187,6 +187,9 @@ def export(
         Path | None,
         typer.Option(metavar="PATH", help="The file or folder. Default: NAME-TYPE.gguf or NAME-FORMAT in this folder."),
     ] = None,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace a file that is no export of this program.")
+    ] = False,
 ) -> None:
     """Write a trained model in the format of another program."""
     from orchestrator import adapter_list
@@ -198,7 +201,7 @@ def export(
         source.check("list")
         adapter_list.run(source)
         return
-    run(Request(source, format, merge, type, max_shard_size, out))
+    run(Request(source, format, merge, type, max_shard_size, out, overwrite))
 
 
 @app.command("chat", cls=Command)

@@ -43,6 +43,8 @@ class Request:
     type: Type | None
     max_shard_size: str | None
     out: Path | None
+    overwrite: bool
+    """Whether `out` may be another program's file."""
 
 
 def run(request: Request) -> None:
@@ -61,6 +63,8 @@ def _check(request: Request) -> None:
     if request.type is not None and format is not Format.GGUF:
         kept = f"--format {format.value} keeps the types of the weights"
         raise CommandError(f"--type {request.type.value} is for --format gguf: {kept}")
+    if request.overwrite and format is not Format.GGUF:
+        raise CommandError("--overwrite is for --format gguf: a folder is never replaced, name a new or an empty one")
     if request.max_shard_size is not None and format is not Format.HF:
         raise CommandError(f"--max-shard-size is for --format hf: --format {format.value} writes one file of weights")
     if request.merge and format is Format.ADAPTER:
@@ -117,13 +121,24 @@ def _write_gguf(request: Request) -> None:
     kind = request.type or Type.F16
     name = request.source.experiment or model.folder.absolute().name
     target = request.out or Path(f"{name}-{kind.value}.gguf")
-    if target.is_dir():
-        raise CommandError(f"--out {shown(target)} is a folder: name the file")
-    if not target.absolute().parent.is_dir():
-        raise CommandError(f"--out {shown(target)}: there is no folder {shown(target.absolute().parent)}")
+    _check_target(target, request.overwrite)
     _show(model)
     notes = gguf_file.write(model, target, kind.value)
     step("wrote", f"{shown(target)} ({amount(target.stat().st_size)})")
     for remark in notes:
         note(remark)
     step("try it", f"llama-cli -m {target} " + ("-cnv" if model.has_chat_template else "-no-cnv -p 'Once upon a time'"))
+
+
+def _check_target(target: Path, overwrite: bool) -> None:
+    """Refuse to replace anything but a GGUF file of ours, or with `overwrite` a file."""
+    from orchestrator import gguf_file
+
+    if not target.absolute().parent.is_dir():
+        raise CommandError(f"--out {shown(target)}: there is no folder {shown(target.absolute().parent)}")
+    if target.is_dir():
+        raise CommandError(f"--out {shown(target)} is a folder: name the file")
+    if target.is_symlink() or (target.exists() and not target.is_file()):
+        raise CommandError(f"--out {shown(target)} is a link, a pipe or a device, not a file: name another one")
+    if target.exists() and not overwrite and not gguf_file.is_own(target):
+        raise CommandError(f"--out {shown(target)} is no export of this program: name another file, or add --overwrite")

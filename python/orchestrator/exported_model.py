@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from orchestrator import _native, model_tokenizer, training_record
 from orchestrator.adapters import ADAPTER_CONFIG, Adapters, has_adapters, open_adapters
-from orchestrator.command_error import CommandError
+from orchestrator.command_error import CommandError, ExitCode
 from orchestrator.model_tokenizer import ModelTokens
 from orchestrator.paths import shown
 from orchestrator.safetensors_shards import StoredTensor, stored_tensors, tensors_of_file
@@ -108,12 +108,23 @@ class MergedTensor(StoredTensor):
     scale: float
 
     def values(self) -> NDArray[np.float32]:
-        """Return the merged numbers."""
+        """Return the merged numbers, or raise a `CommandError` if they are not all finite."""
         import numpy as np
 
-        scaled = np.float32(self.scale) * self.up.values()
-        merged: NDArray[np.float32] = super().values() + scaled @ self.down.values()
+        with np.errstate(over="ignore", invalid="ignore"):
+            scaled = np.float32(self.scale) * self.up.values()
+            merged: NDArray[np.float32] = super().values() + scaled @ self.down.values()
+        self._check_finite(np.isfinite(merged))
         return merged
+
+    def _check_finite(self, is_finite: NDArray[np.bool_]) -> None:
+        wrong = is_finite.size - int(is_finite.sum())
+        if wrong:
+            raise CommandError(
+                f"merging {shown(self.down.file)} at the scale {self.scale:g} (lora_alpha / r) gives weights that are "
+                f"not finite, {wrong:,} of {is_finite.size:,} in the first such matrix: they or their config are wrong",
+                ExitCode.CHECKPOINT_CORRUPTED,
+            )
 
     def pieces(self) -> Iterator[bytes]:
         """Yield the merged values, rounded once to the type that the weight is stored in."""
@@ -124,6 +135,7 @@ class MergedTensor(StoredTensor):
             bits = values.view(np.uint32)
             # To the nearest, ties to even; finite numbers only.
             rounded = (bits + np.uint32(0x7FFF) + ((bits >> 16) & np.uint32(1))) >> 16
+            self._check_finite((rounded & np.uint32(0x7F80)) != np.uint32(0x7F80))
             yield rounded.astype("<u2").tobytes()
             return
         if self.dtype == "F16" and np.abs(values).max(initial=0) > F16_MAX:

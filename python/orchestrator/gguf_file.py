@@ -6,17 +6,18 @@ Names of keys and tensors, and what llama.cpp expects in them: the specification
 from __future__ import annotations
 
 import math
-import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from orchestrator import gguf_tokenizer
+from orchestrator import _native, gguf_tokenizer
 from orchestrator.command_error import CommandError
 from orchestrator.exported_model import F16_MAX, Model
 from orchestrator.paths import shown
 from orchestrator.safetensors_shards import StoredTensor
+from orchestrator.temporary_folder import staging_of
+from orchestrator.written_files import sync
 
 if TYPE_CHECKING:
     import numpy as np
@@ -44,6 +45,19 @@ ARCHITECTURES = {"llama": "llama", "mistral": "llama", "qwen2": "qwen2", "qwen3"
 """The architecture that llama.cpp runs a model as, by its `model_type`."""
 
 
+WRITTEN_BY = "transformer_candle.version"
+"""The key of a file that says which version wrote it. It is the second of all, after the architecture."""
+BEGINNING = 512
+"""Bytes in which the first two keys are."""
+
+
+def is_own(path: Path) -> bool:
+    """Whether a file is a GGUF file of ours, which an export may replace."""
+    with path.open("rb") as file:
+        beginning = file.read(BEGINNING)
+    return beginning.startswith(b"GGUF") and WRITTEN_BY.encode() in beginning
+
+
 def write(model: Model, target: Path, kind: Type) -> list[str]:
     """Write the model to the file `target`, complete or not at all.
 
@@ -63,9 +77,10 @@ def write(model: Model, target: Path, kind: Type) -> list[str]:
         raise CommandError(
             f"{shown(model.folder)} scales its rotary angles, which llama.cpp does not do for {architecture}"
         )
-    staging = target.with_name(f".{target.name}.tmp-{os.getpid()}")
+    staging = staging_of(target.absolute())
     writer = gguf.GGUFWriter(staging, architecture, use_temp_file=False)
     try:
+        writer.add_string(WRITTEN_BY, _native.__version__)
         writer.add_name(model.name)
         _add_sizes(writer, config)
         writer.add_file_type(gguf.LlamaFileType[TYPES[kind]])
@@ -73,7 +88,10 @@ def write(model: Model, target: Path, kind: Type) -> list[str]:
         _add_sampling(writer, model.generation)
         notes = gguf_tokenizer.add(writer, model)
         _write_tensors(writer, model, config, gguf.GGMLQuantizationType[kind.upper()])
+        writer.close()
+        sync(staging)
         staging.replace(target)
+        sync(target.absolute().parent)
         return notes
     finally:
         writer.close()

@@ -6,7 +6,6 @@ What only training needs, such as the optimizer's state, is left out.
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
 from pathlib import Path
@@ -17,8 +16,9 @@ from orchestrator.command_error import CommandError, ExitCode
 from orchestrator.exported_model import GENERATION_CONFIG, Kind, Model
 from orchestrator.paths import shown
 from orchestrator.safetensors_shards import write_shards
-from orchestrator.temporary_folder import removed
+from orchestrator.temporary_folder import removed, staging_of
 from orchestrator.training_record import Row
+from orchestrator.written_files import sync
 
 MAX_SHARD_SIZE = "5GB"
 SIZE = re.compile(r"(?P<number>\d+(\.\d+)?)(?P<unit>[KMGT]B)?", re.IGNORECASE)
@@ -35,13 +35,12 @@ def checked_size(typed: str) -> int | str:
 def write(model: Model, target: Path, max_shard_size: int | str) -> None:
     """Write the model to the folder `target`, complete or not at all."""
     target = target.absolute()
-    staging = target.with_name(f".{target.name}.tmp-{os.getpid()}")
-    with removed(staging):
+    with removed(staging_of(target)) as staging:
         fill(model, staging, model.name, target.name, max_shard_size)
         for path in [*staging.rglob("*"), staging]:
-            _sync(path)
+            sync(path)
         staging.rename(target)  # over an empty folder at most
-    _sync(target.parent)
+    sync(target.parent)
 
 
 def fill(model: Model, folder: Path, name: str, source: str, max_shard_size: int | str) -> None:
@@ -81,12 +80,3 @@ def check_target(target: Path) -> None:
         raise CommandError(f"--out {shown(target)} is not empty: name another folder, or remove it")
     if not target.absolute().parent.is_dir():
         raise CommandError(f"--out {shown(target)}: there is no folder {shown(target.absolute().parent)}")
-
-
-def _sync(path: Path) -> None:
-    """Flush a file or a folder to disk (fsync)."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -147,7 +147,7 @@ def _refuse_an_earlier_run(location: RunLocation, base: BaseConfig, settings: Se
     Checked while holding the run's lock, so that no other command can write the first checkpoint meanwhile.
     """
     checkpoints = base.checkpoints or location.folder / "checkpoints"
-    if settings.launch is not Launch.NONE and settings.resume is None and (checkpoints / "latest").exists():
+    if settings.resume is None and (checkpoints / "latest").exists():
         raise CommandError(
             f"{shown(checkpoints)} holds the checkpoints of an earlier run: add --resume to continue it, "
             "or give this run its own --experiment"

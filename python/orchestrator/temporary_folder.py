@@ -1,8 +1,9 @@
-"""Folders that are removed when they have served, also when a signal ends the process."""
+"""Temporary files and folders, which are removed when they have served, also when a signal ends the process."""
 
 from __future__ import annotations
 
 import atexit
+import glob
 import os
 import shutil
 import tempfile
@@ -13,8 +14,28 @@ from pathlib import Path
 from orchestrator import signals
 
 
+def staging_of(target: Path) -> Path:
+    """Return the path at which this process writes what becomes `target`; removes what killed processes left there."""
+    prefix = f".{target.name}.tmp-"
+    for left in target.parent.glob(f"{glob.escape(prefix)}*"):
+        owner = left.name.removeprefix(prefix)
+        if owner.isdecimal() and not _is_running(int(owner)):
+            shutil.rmtree(left) if left.is_dir() and not left.is_symlink() else left.unlink()
+    return target.with_name(f"{prefix}{os.getpid()}")
+
+
+def _is_running(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except (PermissionError, OverflowError):
+        pass
+    return True
+
+
 @contextmanager
-def removed(folder: Path) -> Iterator[None]:
+def removed(folder: Path) -> Iterator[Path]:
     """Make a folder, and remove it at the end of the block, also when a signal ends the process there."""
 
     def remove() -> None:
@@ -24,7 +45,7 @@ def removed(folder: Path) -> Iterator[None]:
     with signals.on_forced_exit(remove):
         try:
             folder.mkdir()
-            yield
+            yield folder
         finally:
             remove()
 

@@ -38,6 +38,15 @@ def replace(path: Path, content: str | bytes) -> None:
             raise
 
 
+def sync(path: Path) -> None:
+    """Flush a file or a folder to disk (fsync)."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
 @contextmanager
 def naming(path: Path) -> Iterator[None]:
     """Let an error of the disk within the block name this path: writing raises errors that name none."""
