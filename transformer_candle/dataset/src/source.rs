@@ -1,15 +1,19 @@
 //! A data source: a data set of the Hub at one commit, or local files, listed but not opened.
 
+mod file_parts;
 mod listing;
 mod usable_rows;
 
 use std::collections::BTreeSet;
 use std::fmt;
-use std::path::PathBuf;
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
 use run_config::{DataFormat, FIRST_READING_VERSION};
 use serde::{Deserialize, Serialize};
+
+pub use self::file_parts::FilePart;
 
 use crate::DataError;
 use crate::byte_source::{ByteSource, CancellableSource, LocalFile};
@@ -40,6 +44,8 @@ struct Listing {
     reading_version: u32,
     skips_bad_files: bool,
     shards: Vec<Shard>,
+    /// The parts of files that the shards are; empty if they are the files as listed.
+    parts: Vec<FilePart>,
     location: Location,
     /// Held-out splits decided so far, kept because deciding may read many shards.
     held_out_splits: Mutex<Vec<(SplitSettings, Arc<HeldOutSplit>)>>,
@@ -48,16 +54,23 @@ struct Listing {
     unusable: Mutex<BTreeSet<usize>>,
 }
 
-/// A file of the listing.
+/// A file of the listing, or a part of one.
+#[derive(Clone)]
 pub(crate) struct Shard {
     /// Path in the repository, or relative to the folder that all local files have in common.
     pub name: String,
+    /// The first byte that is read.
+    pub offset: u64,
+    /// Number of bytes.
     pub bytes: u64,
+    /// The first epoch that reads it.
+    pub epoch: u64,
     format: Format,
 }
 
 enum Location {
-    Local(Vec<PathBuf>),
+    /// The path of each shard; none of a file that is gone.
+    Local(Vec<Option<PathBuf>>),
     Hub(Repository),
 }
 
@@ -175,9 +188,13 @@ impl DataSource {
 
     /// Opens a shard by its index in the listing; `cancel` cancels reading it.
     pub(crate) fn open(&self, shard: usize, cancel: &CancelToken) -> Result<Box<dyn ShardReader>, DataError> {
-        let Shard { name, bytes, format } = &self.listing.shards[shard];
+        let Shard { name, offset, bytes, format, .. } = &self.listing.shards[shard];
         let source: Arc<dyn ByteSource> = match &self.listing.location {
-            Location::Local(paths) => Arc::new(LocalFile::open(name, &paths[shard], *bytes)?),
+            Location::Local(paths) => {
+                let gone = || std::io::Error::new(ErrorKind::NotFound, "it was removed since the run began");
+                let path = paths[shard].as_ref().ok_or_else(gone).map_err(DataError::io(Path::new(name)))?;
+                Arc::new(LocalFile::open(name, path, (*offset, *bytes))?)
+            }
             Location::Hub(repository) => repository.open(name, *bytes, cancel),
         };
         let source = Arc::new(CancellableSource::new(source, cancel.clone()));

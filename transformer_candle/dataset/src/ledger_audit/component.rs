@@ -103,7 +103,8 @@ impl<'a> ComponentAuditor<'a> {
         if let Some(before) = self.files.take() {
             let epoch = self.epoch.as_ref().map_or(0, |(audited, _)| audited.epoch);
             for file in before.changes(&record) {
-                self.changed.extend(file.shard.map(|shard| (shard, epoch)));
+                let changed = file.shards.iter().filter(|_| !file.is_appended);
+                self.changed.extend(changed.map(|&shard| (shard, epoch)));
                 self.audited.changed.push(file.to_string());
             }
         }
@@ -195,9 +196,9 @@ impl<'a> ComponentAuditor<'a> {
     fn check_complete(&self, epoch: u64, coverage: &Coverage, problems: &mut Problems) -> Result<(), DataError> {
         // Those found in a later epoch were read in this one.
         let known: Vec<CorruptedRows> = self.corrupted.iter().filter(|rows| rows.epoch <= epoch).copied().collect();
-        for index in 0..self.split.training_shards() {
+        for index in 0..self.split.training_shards(self.source.added_shards(epoch)) {
             let has_changed = self.changed.iter().any(|&(shard, last)| shard == index as u64 && epoch <= last);
-            if has_changed || is_whole_shard_corrupted(&known, index) {
+            if has_changed || self.source.is_removed(index) || is_whole_shard_corrupted(&known, index) {
                 continue;
             }
             let name = &self.source.shards()[index].name;

@@ -19,6 +19,12 @@ const DEMO: &str = "demo";
 /// Bytes of a text in which separators of documents are counted.
 const SEPARATOR_PROBE_BYTES: u64 = 1 << 20;
 
+impl Shard {
+    fn whole(name: String, bytes: u64, format: Format) -> Self {
+        Self { name, offset: 0, bytes, epoch: 0, format }
+    }
+}
+
 impl DataSource {
     /// Opens the validation data of a run; `None` unless `data.validation_shards` is set.
     pub fn validation_from_run(run: &ResolvedRun, cancel: &CancelToken) -> Result<Option<Self>, DataError> {
@@ -46,9 +52,9 @@ impl DataSource {
         }
         let repository = Repository::pin(hub, &streaming.dataset, streaming.revision.as_deref(), cancel)?;
         let listed = repository.files(streaming.config.as_deref(), &streaming.split, cancel)?;
-        let shards = listed.into_iter().filter_map(|file| {
-            Format::from_name(&file.path).map(|format| Shard { name: file.path, bytes: file.bytes, format })
-        });
+        let shards = listed
+            .into_iter()
+            .filter_map(|file| Format::from_name(&file.path).map(|format| Shard::whole(file.path, file.bytes, format)));
         let listing = Listing {
             name: streaming.dataset.clone(),
             revision: Some(repository.revision().to_owned()),
@@ -57,6 +63,7 @@ impl DataSource {
             reading_version,
             skips_bad_files: reading_version > FIRST_READING_VERSION,
             shards: shards.collect(),
+            parts: Vec::new(),
             location: Location::Hub(repository),
             held_out_splits: Mutex::default(),
             notes: Vec::new(),
@@ -118,8 +125,8 @@ impl DataSource {
         let mut shards = Vec::with_capacity(entries.len());
         let mut paths = Vec::with_capacity(entries.len());
         for entry in entries {
-            shards.push(Shard { name: entry.name, bytes: entry.bytes, format: entry.format });
-            paths.push(entry.path);
+            shards.push(Shard::whole(entry.name, entry.bytes, entry.format));
+            paths.push(Some(entry.path));
         }
         let listing = Listing {
             name: patterns.join(", "),
@@ -129,6 +136,7 @@ impl DataSource {
             reading_version,
             skips_bad_files: reading_version > FIRST_READING_VERSION,
             shards,
+            parts: Vec::new(),
             location: Location::Local(paths),
             held_out_splits: Mutex::default(),
             notes,
@@ -143,7 +151,7 @@ fn note_separators(entries: &[LocalEntry]) -> Result<Option<String>, DataError> 
     let (mut files, mut separators, mut is_part) = (Vec::new(), 0, false);
     let texts = entries.iter().filter(|entry| entry.format == Format::Text);
     for entry in texts.take(MAX_SHARDS_PROBED) {
-        let file = LocalFile::open(&entry.name, &entry.path, entry.bytes)?;
+        let file = LocalFile::open(&entry.name, &entry.path, (0, entry.bytes))?;
         let count = count_separators(&file, SEPARATOR_PROBE_BYTES)?;
         if count > 0 {
             files.push(entry.name.as_str());
