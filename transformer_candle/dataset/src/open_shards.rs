@@ -223,8 +223,11 @@ impl Slot {
                 next => next?,
             };
             let Some((range, row)) = next else {
-                if let Some(open) = self.open.take().filter(|open| !open.has_document) {
-                    shards.source.tell_unusable(open.index, open.skipped, shards.cancel);
+                let unusable = self.open.take().filter(|open| !open.has_document);
+                let notice =
+                    unusable.and_then(|open| shards.source.unusable_notice(open.index, open.skipped, shards.cancel));
+                if let Some(notice) = notice {
+                    tracing::warn!("{notice}");
                 }
                 self.position = None;
                 break;

@@ -22,11 +22,11 @@ impl DataSource {
         }
     }
 
-    /// Warns, once for a shard, that none of the rows that were read of it can be used.
-    pub(crate) fn tell_unusable(&self, shard: usize, skipped: SkippedRows, cancel: &CancelToken) {
+    /// Returns a notice, once for a shard, that none of the rows that were read of it can be used.
+    pub(crate) fn unusable_notice(&self, shard: usize, skipped: SkippedRows, cancel: &CancelToken) -> Option<String> {
         let mut told = self.listing.unusable.lock().unwrap_or_else(PoisonError::into_inner);
         if skipped.total() == 0 || !told.insert(shard) {
-            return;
+            return None;
         }
         let lacks_text = skipped.null + skipped.malformed > 0;
         let fields =
@@ -36,7 +36,7 @@ impl DataSource {
         let columns =
             if texts.is_empty() { String::new() } else { format!("; its text columns are {}", texts.join(", ")) };
         let (name, rows) = (&self.shards()[shard].name, skipped.total());
-        tracing::warn!("no row of {name} can be used: of {rows} that were read, {skipped}{columns}");
+        Some(format!("no row of {name} can be used: of {rows} that were read, {skipped}{columns}"))
     }
 
     fn check_conversations(&self, cancel: &CancelToken) -> Result<(), DataError> {
