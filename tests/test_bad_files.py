@@ -106,11 +106,11 @@ def write_lines(path: Path, first: int, count: int) -> None:
 def started_on_lines(
     workspace: Workspace, experiment: str, steps: int
 ) -> tuple[KilledRun, Path, tuple[str | Path, ...]]:
-    """Train for some steps on four plain files of 60 rows; return the run, its data and the words to resume it."""
+    """Train for some steps on four plain files of 20 rows; return the run, its data and the words to resume it."""
     folder = workspace.root / "in"
     folder.mkdir(exist_ok=True)
     for number in range(4):
-        write_lines(folder / f"p{number}.jsonl", 60 * number, 60)
+        write_lines(folder / f"p{number}.jsonl", 20 * number, 20)
     run = prepared(workspace, experiment)
     config = run.folder / "training.yaml"
     config.write_text(config.read_text().replace("total_epochs: 1", "total_steps: 200"))
@@ -120,15 +120,15 @@ def started_on_lines(
 
 def test_rows_appended_to_consumed_files_are_read_next_epoch(workspace: Workspace) -> None:
     run, folder, resume = started_on_lines(workspace, "appended", 8)
-    write_lines(folder / "p1.jsonl", 240, 40)
-    write_lines(folder / "a-new.jsonl", 280, 20)
+    write_lines(folder / "p1.jsonl", 80, 14)
+    write_lines(folder / "a-new.jsonl", 94, 8)
     workspace.trainer(*resume[:-1]).refused(2, "p1.jsonl had ", "a-new.jsonl was added", "--accept-changed-data")
     done = workspace.trainer(*resume, "--max-steps=120").succeeded()
     assert "were made again and are identical; what was added is read from the next epoch on" in done.out
     proof = run.proof()
     assert proof["problems"] == []
     first, second, *_ = proof["components"][0]["epochs"]
-    assert second["rows"] - first["rows"] == 60
+    assert second["rows"] - first["rows"] == 14 + 8
     assert any("a-new.jsonl was added" in change for change in proof["components"][0]["changed"])
     replay = ("validate-data", run.folder, "--replay=1", "--replay=8", "--replay=100")
     workspace.trainer(*replay).succeeded()

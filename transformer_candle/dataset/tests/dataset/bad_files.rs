@@ -177,6 +177,12 @@ proptest! {
 }
 
 #[test]
+fn audits_pass_where_only_held_out_rows_are_corrupted() {
+    let settings = StreamSettings { epochs: Some(2), seed: 0, held_out_fraction: 0.1, ..settings() };
+    resume_replay_and_audit(&[(7, Damage::Truncated(0.7877763558598316)), (0, Damage::Truncated(0.0))], &settings);
+}
+
+#[test]
 fn replay_refuses_rows_decoded_wrongly_before_a_checksum() {
     let folder = tempfile::tempdir().unwrap();
     let text = folder.path().join("text");

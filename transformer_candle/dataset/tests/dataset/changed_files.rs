@@ -67,17 +67,20 @@ impl Run {
         let mut consumed = Vec::new();
         for _ in 0..steps {
             let before = stream.cursor();
+            // Between two windows the cursor names the window after the last of its epoch.
+            let mut epoch = before.components[0].start.epoch;
             let batch = stream.next_sequences(self.sequences_per_step).unwrap();
             if batch.is_empty() {
                 break;
             }
             self.step += 1;
+            epoch = stream.opened_windows().last().map_or(epoch, |window| window.start.epoch);
             for window in stream.opened_windows().filter(|window| !window.is_in_progress_at(&self.cursor)) {
                 ledger.append(&LedgerRecord::Window(window.clone())).unwrap();
             }
             let record = StepRecord::new(self.step, &before, &stream.cursor(), &batch);
             ledger.append(&LedgerRecord::Step(record)).unwrap();
-            consumed.push((before.components[0].start.epoch, rows(&batch)));
+            consumed.push((epoch, rows(&batch)));
         }
         (self.cursor, self.head) = (stream.cursor(), ledger.sync().unwrap());
         self.mixture = stream.mixture().clone();
