@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import random
+import shutil
 from itertools import islice
 from pathlib import Path
 
@@ -92,9 +93,72 @@ def test_changed_files_that_were_consumed_are_refused(workspace: Workspace) -> N
     (workspace.root / "in" / f"p{consumed:02}.jsonl.gz").write_bytes(gzip.compress(other.encode()))
     resume = ("train", "--config", config, "--resume", "--accept-changed-data")
     workspace.trainer(*resume).refused(2, f"p{consumed:02}.jsonl.gz", "What the run has consumed of them differs")
-    (workspace.root / "in" / "zz.jsonl").write_text(other)
-    workspace.trainer(*resume).refused(2, "zz.jsonl was added", "--init-from")
     workspace.trainer("train", "--config", config, "--accept-changed-data").refused(2, "with --resume")
+
+
+def write_lines(path: Path, first: int, count: int) -> None:
+    """Append JSON lines to a file."""
+    texts = islice(documents(mean_characters=300), first, first + count)
+    with path.open("a", encoding="utf-8") as file:
+        file.writelines(json.dumps({"text": text}) + "\n" for text in texts)
+
+
+def started_on_lines(
+    workspace: Workspace, experiment: str, steps: int
+) -> tuple[KilledRun, Path, tuple[str | Path, ...]]:
+    """Train for some steps on four plain files of 20 rows; return the run, its data and the words to resume it."""
+    folder = workspace.root / "in"
+    folder.mkdir(exist_ok=True)
+    for number in range(4):
+        write_lines(folder / f"p{number}.jsonl", 20 * number, 20)
+    run = prepared(workspace, experiment)
+    config = run.folder / "training.yaml"
+    config.write_text(config.read_text().replace("total_epochs: 1", "total_steps: 200"))
+    workspace.trainer("train", "--config", config, f"--max-steps={steps}").succeeded()
+    return run, folder, ("train", "--config", config, "--resume", "--accept-changed-data")
+
+
+def test_rows_appended_to_consumed_files_are_read_next_epoch(workspace: Workspace) -> None:
+    run, folder, resume = started_on_lines(workspace, "appended", 8)
+    write_lines(folder / "p1.jsonl", 80, 14)
+    write_lines(folder / "a-new.jsonl", 94, 8)
+    workspace.trainer(*resume[:-1]).refused(2, "p1.jsonl had ", "a-new.jsonl was added", "--accept-changed-data")
+    done = workspace.trainer(*resume, "--max-steps=120").succeeded()
+    assert "were made again and are identical; what was added is read from the next epoch on" in done.out
+    proof = run.proof()
+    assert proof["problems"] == []
+    first, second, *_ = proof["components"][0]["epochs"]
+    assert second["rows"] - first["rows"] == 14 + 8
+    assert any("a-new.jsonl was added" in change for change in proof["components"][0]["changed"])
+    replay = ("validate-data", run.folder, "--replay=1", "--replay=8", "--replay=100")
+    workspace.trainer(*replay).succeeded()
+    # The run knows its files from its checkpoint: nothing is to be accepted again.
+    workspace.trainer(*resume[:-1], "--max-steps=121").succeeded()
+
+
+def test_removed_files_are_refused_while_a_window_needs_them(workspace: Workspace) -> None:
+    run, folder, resume = started_on_lines(workspace, "removed", 8)
+    records = [json.loads(line) for line in (run.folder / "ledger.jsonl").read_text().splitlines()]
+    window = [record for record in records if record["kind"] == "window"][-1]
+    used = {piece["file"] for piece in window["pieces"]}
+    in_use = folder / f"p{min(used)}.jsonl"
+    content = in_use.read_bytes()
+    in_use.unlink()
+    refused = workspace.trainer(*resume)
+    refused.refused(2, f"{in_use.name} cannot be removed, as the shuffle window in use", "--init-from")
+    in_use.write_bytes(content)
+
+
+def test_changes_of_a_first_version_run_are_refused_with_reason(workspace: Workspace) -> None:
+    run, folder, resume = started_on_lines(workspace, "old", 1)
+    config = run.folder / "training.yaml"
+    for name in ("checkpoints", "ledger.jsonl", "metrics.jsonl"):
+        path = run.folder / name
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    version = "--override=data.reading_version=1"
+    workspace.trainer("train", "--config", config, version, "--max-steps=4").succeeded()
+    write_lines(folder / "p1.jsonl", 240, 4)
+    workspace.trainer(*resume, version).refused(2, "records no list of its files", "--init-from")
 
 
 @pytest.mark.parametrize("bad", [2, FILES])
@@ -103,6 +167,28 @@ def test_many_bad_files_end_a_run_with_their_names(workspace: Workspace, bad: in
     for number in range(bad):
         (workspace.root / "in" / f"p{number:02}.jsonl.gz").write_bytes(b"no gzip at all")
     workspace.orchestrate("--input", "in", *TINY_MODEL, "--steps=9").refused(3, "p00.jsonl.gz", "p01.jsonl.gz")
+
+
+UNUSABLE: dict[str, tuple[bytes, str]] = {
+    "other column": (b'{"body": "some text"}\n' * 30, "no row of other.jsonl can be used: of 30 that were read, 30 "),
+    "all null": (b'{"text": null}\n' * 30, "no row of other.jsonl can be used: of 30 that were read, 30 null"),
+    "pointer": (b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 9\n", "other.jsonl is corrupted"),
+    "two bytes": (('{"text": "some text"}\n' * 30).encode("utf-16"), "other.jsonl is corrupted"),
+    "pretty": (b'{\n  "text": "some text"\n}\n' * 30, "other.jsonl is corrupted"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", UNUSABLE)
+def test_unusable_files_are_told_before_training(workspace: Workspace, kind: str) -> None:
+    folder = workspace.root / "in"
+    folder.mkdir()
+    write_lines(folder / "a.jsonl", 0, 300)
+    content, told = UNUSABLE[kind]
+    (folder / "other.jsonl").write_bytes(content)
+    done = workspace.orchestrate("--input", "in", *TINY_MODEL, "--steps=4", "--launch=none").succeeded()
+    assert f"warning: {told}" in done.out
+    if "no row" in told:
+        assert "rows that are skipped: 30 of 330 (30 " in done.out
 
 
 def test_skipped_rows_and_repeated_text_are_told_at_once(workspace: Workspace) -> None:

@@ -511,6 +511,9 @@ class Documents:
 
     def __iter__(self) -> Iterator[str]: ...
     def __next__(self) -> str: ...
+    def describe_skipped(self) -> str | None:
+        """Say how many rows were skipped so far, by reason; None if there are none."""
+
     def take_notices(self) -> list[str]:
         """Return the notices of skipped rows and corrupted files since the last call, one sentence each."""
 

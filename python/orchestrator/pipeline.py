@@ -255,8 +255,10 @@ def _prepare_tokenizer(settings: Settings, location: RunLocation, base: BaseConf
     step("tokenizer", f"training {request.vocab_size:,} tokens on up to {request.max_documents:,} documents ...")
     started = time.monotonic()
     with reading() as watch:
-        texts = _told(data.documents(max_samples, watch.note), watch)
-        ready = tokenizer.train(location.tokenizer, request, texts, watch)
+        documents = data.documents(max_samples, watch.note)
+        ready = tokenizer.train(location.tokenizer, request, _told(documents, watch), watch)
+    if skipped := documents.describe_skipped():
+        note(skipped)
     if ready.facts is not None:
         read = f"{ready.facts.documents:,} documents, {amount(ready.facts.bytes)}"
         step("", f"{ready.vocab_size:,} tokens from {read} in {time.monotonic() - started:.1f} s: {shown(ready.path)}")

@@ -5,11 +5,13 @@ and `expected.json`: what the same version wrote of steps 5 to 8 without a stop.
 resumes each. A folder is made once, by the version whose format it shows, and never made again; a new format gets
 folders of its own. `first` is the first format; `execution` adds how steps are computed; `windows` is the same format,
 stopped after its first shuffle window, so that the data cursor lies within a file. The kinds `adapters_...` train
-adapters beside the frozen model in `model/`.
+adapters beside the frozen model in `model/`. `reading_2` has the reading version 2; its kind `files_fp32` has a file
+that cannot be decoded, and has accepted after two steps that another one has grown.
 """
 
 from __future__ import annotations
 
+import gzip
 import json
 import shutil
 import subprocess
@@ -18,7 +20,7 @@ import tempfile
 from pathlib import Path
 
 CHECKPOINTS = Path(__file__).parent / "checkpoints"
-STOPPED_AT, STEPS = 4, 8
+GROWN_AT, STOPPED_AT, STEPS = 2, 4, 8
 CONFIG = """
 {model}
 tokenizer: {{tokenizer_json: tokenizer.json}}
@@ -38,12 +40,14 @@ runtime:
 """
 SHARDS = "train_shards: [corpus.jsonl]"
 MIXTURE = "mixture: [{shards: [corpus.jsonl], weight: 3}, {shards: [few.jsonl], weight: 1}]"
+FILES = "train_shards: [corpus.jsonl, few.jsonl, bad.jsonl.gz]"
 RANDOM = (
     "model: {hidden_size: 16, intermediate_size: 32, num_layers: 1, num_attention_heads: 2, num_key_value_heads: 1}"
 )
 ADAPTERS = "model: {init_from: model}\nlora: {rank: 2, alpha: 4, dropout: 0.1}"
 RUNS = {
     "fp32": (RANDOM, SHARDS, "fp32"), "bf16_mixture": (RANDOM, MIXTURE, "bf16"),
+    "files_fp32": (RANDOM, FILES, "fp32"),
     "adapters_fp32": (ADAPTERS, SHARDS, "fp32"), "adapters_bf16": (ADAPTERS, SHARDS, "bf16"),
 }  # fmt: skip
 KEPT = ("training.yaml", "resolved_config.json", "ledger.jsonl", "metrics.jsonl")
@@ -59,7 +63,10 @@ def main(format_name: str, trainer: Path, kinds: list[str]) -> None:
 def make(golden: Path, scratch: Path, trainer: Path, model: str, data: str, precision: str) -> None:
     (scratch / "tokenizer.json").write_text(tokenizer_json(), encoding="utf-8")
     (scratch / "corpus.jsonl").write_text(documents(120), encoding="utf-8")
-    (scratch / "few.jsonl").write_text(documents(20), encoding="utf-8")
+    few = scratch / "few.jsonl"
+    few.write_text(documents(20), encoding="utf-8")
+    if data == FILES:
+        (scratch / "bad.jsonl.gz").write_bytes(gzip.compress(documents(20).encode(), mtime=0)[:40])
 
     def train(name: str, model: str, most: int) -> None:
         run = scratch / name
@@ -67,8 +74,18 @@ def make(golden: Path, scratch: Path, trainer: Path, model: str, data: str, prec
         settings = {"model": model, "data": data, "precision": precision, "batch_size": 2}
         text = CONFIG.format(**settings, steps=STEPS, stopped_at=STOPPED_AT)
         (run / "training.yaml").write_text(text, encoding="utf-8")
-        words = [trainer, "train", "--config", run / "training.yaml", "--max-steps", str(most)]
-        subprocess.run([str(word) for word in words], cwd=scratch, check=True)
+        words = [trainer, "train", "--config", run / "training.yaml"]
+
+        def go(most: int, *flags: str) -> None:
+            subprocess.run([*map(str, words), *flags, f"--max-steps={most}"], cwd=scratch, check=True)
+
+        if data == FILES:
+            few.write_text(documents(20), encoding="utf-8")
+            go(GROWN_AT)
+            few.write_text(documents(25), encoding="utf-8")
+            go(most, "--resume", "--accept-changed-data")
+        else:
+            go(most)
 
     if model == ADAPTERS:
         train("base", RANDOM, STOPPED_AT)
@@ -83,8 +100,8 @@ def make(golden: Path, scratch: Path, trainer: Path, model: str, data: str, prec
     shutil.copytree(scratch / "stopped" / "checkpoints", golden / "run" / "checkpoints")
     for name in KEPT:
         shutil.copy2(scratch / "stopped" / name, golden / "run" / name)
-    for name in ("tokenizer.json", "corpus.jsonl", "few.jsonl"):
-        shutil.copy2(scratch / name, golden / name)
+    for path in (scratch / "tokenizer.json", *scratch.glob("*.jsonl*")):
+        shutil.copy2(path, golden / path.name)
     expected = {"losses": losses(scratch / "straight"), "ledger": steps(scratch / "straight")}
     (golden / "expected.json").write_text(json.dumps(expected, indent=1) + "\n", encoding="utf-8")
 

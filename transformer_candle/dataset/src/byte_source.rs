@@ -36,15 +36,18 @@ pub(crate) trait ByteSource: Send + Sync {
 pub(crate) struct LocalFile {
     name: String,
     path: PathBuf,
+    /// The first byte.
+    offset: u64,
     length: u64,
     file: Mutex<File>,
 }
 
 impl LocalFile {
-    /// Opens a file of `length` bytes, as listed: a file that was truncated is noticed when its end is read.
-    pub(crate) fn open(name: &str, path: &Path, length: u64) -> Result<Self, DataError> {
+    /// Opens the `length` bytes of a file from an offset on, as listed: a file that was truncated is noticed when its end
+    /// is read.
+    pub(crate) fn open(name: &str, path: &Path, (offset, length): (u64, u64)) -> Result<Self, DataError> {
         let file = regular_file::open(path).map_err(DataError::io(path))?;
-        Ok(Self { name: name.to_owned(), path: path.to_owned(), length, file: Mutex::new(file) })
+        Ok(Self { name: name.to_owned(), path: path.to_owned(), offset, length, file: Mutex::new(file) })
     }
 }
 
@@ -64,7 +67,7 @@ impl ByteSource for LocalFile {
     fn read(&self, start: u64, length: usize) -> Result<Bytes, DataError> {
         let mut file = self.file.lock().unwrap_or_else(PoisonError::into_inner);
         let mut bytes = vec![0; length];
-        file.seek(SeekFrom::Start(start))
+        file.seek(SeekFrom::Start(self.offset + start))
             .and_then(|_| file.read_exact(&mut bytes))
             .map_err(DataError::io(&self.path))?;
         Ok(bytes.into())
@@ -218,7 +221,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("a.txt");
         std::fs::write(&path, "short").unwrap();
-        let file = LocalFile::open("a.txt", &path, 10).unwrap();
+        let file = LocalFile::open("a.txt", &path, (0, 10)).unwrap();
         let error = file.read(0, 10).unwrap_err();
         assert!(matches!(&error, DataError::Io { .. }), "{error}");
         assert!(error.to_string().contains("a.txt"));

@@ -106,14 +106,14 @@ impl DataSource {
         matches!(error, DataError::Format { .. }) && self.skips_bad_files() && self.shards().len() > 1
     }
 
-    /// Opens a shard; `None` if it is corrupted and skipped.
+    /// Opens a shard; `None` if it was removed, or is corrupted and skipped.
     pub(crate) fn open_intact(
         &self,
         shard: usize,
         cancel: &CancelToken,
     ) -> Result<Option<Box<dyn ShardReader>>, DataError> {
         match self.open(shard, cancel) {
-            Err(error) if self.skips(&error) => Ok(None),
+            Err(error) if self.skips(&error) || self.is_removed(shard) => Ok(None),
             opened => opened.map(Some),
         }
     }

@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::held_out_split::HeldOutSplit;
-use crate::{CorruptedRows, DataError, Mixture, StreamFingerprint};
+use crate::{CorruptedRows, DataError, FilePart, Mixture, StreamFingerprint};
 
 /// The position of an open shard: after `row` rows of a row group. Shards and row groups are counted in their permuted
 /// order.
@@ -52,9 +52,13 @@ pub struct ComponentPosition {
     /// Which rows are held out; `None` before the first window, and in runs of reading version 1.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) split: Option<HeldOutSplit>,
+    /// The local files as the run reads them, once it has accepted that some were added, appended to or removed.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) files: Vec<FilePart>,
 }
 
-/// A position between two sequences of the stream. As JSON it is under 2 KiB for a component with 16 open shards.
+/// A position between two sequences of the stream. As JSON it is under 2 KiB for a component with 16 open shards that
+/// reads its files as listed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Cursor {
     /// The stream that the position belongs to.
@@ -74,7 +78,7 @@ impl WindowStart {
 impl ComponentPosition {
     /// The position before the first sequence of a window, with none delivered before.
     pub(crate) fn at(start: WindowStart) -> Self {
-        Self { start, sequence: 0, delivered: 0, corrupted: Vec::new(), split: None }
+        Self { start, sequence: 0, delivered: 0, corrupted: Vec::new(), split: None, files: Vec::new() }
     }
 
     /// Whether a stream with `slots` open shards over `shards` shards can reach this position.

@@ -55,6 +55,11 @@ impl Documents {
         self.notices.skipped
     }
 
+    /// Says how many rows were skipped so far, by reason; `None` if there are none.
+    pub fn describe_skipped(&self) -> Option<String> {
+        self.notices.total()
+    }
+
     /// Takes the notices of skipped rows and corrupted files since the last call, one sentence each.
     pub fn take_notices(&mut self) -> Vec<String> {
         let corrupted = self.components.iter().flat_map(|component| component.reader.found().take_warnings());

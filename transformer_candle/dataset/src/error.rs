@@ -1,8 +1,14 @@
 //! Errors of reading data, from a data set's name to a batch.
 
-use std::fmt;
+mod decoders;
+mod wording;
+
 use std::path::{Path, PathBuf};
 
+pub use self::wording::MissingColumn;
+use self::wording::{
+    describe_columns, describe_first, describe_skipped, encoding_hint, no_documents_hint, nothing_held_out,
+};
 use crate::SkippedRows;
 
 /// Why data cannot be read. Each message names the file, URL or setting, and the way out.
@@ -275,146 +281,9 @@ pub enum DataError {
     Closed,
 }
 
-/// A file without the text column, or whose text column does not hold strings.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct MissingColumn {
-    /// The file, as listed.
-    pub file: String,
-    /// The column looked for.
-    pub column: String,
-    /// What the column holds instead of strings, such as "integers"; `None` if there is no such column.
-    pub found: Option<&'static str>,
-    /// The columns that hold strings.
-    pub available: Vec<String>,
-}
-
-impl fmt::Display for MissingColumn {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { file, column, found, available } = self;
-        match found {
-            None => write!(f, "{file} has no text column `{column}`")?,
-            Some(found) => write!(f, "the column `{column}` of {file} holds {found}, not strings")?,
-        }
-        if available.is_empty() {
-            f.write_str("; no other column holds strings: choose other files")
-        } else {
-            let available = available.join(", ");
-            write!(f, "; its text columns are {available}: choose one with --text-column (data.text_column)")
-        }
-    }
-}
-
 impl DataError {
     pub(crate) fn io(path: &Path) -> impl FnOnce(std::io::Error) -> Self {
         let path = path.to_owned();
         move |source| Self::Io { path, source }
-    }
-
-    /// Converts an error of a decoder that reads through this crate: the error of our reader if there is one, else
-    /// corruption of the file.
-    pub(crate) fn from_decoder(file: &str, error: impl std::error::Error + Send + Sync + 'static) -> Self {
-        let message = error.to_string();
-        match find_data_error(Box::new(error)) {
-            Ok(error) => error,
-            Err(()) => Self::Format { file: file.to_owned(), message },
-        }
-    }
-}
-
-impl From<DataError> for std::io::Error {
-    fn from(error: DataError) -> Self {
-        Self::other(error)
-    }
-}
-
-impl From<DataError> for parquet::errors::ParquetError {
-    fn from(error: DataError) -> Self {
-        Self::External(Box::new(error))
-    }
-}
-
-/// Finds this crate's own error below the wrappers that decoders put around it.
-fn find_data_error(error: Box<dyn std::error::Error + Send + Sync>) -> Result<DataError, ()> {
-    let error = match error.downcast::<DataError>() {
-        Ok(error) => return Ok(*error),
-        Err(error) => error,
-    };
-    let error = match error.downcast::<std::io::Error>() {
-        Ok(error) => return error.into_inner().map_or(Err(()), find_data_error),
-        Err(error) => error,
-    };
-    match error.downcast::<parquet::errors::ParquetError>() {
-        Ok(error) => match *error {
-            parquet::errors::ParquetError::External(inner) => find_data_error(inner),
-            _ => Err(()),
-        },
-        Err(_) => Err(()),
-    }
-}
-
-fn describe_skipped(skipped: &SkippedRows) -> String {
-    if skipped.total() == 0 { "none skipped".to_owned() } else { format!("skipped: {skipped}") }
-}
-
-fn describe_columns(columns: &[String]) -> String {
-    if columns.is_empty() {
-        return String::new();
-    }
-    format!("; its columns are {}: rename them, or train on a text column (data.format: text)", columns.join(", "))
-}
-
-fn describe_first(problem: Option<&str>) -> String {
-    problem.map_or_else(String::new, |problem| format!("; for example: {problem}"))
-}
-
-fn nothing_held_out(name: &str, skipped: &SkippedRows, is_whole: bool) -> String {
-    match skipped.total() {
-        rows if is_whole => {
-            let why =
-                if rows == 0 { "it is empty".to_owned() } else { format!("all {rows} rows were skipped: {skipped}") };
-            format!("{name} has no text to evaluate on, as {why}; name other files{}", encoding_hint(skipped))
-        }
-        0 => format!(
-            "{name} is too small to hold out a part for evaluation: set data.validation_shards, or provide more than \
-             one document"
-        ),
-        rows => format!(
-            "all {rows} rows of {name} that are held out were skipped: {skipped}; set data.validation_shards, or raise \
-             data.held_out_fraction"
-        ),
-    }
-}
-
-fn encoding_hint(skipped: &SkippedRows) -> &'static str {
-    if skipped.not_utf8 > 0 { "; convert text to UTF-8, as with `iconv -f WINDOWS-1252 -t UTF-8`" } else { "" }
-}
-
-/// Returns the way out where there are no documents to train on: the held-out part is to blame only if no row that was
-/// read was skipped.
-fn no_documents_hint(skipped: &SkippedRows, held_out: bool) -> &'static str {
-    if skipped.template > 0 {
-        "; choose a template that takes these conversations by --chat-template (data.chat_template), such as `chatml`, or \
-         other rows"
-    } else if held_out && skipped.total() == 0 {
-        "; the rest is held out: lower data.held_out_fraction or set data.validation_shards"
-    } else {
-        ""
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn errors_of_our_readers_survive_decoders() {
-        let network =
-            || DataError::Network { url: "https://hub/x".to_owned(), attempts: 3, message: "reset".to_owned() };
-        let through_io = DataError::from_decoder("f", std::io::Error::from(network()));
-        let through_both = parquet::errors::ParquetError::External(Box::new(std::io::Error::from(network())));
-        assert!(matches!(through_io, DataError::Network { .. }));
-        assert!(matches!(DataError::from_decoder("f", through_both), DataError::Network { .. }));
-        let corruption = parquet::errors::ParquetError::EOF("short".to_owned());
-        assert!(matches!(DataError::from_decoder("f", corruption), DataError::Format { .. }));
     }
 }

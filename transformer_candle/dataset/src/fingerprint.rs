@@ -34,6 +34,9 @@ impl StreamFingerprint {
             for shard in source.shards() {
                 data.string(&shard.name);
                 data.number(shard.bytes);
+                if shard.epoch > 0 {
+                    data.number(shard.epoch);
+                }
             }
         }
         data.finish()

@@ -37,6 +37,7 @@ pub(crate) struct HeldOutSplit {
     /// The end of the training rows if `max_samples` limits them, else `None`.
     training_end: Option<TrainingEnd>,
     held_out: HeldOutRule,
+    /// Number of shards that it was decided on. Those that were added to the listing later are trained on as a whole.
     shards: usize,
 }
 
@@ -74,9 +75,9 @@ pub(crate) struct SplitSettings {
 }
 
 impl HeldOutSplit {
-    /// Number of shards, from the first, that have training rows.
-    pub(crate) fn training_shards(&self) -> usize {
-        self.training_end.map_or(self.shards, |end| end.shard + 1)
+    /// Number of shards, from the first, that have training rows, of which `added` were added to the listing.
+    pub(crate) fn training_shards(&self, added: usize) -> usize {
+        self.training_end.map_or(self.shards + added, |end| end.shard + 1)
     }
 
     /// Number of a shard's row groups, from the first, that may have training rows.
@@ -112,6 +113,11 @@ impl HeldOutSplit {
             }
             HeldOutRule::Nothing => None,
         }
+    }
+
+    /// Whether rows of a shard may be held out.
+    pub(crate) fn may_hold_out(&self, shard: usize) -> bool {
+        self.held_out_shards().contains(&shard)
     }
 
     /// The shards that may have held-out rows.

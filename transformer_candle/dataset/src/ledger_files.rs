@@ -5,21 +5,26 @@ use std::fmt;
 use std::path::Path;
 
 use crate::ledger::{FilesRecord, LedgerHead, LedgerRecord, for_each_record};
-use crate::{CancelToken, DataError, Mixture, StreamStage, Tokenizer, replay};
+use crate::{
+    CancelToken, Cursor, DataError, FilePart, Mixture, StreamFingerprint, StreamSettings, StreamStage, Tokenizer,
+    replay,
+};
 
 /// A file that differs from the one that a ledger records.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ChangedFile {
     /// Index of the component in the mixture.
     pub component: u64,
-    /// Index of the shard in the listing, where the listing has the same names as before.
-    pub shard: Option<u64>,
+    /// Indices of its shards in the recorded listing; none if it was added.
+    pub shards: Vec<u64>,
     /// The name of the file.
     pub name: String,
     /// Its recorded size in bytes; `None` if it was added.
     pub was: Option<u64>,
     /// Its size in bytes; `None` if it is gone.
     pub is: Option<u64>,
+    /// Whether its recorded bytes are read as before, and what follows them as a shard of its own.
+    pub is_appended: bool,
 }
 
 impl fmt::Display for ChangedFile {
@@ -31,6 +36,16 @@ impl fmt::Display for ChangedFile {
             (_, None) => write!(f, "{name} is gone"),
         }
     }
+}
+
+/// What has changed of the local files of a run, and how the run would read them.
+pub struct FileChanges {
+    /// The files that differ.
+    pub files: Vec<ChangedFile>,
+    /// The data with the files as they are.
+    pub mixture: Mixture,
+    /// The position of the run in this data, with the data's hash.
+    pub cursor: Cursor,
 }
 
 impl Mixture {
@@ -45,36 +60,119 @@ impl Mixture {
         components.map(record).collect()
     }
 
-    /// Compares the files with those of a ledger's records.
-    pub fn changed_files(&self, recorded: &[FilesRecord]) -> Vec<ChangedFile> {
-        let records = self.files_records();
-        let pairs =
-            recorded.iter().filter_map(|was| Some((was, records.iter().find(|is| is.component == was.component)?)));
-        pairs.flat_map(|(was, is)| was.changes(is)).collect()
+    /// Compares the files, as listed, with those of a ledger's records and of a cursor.
+    ///
+    /// # Errors
+    /// [`DataError::Io`] where a file cannot be read.
+    pub fn changed_files(&self, recorded: &[FilesRecord], cursor: &Cursor) -> Result<FileChanges, DataError> {
+        let (mut cursor, mut files) = (cursor.clone(), Vec::new());
+        for (component, (source, position)) in (0..).zip(self.sources().iter().zip(&mut cursor.components)) {
+            let record = recorded.iter().find(|record| record.component == component);
+            let Some(record) = record.filter(|_| source.records_files()) else { continue };
+            let parts = if position.files.is_empty() { record.parts() } else { position.files.clone() };
+            let window = position.start.window + u64::from(position.sequence > 0);
+            let epoch = position.start.epoch;
+            let changed = source.changed_parts(&parts, epoch + 1, (epoch, window))?;
+            files.extend(FilesRecord::of(component, &parts).changes(&FilesRecord::of(component, &changed)));
+            let listed = source.shards().iter().map(|shard| FilePart::whole(&shard.name, shard.bytes));
+            position.files = if listed.eq(changed.iter().cloned()) { Vec::new() } else { changed };
+        }
+        let mixture = self.arranged(&cursor);
+        cursor.fingerprint.data = StreamFingerprint::data_hash(&mixture);
+        Ok(FileChanges { files, mixture, cursor })
     }
 }
 
+impl FileChanges {
+    /// Says why the run cannot read the files as they are; `None` if it can, where what it has consumed is the same.
+    ///
+    /// # Errors
+    /// [`DataError::Ledger`] where the ledger does not match its head.
+    pub fn refusal(
+        &self,
+        path: &Path,
+        head: &LedgerHead,
+        settings: &StreamSettings,
+    ) -> Result<Option<String>, DataError> {
+        let in_use = windows_in_use(path, head, &self.cursor, self.mixture.cancel())?;
+        let refusal = |file: &ChangedFile| {
+            let ChangedFile { component, shards, name, is, .. } = file;
+            let split = self.cursor.components[*component as usize].split.as_ref();
+            let is_used = || in_use.iter().any(|(used, shard)| used == component && shards.contains(shard));
+            let is_held_out =
+                || split.is_some_and(|split| shards.iter().any(|&shard| split.may_hold_out(shard as usize)));
+            let is_gone = is.is_none();
+            let is_longer = file.was.is_none() || file.is_appended;
+            match () {
+                () if is_longer && settings.max_samples.is_some() => Some(format!(
+                    "{name} cannot grow or be added, as data.max_samples takes the first rows of all files"
+                )),
+                () if (is_gone || is_longer) && split.is_none() => {
+                    Some(format!("nothing was read yet of the files that {name} belongs to"))
+                }
+                () if is_gone && is_used() => {
+                    Some(format!("{name} cannot be removed, as the shuffle window in use was made of its rows"))
+                }
+                () if is_gone && is_held_out() => {
+                    Some(format!("{name} cannot be removed, as rows of it may be held out for evaluation"))
+                }
+                () => None,
+            }
+        };
+        Ok(self.files.iter().find_map(refusal))
+    }
+}
+
+/// Returns component and shard of the rows that the windows in use at a position were made of.
+fn windows_in_use(
+    path: &Path,
+    head: &LedgerHead,
+    cursor: &Cursor,
+    cancel: &CancelToken,
+) -> Result<Vec<(u64, u64)>, DataError> {
+    let mut shards = Vec::new();
+    for_each_record(path, head, cancel, |record| {
+        if let LedgerRecord::Window(window) = record
+            && window.is_in_progress_at(cursor)
+        {
+            shards.extend(window.row_ranges.iter().map(|range| (window.component, range.shard)));
+        }
+        Ok(())
+    })?;
+    Ok(shards)
+}
+
 impl FilesRecord {
-    /// Returns the files that differ in a later record.
+    fn of(component: u64, parts: &[FilePart]) -> Self {
+        let bytes = |part: &FilePart| if part.removed.is_some() { 0 } else { part.bytes };
+        Self { component, files: parts.iter().map(|part| (part.name.clone(), bytes(part))).collect() }
+    }
+
+    fn parts(&self) -> Vec<FilePart> {
+        self.files.iter().map(|(name, bytes)| FilePart::whole(name, *bytes)).collect()
+    }
+
+    /// Returns the files that differ in a later record, which has the same files first.
     pub(crate) fn changes(&self, later: &Self) -> Vec<ChangedFile> {
         let component = self.component;
-        let has_same_names = self.files.iter().map(|(name, _)| name).eq(later.files.iter().map(|(name, _)| name));
-        if has_same_names {
-            let sizes = self.files.iter().zip(&later.files);
-            let changed = (0..).zip(sizes).filter_map(|(shard, (was, is))| {
-                let (name, was, is) = (was.0.clone(), was.1, is.1);
-                (was != is).then_some(ChangedFile { component, shard: Some(shard), name, was: Some(was), is: Some(is) })
-            });
-            return changed.collect();
-        }
-        let only_in = |files: &[(String, u64)], others: &[(String, u64)]| -> Vec<(String, u64)> {
-            let others: std::collections::HashSet<&String> = others.iter().map(|(name, _)| name).collect();
-            files.iter().filter(|(name, _)| !others.contains(name)).cloned().collect()
-        };
-        let change = |name, was, is| ChangedFile { component, shard: None, name, was, is };
-        let gone = only_in(&self.files, &later.files).into_iter().map(|(name, was)| change(name, Some(was), None));
-        let added = only_in(&later.files, &self.files).into_iter().map(|(name, is)| change(name, None, Some(is)));
-        gone.chain(added).collect()
+        let pairs = (0..).zip(self.files.iter().zip(&later.files));
+        let changed = pairs.filter(|(_, (was, is))| was.1 != is.1).map(|(shard, (was, is))| ChangedFile {
+            component,
+            shards: vec![shard],
+            name: was.0.clone(),
+            was: Some(was.1),
+            is: (is.1 > 0).then_some(is.1),
+            is_appended: false,
+        });
+        let grown = later.files.iter().skip(self.files.len()).map(|(name, bytes)| {
+            let before = || (0..).zip(&self.files).filter(|(_, file)| file.0 == *name);
+            let was: u64 = before().map(|(_, file)| file.1).sum();
+            let shards: Vec<u64> = before().map(|(shard, _)| shard).collect();
+            let is_appended = !shards.is_empty();
+            let (was, is) = (is_appended.then_some(was), Some(was + bytes));
+            ChangedFile { component, shards, name: name.clone(), was, is, is_appended }
+        });
+        changed.chain(grown).collect()
     }
 }
 
@@ -94,7 +192,7 @@ pub fn recorded_files(path: &Path, head: &LedgerHead, cancel: &CancelToken) -> R
     Ok(newest)
 }
 
-/// Checks that what a run has consumed of changed files is still the same: makes the batches of all steps that consumed
+/// Checks that what a run has consumed of changed files, other than those that are gone, is still the same: makes the batches of all steps that consumed
 /// rows of them again. Returns the number of these steps.
 ///
 /// # Errors
@@ -107,8 +205,10 @@ pub fn check_consumed(
     tokenizer: &Tokenizer,
 ) -> Result<usize, DataError> {
     let cancel = stages[0].mixture.cancel();
+    // The batches of what is gone cannot be made again.
+    let present = || changed.iter().filter(|file| file.is.is_some());
     let is_changed =
-        |component, shard| changed.iter().any(|file| (file.component, file.shard) == (component, Some(shard)));
+        |component, shard| present().any(|file| file.component == component && file.shards.contains(&shard));
     // Windows with rows of changed files that a step may still take sequences of: component, epoch, window.
     let (mut windows, mut steps) = (Vec::new(), Vec::new());
     for_each_record(path, head, cancel, |record| {

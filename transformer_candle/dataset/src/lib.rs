@@ -7,7 +7,8 @@
 //!
 //! Modules, in the order in which they process the data:
 //!
-//! - `source`: names and patterns become a listing of shards ([`DataSource`]), with `hub` (the Hugging Face Hub) or
+//! - `source`: names and patterns become a listing of shards ([`DataSource`]), `file_parts`: with changes that a run has
+//!   accepted, with `hub` (the Hugging Face Hub) or
 //!   `local_files`; `mixture`: several sources with weights; `mixture_schedule`: which of them gives the next sequence.
 //! - `byte_source`, `block_cache`, `formats`: range requests, cached on disk, become rows of row groups.
 //! - `corrupted_rows`: parts of shards that cannot be decoded; `skip_notices`: what users are told of skipped rows.
@@ -76,10 +77,12 @@
 //! content as it was recorded. The split into training and held-out rows counts what can be decoded; from reading version 2
 //! on the cursor holds it, so that it is decided once.
 //!
-//! **Changed files.** A run may accept local files that have changed since its checkpoint, if their names are the same and
-//! the batches of all steps that consumed rows of them are still the same ([`check_consumed`]). The order then continues from
-//! the same cursor over the changed files; the rest of a changed shard whose turn in the epoch is over is not read before
-//! the next epoch.
+//! **Changed files.** A run may accept local files that have changed since its checkpoint, if the batches of all steps that
+//! consumed rows of them are still the same ([`check_consumed`]). Files keep their place in the listing. What was added,
+//! files or the bytes after the former end of a file of lines, follows as further shards, which the permutations of later
+//! epochs than the one in progress have; a file that is gone keeps its place and is skipped like a corrupted one from the
+//! window after the one in use on. The cursor then holds the list ([`FilePart`]). The order continues from the same position;
+//! the rest of a changed shard whose turn in the epoch is over is not read before the next epoch.
 //!
 //! **Stages.** A run may have stages that differ in sequence length and mixture weights. The stream of a stage starts, for
 //! each component, at the start of the window after the one in use, with no sequence delivered: steps 1 to 5 and the
@@ -183,13 +186,13 @@ pub use error::{DataError, MissingColumn};
 pub use fingerprint::StreamFingerprint;
 pub use held_out_batches::{HeldOut, HeldOutBatches};
 pub use ledger_audit::{Audit, AuditedComponent, AuditedEpoch, audit};
-pub use ledger_files::{ChangedFile, check_consumed, recorded_files};
+pub use ledger_files::{ChangedFile, FileChanges, check_consumed, recorded_files};
 pub use ledger_replay::replay;
 pub use local_files::FolderSplit;
 pub use memory_bound::{expected_memory, memory_bound};
 pub use mixture::Mixture;
 pub use skipped_rows::SkippedRows;
-pub use source::{DataSource, SourceDescription};
+pub use source::{DataSource, FilePart, SourceDescription};
 pub use stream::{NextStage, StreamStage, TokenStream};
 pub use stream_settings::{StreamSettings, max_workers};
 pub use tokenizer::{DocumentTokens, NamedToken, Tokenizer, TokenizerDefinition};

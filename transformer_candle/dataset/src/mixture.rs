@@ -95,6 +95,20 @@ impl Mixture {
         Self::new(self.sources.iter().cloned().zip(weights).collect())
     }
 
+    /// Returns the same data, read as the run of a cursor reads them: see [`Cursor`] of runs that have accepted that files
+    /// were added, appended to or removed.
+    #[must_use]
+    pub fn arranged(&self, cursor: &Cursor) -> Self {
+        let positions = self.sources.iter().zip(&cursor.components);
+        let sources: Vec<DataSource> = positions.map(|(source, position)| source.arranged(&position.files)).collect();
+        // A cursor of another mixture is rejected where its stream is opened.
+        if sources.len() == self.sources.len() {
+            Self { sources, schedule: self.schedule.clone() }
+        } else {
+            self.clone()
+        }
+    }
+
     /// Takes over what a cursor of a stream with `settings` records of its sources: their held-out rows. They are decided
     /// once for a run, though its files may become corrupted, or be repaired.
     pub fn restore(&self, cursor: &Cursor, settings: &StreamSettings) {

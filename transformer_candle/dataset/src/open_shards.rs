@@ -44,7 +44,8 @@ impl<'a> EpochShards<'a> {
         seed: u64,
         epoch: u64,
     ) -> Self {
-        let order = permutation(split.training_shards(), key(Purpose::Shards, &[seed, epoch], ""));
+        let shards = split.training_shards(source.added_shards(epoch));
+        let order = permutation(shards, key(Purpose::Shards, &[seed, epoch], ""));
         Self { source, split, cancel, seed, epoch, order }
     }
 
@@ -208,9 +209,9 @@ impl Slot {
     /// Reads up to the budget from the slot's shard; releases the shard when it ends.
     fn read(&mut self, shards: &EpochShards, request: WindowRequest) -> Result<WindowRows, DataError> {
         let mut read = WindowRows::default();
-        let WindowRequest { budget, window, corrupted } = request;
+        let WindowRequest { budget, window, .. } = request;
         while read.documents.len() < budget.documents && read.bytes < budget.bytes {
-            let next = match self.next_row(shards, corrupted) {
+            let next = match self.next_row(shards, request) {
                 Err(error) if shards.source.skips(&error) => {
                     let (found, is_readable) = self.skip_corrupted(shards, window, &error)?;
                     read.corrupted.push(found);
@@ -222,8 +223,11 @@ impl Slot {
                 next => next?,
             };
             let Some((range, row)) = next else {
-                if let Some(open) = self.open.take().filter(|open| !open.has_document) {
-                    shards.source.tell_unusable(open.index, open.skipped, shards.cancel);
+                let unusable = self.open.take().filter(|open| !open.has_document);
+                let notice =
+                    unusable.and_then(|open| shards.source.unusable_notice(open.index, open.skipped, shards.cancel));
+                if let Some(notice) = notice {
+                    tracing::warn!("{notice}");
                 }
                 self.position = None;
                 break;
@@ -279,13 +283,15 @@ impl Slot {
     fn next_row(
         &mut self,
         shards: &EpochShards,
-        corrupted: &[CorruptedRows],
+        WindowRequest { window, corrupted, .. }: WindowRequest,
     ) -> Result<Option<(RowRange, Row)>, DataError> {
         let Some(position) = &mut self.position else {
             return Ok(None);
         };
         if self.open.is_none() {
-            if is_whole_shard_corrupted(corrupted, shards.shard_at(position.shard)?) {
+            let index = shards.shard_at(position.shard)?;
+            let is_removed = shards.source.is_removed_at(index, (shards.epoch, window));
+            if is_removed || is_whole_shard_corrupted(corrupted, index) {
                 return Ok(None);
             }
             self.open = Some(OpenShard::open(shards, position.shard)?);

@@ -8,7 +8,7 @@ use crate::cancel::{CancelToken, receive};
 use crate::formats::{Row, ShardReader};
 use crate::held_out_split::HeldOutSplit;
 use crate::skip_notices::SkippedRow;
-use crate::{CorruptedRows, DataError, DataSource, FoundCorruption};
+use crate::{CorruptedRows, DataError, DataSource, FoundCorruption, SkippedRows};
 
 /// Which rows are read.
 enum RowFilter {
@@ -62,6 +62,8 @@ struct CurrentShard {
     row: u64,
     /// Whether the reader has been moved into the row group.
     positioned: bool,
+    skipped: SkippedRows,
+    has_document: bool,
 }
 
 impl SequentialReader {
@@ -109,7 +111,7 @@ impl SequentialReader {
                             self.skip_corrupted((index, 0, 0), true, &error)?;
                             continue;
                         }
-                        reader => CurrentShard { reader: reader?, index, row_group: 0, row: 0, positioned: false },
+                        reader => CurrentShard::new(reader?, index),
                     },
                     None => return Ok(None),
                 },
@@ -126,6 +128,11 @@ impl SequentialReader {
                 }
                 row => row?,
             };
+            match &row {
+                Some(Row::Document(_)) => current.has_document = true,
+                Some(Row::Skipped(reason)) => current.skipped.count(*reason),
+                None => self.tell_unusable(&current),
+            }
             if let Some(Row::Skipped(reason)) = row {
                 let (row_group, row) = (current.row_group, current.row - 1);
                 let file = || self.source.shards()[current.index].name.clone();
@@ -145,6 +152,14 @@ impl SequentialReader {
 }
 
 impl SequentialReader {
+    /// Adds a warning if a whole shard was read and none of its rows can be used.
+    fn tell_unusable(&self, shard: &CurrentShard) {
+        if matches!(self.filter, RowFilter::All) && !shard.has_document {
+            let notice = self.source.unusable_notice(shard.index, shard.skipped, &self.cancel);
+            self.found.parts().warnings.extend(notice);
+        }
+    }
+
     /// Records rows that cannot be decoded; fails where there are too many.
     fn skip_corrupted(
         &self,
@@ -216,6 +231,11 @@ impl RowFilter {
 }
 
 impl CurrentShard {
+    fn new(reader: Box<dyn ShardReader>, index: usize) -> Self {
+        let skipped = SkippedRows::default();
+        Self { reader, index, row_group: 0, row: 0, positioned: false, skipped, has_document: false }
+    }
+
     /// Reads the next row of the shard that passes the filter; `None` at the end of the shard.
     fn next_row(&mut self, filter: &RowFilter, name: &str) -> Result<Option<Row>, DataError> {
         let row_groups = self.reader.row_groups();

@@ -44,6 +44,11 @@ impl SkipNotices {
         }
     }
 
+    /// Says how many rows were skipped in all; `None` if there are none.
+    pub(crate) fn total(&self) -> Option<String> {
+        (self.skipped.total() > 0).then(|| format!("rows that are skipped: {}", self.counts()))
+    }
+
     fn counts(&self) -> String {
         format!("{} of {} ({})", self.skipped.total(), self.rows, self.skipped)
     }

@@ -68,6 +68,7 @@ impl TokenStream {
     ) -> Result<Self, DataError> {
         settings.check()?;
         let mixture: Mixture = data.into();
+        let mixture = cursor.as_ref().map_or_else(|| mixture.clone(), |cursor| mixture.arranged(cursor));
         let packer = SequencePacker::new(settings, tokenizer)?;
         let fingerprint = StreamFingerprint::new(&mixture, settings, &packer);
         let cursor = match cursor {
@@ -150,7 +151,8 @@ impl TokenStream {
     }
 
     fn positions(&self) -> Vec<ComponentPosition> {
-        let positions = self.components.iter().zip(&self.delivered).map(|(stream, &delivered)| {
+        let components = self.components.iter().zip(self.mixture.sources());
+        let positions = components.zip(&self.delivered).map(|((stream, source), &delivered)| {
             let (start, sequence) = stream.position();
             ComponentPosition {
                 start,
@@ -158,6 +160,7 @@ impl TokenStream {
                 delivered,
                 corrupted: stream.corrupted().to_vec(),
                 split: stream.split().cloned(),
+                files: source.parts().to_vec(),
             }
         });
         positions.collect()
@@ -189,11 +192,12 @@ impl TokenStream {
             StreamFingerprint::new(mixture, settings, &SequencePacker::new(settings, self.packer.tokenizer())?);
         self.components.iter_mut().for_each(ComponentStream::clear_opened);
         let (mut left_out, mut components) = (Vec::new(), Vec::new());
-        for component in &mut self.components {
+        for (component, source) in self.components.iter_mut().zip(self.mixture.sources()) {
             let (start, rest) = component.end_of_window(interrupted)?;
             left_out.extend(rest);
             let (corrupted, split) = (component.corrupted().to_vec(), component.split().cloned());
-            components.push(ComponentPosition { corrupted, split, ..ComponentPosition::at(start) });
+            let files = source.parts().to_vec();
+            components.push(ComponentPosition { corrupted, split, files, ..ComponentPosition::at(start) });
         }
         let cursor = Cursor { fingerprint, components };
         let mut stream = Self::open(mixture, settings, self.packer.tokenizer(), Some(cursor))?;

@@ -158,6 +158,11 @@ impl Documents {
         self.signals.run(py, || documents.next().transpose())
     }
 
+    /// Say how many rows were skipped so far, by reason; None if there are none.
+    fn describe_skipped(&mut self) -> Option<String> {
+        self.documents.get_mut().unwrap_or_else(PoisonError::into_inner).describe_skipped()
+    }
+
     /// Return the notices of skipped rows and corrupted files since the last call, one sentence each.
     fn take_notices(&mut self) -> Vec<String> {
         self.documents.get_mut().unwrap_or_else(PoisonError::into_inner).take_notices()

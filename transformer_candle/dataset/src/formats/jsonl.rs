@@ -89,7 +89,7 @@ impl ShardReader for JsonlFile {
 }
 
 /// Whether a file is a JSON array, by its first bytes.
-pub(super) fn is_array(start: &[u8]) -> bool {
+pub(crate) fn is_array(start: &[u8]) -> bool {
     let start = start.strip_prefix(BYTE_ORDER_MARK).unwrap_or(start);
     start.iter().find(|byte| !byte.is_ascii_whitespace()) == Some(&b'[')
 }

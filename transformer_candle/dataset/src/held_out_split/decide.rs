@@ -52,7 +52,7 @@ impl DataSource {
 
     /// Counts the rows of a row group, of a corrupted one those before the first that cannot be decoded; `None` if there
     /// is no such row group.
-    fn count_rows(&self, reader: &mut dyn ShardReader, row_group: u64) -> Result<Option<u64>, DataError> {
+    pub(crate) fn count_rows(&self, reader: &mut dyn ShardReader, row_group: u64) -> Result<Option<u64>, DataError> {
         match reader.row_count(row_group) {
             Err(error) if self.skips(&error) => {}
             count => return count,

@@ -6,7 +6,7 @@ use serde::Serialize;
 
 use super::problems::Problems;
 use crate::corrupted_rows::{CorruptedRows, FoundCorruption, first_corrupted_row, is_whole_shard_corrupted};
-use crate::formats::Row;
+use crate::formats::{Row, ShardReader};
 use crate::held_out_split::HeldOutSplit;
 use crate::ledger::{BeginPosition, CorruptedRecord, FilesRecord, RowRange, SequenceRange, WindowRecord};
 use crate::skipped_rows::is_zero;
@@ -103,7 +103,8 @@ impl<'a> ComponentAuditor<'a> {
         if let Some(before) = self.files.take() {
             let epoch = self.epoch.as_ref().map_or(0, |(audited, _)| audited.epoch);
             for file in before.changes(&record) {
-                self.changed.extend(file.shard.map(|shard| (shard, epoch)));
+                let changed = file.shards.iter().filter(|_| !file.is_appended);
+                self.changed.extend(changed.map(|&shard| (shard, epoch)));
                 self.audited.changed.push(file.to_string());
             }
         }
@@ -195,17 +196,18 @@ impl<'a> ComponentAuditor<'a> {
     fn check_complete(&self, epoch: u64, coverage: &Coverage, problems: &mut Problems) -> Result<(), DataError> {
         // Those found in a later epoch were read in this one.
         let known: Vec<CorruptedRows> = self.corrupted.iter().filter(|rows| rows.epoch <= epoch).copied().collect();
-        for index in 0..self.split.training_shards() {
+        for index in 0..self.split.training_shards(self.source.added_shards(epoch)) {
             let has_changed = self.changed.iter().any(|&(shard, last)| shard == index as u64 && epoch <= last);
-            if has_changed || is_whole_shard_corrupted(&known, index) {
+            if has_changed || self.source.is_removed(index) || is_whole_shard_corrupted(&known, index) {
                 continue;
             }
             let name = &self.source.shards()[index].name;
             let mut reader = self.source.open(index, self.source.cancel())?;
             let mut row_group = 0;
             while row_group < self.split.training_row_groups(index, reader.row_groups().unwrap_or(u64::MAX)) {
+                let training_rows = self.split.training_rows(index, name, row_group);
                 let rows = match first_corrupted_row(&known, index, row_group) {
-                    None => reader.row_count(row_group)?,
+                    None => self.count_training_rows(reader.as_mut(), row_group, training_rows)?,
                     // Past the corrupted rows of a shard that is read in its own order there is nothing.
                     Some(0) if reader.row_groups().is_none() => None,
                     readable => readable,
@@ -213,7 +215,7 @@ impl<'a> ComponentAuditor<'a> {
                 let Some(rows) = rows else {
                     break;
                 };
-                let rows = rows.min(self.split.training_rows(index, name, row_group));
+                let rows = rows.min(training_rows);
                 let read = coverage.get(&(index as u64, row_group)).map_or(&[][..], Vec::as_slice);
                 for gap in gaps(read, RowRange { shard: index as u64, row_group, first_row: 0, rows }) {
                     if let Some(row) = self.first_document(&gap)? {
@@ -226,6 +228,23 @@ impl<'a> ComponentAuditor<'a> {
             }
         }
         Ok(())
+    }
+
+    /// Returns the number of rows of a row group; `None` if there is no such row group. Rows that cannot be decoded are not
+    /// counted if they follow the training rows.
+    fn count_training_rows(
+        &self,
+        reader: &mut dyn ShardReader,
+        row_group: u64,
+        training_rows: u64,
+    ) -> Result<Option<u64>, DataError> {
+        match reader.row_count(row_group) {
+            Err(error) if self.source.skips(&error) => match self.source.count_rows(reader, row_group)? {
+                Some(rows) if rows >= training_rows => Ok(Some(rows)),
+                _ => Err(error),
+            },
+            count => count,
+        }
     }
 
     /// Returns the first of these rows that holds a document. Skipped rows are not in the ledger if a window would have

@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, clippy::format_collect)]
 
 mod bad_files;
+mod changed_files;
 mod chat;
 mod data_order;
 mod errors;

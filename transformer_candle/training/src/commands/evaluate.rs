@@ -69,10 +69,12 @@ pub fn run(options: &EvaluateOptions, hub: &HubSettings, stop: &StopSignal) -> R
     let (mut config, mut text) = match (run, options.input.as_slice()) {
         (Some(run), []) => {
             let run = run?;
-            let data = Mixture::from_run(&run, hub, &cancel)?;
+            let mut data = Mixture::from_run(&run, hub, &cancel)?;
             warn_of(&data.notes());
             if let Some(state) = &state {
-                data.restore(&cursor_of(state)?, &StreamSettings::from_run(&run));
+                let cursor = cursor_of(state)?;
+                data = data.arranged(&cursor);
+                data.restore(&cursor, &StreamSettings::from_run(&run));
             }
             let text = HeldOut::from_run(&run, &data, &tokenizer)?;
             (run.config, text)

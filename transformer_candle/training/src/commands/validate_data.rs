@@ -80,9 +80,11 @@ pub fn run(options: &ValidateDataOptions, hub: &HubSettings, stop: &StopSignal) 
     let state = newest.state()?;
     config_fingerprint::restore_data_versions(&state.fingerprint, &mut run);
     let head = state.ledger.clone().ok_or_else(|| no_ledger(directory))?;
-    let data = DataPlan::new(&run, model_shape(&run.config)?.vocab_size, hub, &cancel)?;
+    let (mut data, cursor) =
+        (DataPlan::new(&run, model_shape(&run.config)?.vocab_size, hub, &cancel)?, cursor_of(&state)?);
+    data.mixture = data.mixture.arranged(&cursor);
+    data.mixture.restore(&cursor, &data.settings);
     let (stages, tokenizer) = (data.stages(&run)?, &data.tokenizer);
-    data.mixture.restore(&cursor_of(&state)?, &data.settings);
     let path = directory.join(LEDGER);
     let ended = ended(&run, &state, &data, &cancel)?;
     let Audit { steps, targets, components, stage_sequences, problems } = audit(&path, &head, &stages, ended)?;

@@ -1,7 +1,7 @@
 //! Local files that have changed since the checkpoint that a run is resumed from.
 
-use dataset::{CancelToken, ChangedFile, Cursor, DataError, StreamFingerprint, check_consumed, recorded_files};
-use run_config::ResolvedRun;
+use dataset::{CancelToken, Cursor, DataError, FileChanges, StreamFingerprint, check_consumed, recorded_files};
+use run_config::{FIRST_READING_VERSION, ResolvedRun};
 
 use crate::{
     checkpoint::TrainerState,
@@ -11,81 +11,117 @@ use crate::{
 
 /// Changed files that a message names.
 const MAX_NAMED: usize = 5;
+/// The way out where changed files cannot be accepted.
+const WAY_OUT: &str = "restore the files, or start a new run from this one's weights (--init-from)";
 
 /// The local files that differ from those that the run's ledger records.
-pub(super) struct ChangedData(Vec<ChangedFile>);
+pub(super) struct ChangedData(FileChanges);
 
 impl ChangedData {
-    /// Compares the files with those of the run's ledger; None if none differs, or the ledger does not record them.
+    /// Compares the files, as listed, with those of the run; None if none differs, or it is not known which do.
+    ///
+    /// # Errors
+    /// [`TrainerError::Request`] if changes are to be accepted, but it is not known what has changed.
     pub(super) fn find(
         run: &ResolvedRun,
         state: &TrainerState,
         cursor: &Cursor,
         data: &DataPlan,
-        cancel: &CancelToken,
+        (is_accepted, cancel): (bool, &CancelToken),
     ) -> Result<Option<Self>> {
-        let head =
-            state.ledger.as_ref().filter(|_| cursor.fingerprint.data != StreamFingerprint::data_hash(&data.mixture));
-        let Some(head) = head else { return Ok(None) };
+        let is_same = cursor.fingerprint.data == StreamFingerprint::data_hash(&data.mixture.arranged(cursor));
+        if is_same || run.streaming.is_some() {
+            return Ok(None);
+        }
+        let unknown = |reason: &str| {
+            let step = state.step;
+            let message = format!(
+                "the data has changed since step {step}, and --accept-changed-data cannot tell which files have: {reason}; \
+                 {WAY_OUT}"
+            );
+            if is_accepted { Err(TrainerError::Request(message)) } else { Ok(None) }
+        };
+        if run.config.data.reading_version() == FIRST_READING_VERSION {
+            return unknown(
+                "a run with data.reading_version 1 records no list of its files, neither in its ledger nor in its \
+                 checkpoints",
+            );
+        }
+        let Some(head) = &state.ledger else { return unknown("the checkpoint records no ledger") };
         let recorded = match recorded_files(&run.run_directory.join(LEDGER), head, cancel) {
-            // Without its ledger the run cannot tell what has changed.
-            Err(DataError::Ledger { .. } | DataError::Io { .. }) => return Ok(None),
+            Err(error @ (DataError::Ledger { .. } | DataError::Io { .. })) => return unknown(&error.to_string()),
             recorded => recorded?,
         };
-        let changed = data.mixture.changed_files(&recorded);
-        Ok((!changed.is_empty()).then_some(Self(changed)))
+        let changed = data.mixture.changed_files(&recorded, cursor)?;
+        Ok((!changed.files.is_empty()).then_some(Self(changed)))
     }
 
     /// Checks that what was consumed is the same, and moves the position to the changed data. Returns a note.
     ///
     /// # Errors
-    /// [`TrainerError::Request`] says which files differ, if `is_accepted` is false, if files were added or are gone, or
+    /// [`TrainerError::Request`] says which files differ, if `is_accepted` is false, if the run cannot go on with them, or
     /// if what was consumed differs.
     pub(super) fn accept(
-        &self,
-        (run, data): (&ResolvedRun, &DataPlan),
+        self,
+        (run, data): (&ResolvedRun, &mut DataPlan),
         state: &TrainerState,
         cursor: &mut Cursor,
         is_accepted: bool,
     ) -> Result<String> {
         let (named, step) = (self.named(), state.step);
         let refuse = |reason: &str| {
-            Err(TrainerError::Request(format!("the data has changed since step {step}: {named}{reason}")))
+            Err(TrainerError::Request(format!("the data has changed since step {step}: {named}. {reason}")))
         };
-        if self.0.iter().any(|file| file.shard.is_none()) {
-            return refuse(
-                ". A resumed run needs the same list of files: restore it, or start a new run from this one's weights \
-                 (--init-from)",
-            );
-        }
         if !is_accepted {
             return refuse(
-                ". Restore the files, or add --accept-changed-data to resume with them, which requires that what the run \
-                 has consumed of them is the same",
+                "Restore the files, or add --accept-changed-data to resume with them, which requires that what the run has \
+                 consumed of them is the same",
             );
         }
-        let Some(head) = &state.ledger else { return refuse(", and there is no ledger to tell what was consumed") };
-        data.mixture.restore(cursor, &data.settings);
+        let Some(head) = &state.ledger else { return refuse("There is no ledger to tell what was consumed") };
         let path = run.run_directory.join(LEDGER);
-        match check_consumed(&path, head, &self.0, &data.stages(run)?, &data.tokenizer) {
-            Ok(steps) => {
-                cursor.fingerprint.data = StreamFingerprint::data_hash(&data.mixture);
-                Ok(format!(
-                    "changed data accepted: {named}; the batches of the {steps} steps that consumed rows of the changed \
-                     files were made again and are identical"
-                ))
-            }
-            Err(DataError::Ledger { message, .. }) => refuse(&format!(
-                ". What the run has consumed of them differs too ({message}): restore them, or start a new run"
+        if let Some(reason) = self.0.refusal(&path, head, &data.settings)? {
+            return refuse(&format!("The run cannot be resumed so: {reason}; {WAY_OUT}"));
+        }
+        let order = self.order();
+        let FileChanges { files, mixture, cursor: moved } = self.0;
+        mixture.restore(&moved, &data.settings);
+        data.mixture = mixture;
+        *cursor = moved;
+        match check_consumed(&path, head, &files, &data.stages(run)?, &data.tokenizer) {
+            Ok(steps) => Ok(format!(
+                "changed data accepted: {named}; the batches of the {steps} steps that consumed rows of the changed files \
+                 were made again and are identical{order}"
             )),
-            Err(error) => Err(error.into()),
+            Err(DataError::Interrupted) => Err(DataError::Interrupted.into()),
+            Err(error) => {
+                let message = match error {
+                    DataError::Ledger { message, .. } => message,
+                    error => error.to_string(),
+                };
+                refuse(&format!("What the run has consumed of them differs too ({message}): {WAY_OUT}"))
+            }
         }
     }
 
+    /// Says when what was added is read, and what follows where files are gone.
+    fn order(&self) -> String {
+        let files = &self.0.files;
+        let (mut added, mut gone) = ("", "");
+        if files.iter().any(|file| file.was.is_none() || file.is_appended) {
+            added = "; what was added is read from the next epoch on";
+        }
+        if files.iter().any(|file| file.is.is_none()) {
+            gone = "; what is gone is not read any more, and steps that used it cannot be replayed";
+        }
+        format!("{added}{gone}")
+    }
+
     fn named(&self) -> String {
-        let mut named: Vec<String> = self.0.iter().take(MAX_NAMED).map(ToString::to_string).collect();
-        if self.0.len() > named.len() {
-            named.push(format!("and {} more", self.0.len() - named.len()));
+        let files = &self.0.files;
+        let mut named: Vec<String> = files.iter().take(MAX_NAMED).map(ToString::to_string).collect();
+        if files.len() > named.len() {
+            named.push(format!("and {} more", files.len() - named.len()));
         }
         named.join(", ")
     }

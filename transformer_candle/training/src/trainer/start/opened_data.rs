@@ -49,21 +49,24 @@ impl OpenedData {
             run.config.data.parse_special_tokens = Some(true);
         }
         let tokenizer_files = tokenizer_files(run, &data.tokenizer, notes)?;
+        let mut has_changed_files = false;
+        if let (Some(resumed), Some(cursor)) = (&resumed, &mut cursor) {
+            let accept = (accept_changed_data, cancel);
+            match ChangedData::find(run, &resumed.state, cursor, &data, accept)? {
+                Some(changed) => {
+                    notes.push(changed.accept((run, &mut data), &resumed.state, cursor, accept_changed_data)?);
+                    has_changed_files = true;
+                }
+                None => data.mixture = data.mixture.arranged(cursor),
+            }
+        }
         let sources = data.mixture.describe();
         config_fingerprint::pin_data_versions(run, &sources);
         let fingerprint = config_fingerprint::compute(run, data.tokenizer.content_hash(), &sources);
-        let mut has_changed_files = false;
-        if let (Some(resumed), Some(cursor)) = (resumed, &mut cursor) {
-            let changed = ChangedData::find(run, &resumed.state, cursor, &data, cancel)?;
-            has_changed_files = changed.is_some();
-            match changed {
-                Some(changed) => {
-                    notes.push(changed.accept((run, &data), &resumed.state, cursor, accept_changed_data)?);
-                    let known = config_fingerprint::with_files_of(&resumed.state.fingerprint, &fingerprint);
-                    resumed.require_same(&known, &fingerprint)?;
-                }
-                None => resumed.require_same(&resumed.state.fingerprint, &fingerprint)?,
-            }
+        if let Some(resumed) = resumed {
+            let recorded = &resumed.state.fingerprint;
+            let with_files = has_changed_files.then(|| config_fingerprint::with_files_of(recorded, &fingerprint));
+            resumed.require_same(with_files.as_ref().unwrap_or(recorded), &fingerprint)?;
         }
         let mut stage_run = run.at_stage(stage);
         let data = data.open(&mut stage_run, cursor, notes)?;
