@@ -4,15 +4,25 @@ from __future__ import annotations
 
 from pathlib import Path
 
+LARGEST = 1 << 30
+"""Bytes of a file that is read whole, such as a config or a tokenizer, at most."""
+
 
 def check_regular(path: Path) -> None:
     """Raise an `OSError` if there is something that is neither a file nor a folder."""
     if path.exists() and not (path.is_file() or path.is_dir()):
         kind = "a named pipe" if path.is_fifo() else "a socket" if path.is_socket() else "a device"
-        raise OSError(f"it is {kind}, not a regular file")
+        raise OSError(f"{path} is {kind}, not a regular file")
 
 
 def read_text(path: Path) -> str:
     """Return the text of a file, without the byte order mark that some editors put first."""
+    return read_bytes(path).decode("utf-8-sig")
+
+
+def read_bytes(path: Path) -> bytes:
+    """Return what is in a file of at most `LARGEST` bytes, or raise an `OSError`."""
     check_regular(path)
-    return path.read_text(encoding="utf-8-sig")
+    if (size := path.stat().st_size) > LARGEST:
+        raise OSError(f"{path} has {size:,} bytes, and such a file has at most {LARGEST:,}")
+    return path.read_bytes()

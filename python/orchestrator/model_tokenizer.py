@@ -9,6 +9,7 @@ from typing import Any
 
 from orchestrator import _native
 from orchestrator.command_error import CommandError
+from orchestrator.input_files import read_text
 from orchestrator.paths import shown
 from orchestrator.training_record import read_object
 
@@ -71,7 +72,7 @@ def read(model: Path, tokenizer_folder: Path, base_model: Path | None, vocab_siz
     if not path.exists():
         return None
     try:
-        Tokenizer.from_str(path.read_text(encoding="utf-8"))
+        Tokenizer.from_str(read_text(path))
     except Exception as error:  # the package raises no other class
         raise CommandError(f"{shown(path)} is no tokenizer that can be read: {error}") from error
     check_fits(path, _native.vocab_size(path) - 1, vocab_size)

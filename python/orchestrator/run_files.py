@@ -10,7 +10,7 @@ from typing import Any
 
 from orchestrator import tokenizer
 from orchestrator.command_error import CommandError
-from orchestrator.input_files import read_text
+from orchestrator.input_files import read_bytes, read_text
 from orchestrator.paths import shown
 from orchestrator.written_files import replace
 
@@ -55,7 +55,7 @@ def write_training_config(folder: Path, text: str) -> tuple[Path, Path | None]:
     """Write training.yaml; one that says something else is kept beside it. Return both paths."""
     path = folder / TRAINING_CONFIG
     former = None
-    if path.exists() and path.read_text(encoding="utf-8") != text:
+    if path.exists() and read_text(path) != text:
         former = path.with_suffix(".yaml.old")
         path.replace(former)
     replace(path, text)
@@ -74,14 +74,14 @@ def copy_tokenizer(folder: Path, ready: tokenizer.Ready) -> None:
         source = tokenizer_json if name == TOKENIZER.name else tokenizer_json.with_name(name)
         target = own.with_name(name)
         if source.is_file():
-            replace(target, source.read_bytes())
+            replace(target, read_bytes(source))
         else:
             target.unlink(missing_ok=True)
     _remove_other_templates(folder)
     for template in sorted((tokenizer_json.parent / OTHER_TEMPLATES).glob("*.jinja")):
         target = own.parent / OTHER_TEMPLATES / template.name
         target.parent.mkdir(exist_ok=True)
-        replace(target, template.read_bytes())
+        replace(target, read_bytes(template))
     if ready.facts is not None and tokenizer.facts(own.parent) != ready.facts:
         raise CommandError(f"{shown(tokenizer_json.parent)} was retrained by another command meanwhile: start again")
 

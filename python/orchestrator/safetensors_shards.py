@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from orchestrator.command_error import CommandError, ExitCode
+from orchestrator.input_files import check_regular
 from orchestrator.paths import shown
 
 if TYPE_CHECKING:
@@ -66,6 +67,8 @@ def stored_tensors(model: Path) -> dict[str, StoredTensor]:
     from huggingface_hub import get_local_safetensors_metadata
     from huggingface_hub.errors import NotASafetensorsRepoError
 
+    for file in model.glob("*.safetensors*"):
+        check_regular(file)
     try:
         with _corruption_told(model):
             files = get_local_safetensors_metadata(model).files_metadata
@@ -80,6 +83,7 @@ def tensors_of_file(path: Path) -> dict[str, StoredTensor]:
     """Return the tensors of one safetensors file in the order of a model's layers."""
     from huggingface_hub import parse_local_safetensors_file_metadata
 
+    check_regular(path)
     with _corruption_told(path):
         metadata = parse_local_safetensors_file_metadata(path)
     return _in_order([(path, metadata)])

@@ -15,6 +15,7 @@ from optuna.trial import FrozenTrial
 
 from orchestrator import _native, launch
 from orchestrator.command_error import CommandError
+from orchestrator.input_files import read_text
 from orchestrator.launch import Job
 from orchestrator.paths import shown
 from orchestrator.run_files import TRAINING_CONFIG
@@ -125,7 +126,7 @@ def _train(plan: Plan, folder: Path, values: dict[str, Any], target: Path | None
 
 def _last_evaluation(folder: Path) -> dict[str, Any] | None:
     try:
-        lines = (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+        lines = read_text(folder / "metrics.jsonl").splitlines()
     except FileNotFoundError:
         return None
     rows = [json.loads(line) for line in lines if line.startswith('{"kind":"evaluation"')]

@@ -8,6 +8,7 @@ use std::io;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
+use run_config::regular_file;
 use rustix::fs::OFlags;
 
 /// Bytes that are buffered at most while the file cannot be written: hours of lines.
@@ -37,11 +38,14 @@ impl AppendFile {
     /// Opens a file to append after its first `keep` bytes; anything after them is cut off.
     ///
     /// # Errors
-    /// The path is a symbolic link, or the file cannot be opened or truncated.
+    /// The path is a symbolic link or something else that is no regular file, or the file cannot be opened or truncated.
     pub fn open(path: &Path, keep: u64) -> io::Result<Self> {
         let mut options = OpenOptions::new();
-        options.create(true).truncate(false).write(true).custom_flags(OFlags::NOFOLLOW.bits().cast_signed());
+        // A named pipe would be waited for.
+        let flags = OFlags::NOFOLLOW | OFlags::NONBLOCK;
+        options.create(true).truncate(false).write(true).custom_flags(flags.bits().cast_signed());
         let file = options.open(path)?;
+        regular_file::check(file.metadata()?.file_type())?;
         if file.metadata()?.len() > keep {
             file.set_len(keep)?;
         }

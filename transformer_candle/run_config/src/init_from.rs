@@ -6,9 +6,9 @@ use serde_json::{Map, Value};
 
 use crate::ModelConfig;
 use crate::error::Problem;
-use crate::format;
 use crate::hugging_face::ContextLimit;
 use crate::run_folder::RESOLVED_CONFIG;
+use crate::{format, regular_file};
 
 /// The path of the key in a config.
 pub(crate) const KEY: &str = "model.init_from";
@@ -73,7 +73,7 @@ fn read(directory: &Path) -> Result<(Map<String, Value>, Option<ContextLimit>), 
 
 /// Reads `model` of the run's own [`RESOLVED_CONFIG`]; `None` if the run was not started before.
 fn former_model(run_directory: &Path) -> Option<Map<String, Value>> {
-    let text = std::fs::read(run_directory.join(RESOLVED_CONFIG)).ok()?;
+    let text = regular_file::read(&run_directory.join(RESOLVED_CONFIG)).ok()?;
     let mut config: Value = serde_json::from_slice(&text).ok()?;
     Some(as_map(config.get_mut("model")?.take())).filter(|model| model.contains_key("hidden_size"))
 }

@@ -1,8 +1,11 @@
 //! Opens files for reading, regular ones only: a named pipe or a device would be waited for or read without end.
 
 use std::fs::{self, File, FileType};
-use std::io::{self, ErrorKind, Read};
+use std::io::{self, ErrorKind, Read, Take};
 use std::path::Path;
+
+/// Bytes of a file that is read whole, such as a config or a tokenizer, at most.
+const LARGEST: u64 = 1 << 30;
 
 /// Opens a regular file, or a link to one.
 pub fn open(path: &Path) -> io::Result<File> {
@@ -10,17 +13,28 @@ pub fn open(path: &Path) -> io::Result<File> {
     File::open(path)
 }
 
-/// Reads a regular file whole.
+/// Reads a regular file whole, if it has at most [`LARGEST`] bytes.
 pub fn read(path: &Path) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
-    open(path)?.read_to_end(&mut bytes)?;
+    open_small(path)?.read_to_end(&mut bytes)?;
     Ok(bytes)
+}
+
+/// Opens a regular file of which at most [`LARGEST`] bytes can be read.
+fn open_small(path: &Path) -> io::Result<Take<File>> {
+    let file = open(path)?;
+    let bytes = file.metadata()?.len();
+    if bytes > LARGEST {
+        let message = format!("it has {bytes} bytes, and such a file has at most {LARGEST}");
+        return Err(io::Error::new(ErrorKind::FileTooLarge, message));
+    }
+    Ok(file.take(LARGEST))
 }
 
 /// Reads a regular file of UTF-8 text whole, without its byte order mark.
 pub fn read_to_string(path: &Path) -> io::Result<String> {
     let mut text = String::new();
-    open(path)?.read_to_string(&mut text)?;
+    open_small(path)?.read_to_string(&mut text)?;
     Ok(without_byte_order_mark(text))
 }
 
@@ -75,6 +89,15 @@ mod tests {
         assert_eq!(refusal(&socket), "it is a socket, not a regular file");
         assert_eq!(refusal(&link), "it is a device, not a regular file");
         assert_eq!(open(folder.path()).unwrap_err().kind(), ErrorKind::IsADirectory);
+    }
+
+    #[test]
+    fn absurdly_large_files_are_not_read_whole() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("config.json");
+        File::create(&path).unwrap().set_len(LARGEST + 1).unwrap();
+        assert_eq!(read(&path).unwrap_err().kind(), ErrorKind::FileTooLarge);
+        assert_eq!(read_to_string(&path).unwrap_err().kind(), ErrorKind::FileTooLarge);
     }
 
     #[test]

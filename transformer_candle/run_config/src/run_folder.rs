@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use serde_json::Value;
 
 use crate::data::{FIRST_READING_VERSION, is_built_in_template};
+use crate::regular_file;
 use crate::resolved_run::ResolvedRun;
 
 /// The file's name in a run's folder.
@@ -51,7 +52,7 @@ impl ResolvedRun {
 
 /// Returns the checkpoint folder of the run in `run_directory`; `None` without a [`RESOLVED_CONFIG`] that names it.
 pub fn checkpoint_directory(run_directory: &Path) -> Option<PathBuf> {
-    let text = std::fs::read(run_directory.join(RESOLVED_CONFIG)).ok()?;
+    let text = regular_file::read(&run_directory.join(RESOLVED_CONFIG)).ok()?;
     let mut document = serde_json::from_slice(&text).ok()?;
     locate(&mut document, run_directory);
     document.pointer(CHECKPOINT_DIRECTORY)?.as_str().map(PathBuf::from)

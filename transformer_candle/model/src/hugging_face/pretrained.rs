@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use half::f16;
 use kernels::{Buffer, DType, bf16};
 use rayon::prelude::*;
+use run_config::regular_file;
 use safetensors::Dtype;
 use safetensors::tensor::Metadata;
 
@@ -213,7 +214,7 @@ impl PretrainedWeights {
     ) -> Result<()> {
         let mut bytes = Vec::new();
         for (path, tensors) in &self.files {
-            let mut file = File::open(path).map_err(failed("open", path))?;
+            let mut file = regular_file::open(path).map_err(failed("open", path))?;
             let mut position = 0;
             for stored in tensors {
                 match &mut observer {
@@ -275,7 +276,7 @@ impl StoredTensor {
 
     /// Opens the file at the tensor's first byte.
     fn open(&self, path: &Path) -> Result<File> {
-        let mut file = File::open(path).map_err(failed("open", path))?;
+        let mut file = regular_file::open(path).map_err(failed("open", path))?;
         self.seek(&mut file, path)?;
         Ok(file)
     }
@@ -352,7 +353,7 @@ struct StoredHeader {
 }
 
 fn stored_header(path: &Path) -> Result<StoredHeader> {
-    let mut file = File::open(path).map_err(failed("open", path))?;
+    let mut file = regular_file::open(path).map_err(failed("open", path))?;
     let bytes = file.metadata().map_err(failed("read", path))?.len();
     let tensors = read_header(&mut file, bytes, path)?;
     let data_start = file.stream_position().map_err(failed("read", path))?;

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
+use run_config::regular_file;
 use serde::Deserialize;
 
 use crate::error::failed;
@@ -31,7 +32,7 @@ pub fn weight_files(directory: &Path) -> Result<Vec<PathBuf>> {
         return Err(missing(format!("there is neither {SINGLE} nor {INDEX}; other formats are not read")));
     }
     let malformed = |problem: String| Error::Index { path: index.clone(), problem };
-    let text = std::fs::read(&index).map_err(failed("read", &index))?;
+    let text = regular_file::read(&index).map_err(failed("read", &index))?;
     let Index { weight_map } = serde_json::from_slice(&text).map_err(|error| malformed(error.to_string()))?;
     let mut names: Vec<String> = weight_map.into_values().collect();
     names.sort_unstable();

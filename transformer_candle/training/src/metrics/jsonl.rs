@@ -1,10 +1,10 @@
 //! `metrics.jsonl`: one JSON object per line.
 
-use std::fs::File;
 use std::io::{self, BufRead, BufReader, Write};
 use std::path::Path;
 
 use dataset::AppendFile;
+use run_config::regular_file;
 use serde::{Deserialize, Serialize};
 
 use super::sink::MetricsSink;
@@ -59,7 +59,7 @@ fn copy_lines(path: &Path, kept: &mut impl Write, last_step: u64) -> io::Result<
         kind: String,
         step: u64,
     }
-    let mut reader = match File::open(path) {
+    let mut reader = match regular_file::open(path) {
         Ok(file) => BufReader::new(file),
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
         Err(error) => return Err(error),
