@@ -179,7 +179,9 @@ proptest! {
 #[test]
 fn audits_pass_where_only_held_out_rows_are_corrupted() {
     let settings = StreamSettings { epochs: Some(2), seed: 0, held_out_fraction: 0.1, ..settings() };
-    resume_replay_and_audit(&[(7, Damage::Truncated(0.78778)), (0, Damage::Truncated(0.0))], &settings);
+    for length in [0.29462, 0.78778] {
+        resume_replay_and_audit(&[(7, Damage::Truncated(length)), (0, Damage::Truncated(0.0))], &settings);
+    }
 }
 
 #[test]
