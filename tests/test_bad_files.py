@@ -171,7 +171,7 @@ def test_many_bad_files_end_a_run_with_their_names(workspace: Workspace, bad: in
 
 UNUSABLE: dict[str, tuple[bytes, str]] = {
     "other column": (b'{"body": "some text"}\n' * 30, "no row of other.jsonl can be used: of 30 that were read, 30 "),
-    "all null": (b'{"text": null}\n' * 30, "no row of other.jsonl can be used: of 30 that were read, 30 null"),
+    "all null": (b'{"text": null}\n' * 30, "no row of other.jsonl can be used: of 30 that were read, 30 without text"),
     "pointer": (b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 9\n", "other.jsonl is corrupted"),
     "two bytes": (('{"text": "some text"}\n' * 30).encode("utf-16"), "other.jsonl is corrupted"),
     "pretty": (b'{\n  "text": "some text"\n}\n' * 30, "other.jsonl is corrupted"),

@@ -95,6 +95,13 @@ impl FileChanges {
         settings: &StreamSettings,
     ) -> Result<Option<String>, DataError> {
         let in_use = windows_in_use(path, head, &self.cursor, self.mixture.cancel())?;
+        let mut parts = self.cursor.components.iter().flat_map(|position| &position.files);
+        if let Some(part) = parts.find(|part| part.bytes == 0 && part.removed.is_none()) {
+            let FilePart { name, offset, .. } = part;
+            return Ok(Some(format!(
+                "{name} has grown before, and is now shorter than the {offset} bytes that it had then"
+            )));
+        }
         let refusal = |file: &ChangedFile| {
             let ChangedFile { component, shards, name, is, .. } = file;
             let split = self.cursor.components[*component as usize].split.as_ref();
@@ -155,19 +162,22 @@ impl FilesRecord {
     /// Returns the files that differ in a later record, which has the same files first.
     pub(crate) fn changes(&self, later: &Self) -> Vec<ChangedFile> {
         let component = self.component;
-        let pairs = (0..).zip(self.files.iter().zip(&later.files));
-        let changed = pairs.filter(|(_, (was, is))| was.1 != is.1).map(|(shard, (was, is))| ChangedFile {
+        // A file that has grown has several shards.
+        let shards_of = |name: &String| -> Vec<u64> {
+            (0..).zip(&self.files).filter(|(_, file)| file.0 == *name).map(|(shard, _)| shard).collect()
+        };
+        let pairs = self.files.iter().zip(&later.files);
+        let changed = pairs.filter(|(was, is)| was.1 != is.1).map(|(was, is)| ChangedFile {
             component,
-            shards: vec![shard],
+            shards: shards_of(&was.0),
             name: was.0.clone(),
             was: Some(was.1),
             is: (is.1 > 0).then_some(is.1),
             is_appended: false,
         });
         let grown = later.files.iter().skip(self.files.len()).map(|(name, bytes)| {
-            let before = || (0..).zip(&self.files).filter(|(_, file)| file.0 == *name);
-            let was: u64 = before().map(|(_, file)| file.1).sum();
-            let shards: Vec<u64> = before().map(|(shard, _)| shard).collect();
+            let shards = shards_of(name);
+            let was: u64 = shards.iter().map(|&shard| self.files[shard as usize].1).sum();
             let is_appended = !shards.is_empty();
             let (was, is) = (is_appended.then_some(was), Some(was + bytes));
             ChangedFile { component, shards, name: name.clone(), was, is, is_appended }

@@ -239,10 +239,10 @@ impl<'a> ComponentAuditor<'a> {
         training_rows: u64,
     ) -> Result<Option<u64>, DataError> {
         match reader.row_count(row_group) {
-            Err(error) if self.source.skips(&error) => match self.source.count_rows(reader, row_group)? {
-                Some(rows) if rows >= training_rows => Ok(Some(rows)),
-                _ => Err(error),
-            },
+            Err(error) if self.source.skips(&error) => {
+                let rows = self.source.count_rows(reader, row_group)?.unwrap_or(0);
+                if rows >= training_rows { Ok(Some(rows)) } else { Err(error) }
+            }
             count => count,
         }
     }

@@ -179,7 +179,9 @@ proptest! {
 #[test]
 fn audits_pass_where_only_held_out_rows_are_corrupted() {
     let settings = StreamSettings { epochs: Some(2), seed: 0, held_out_fraction: 0.1, ..settings() };
-    resume_replay_and_audit(&[(7, Damage::Truncated(0.7877763558598316)), (0, Damage::Truncated(0.0))], &settings);
+    for length in [0.29462, 0.78778] {
+        resume_replay_and_audit(&[(7, Damage::Truncated(length)), (0, Damage::Truncated(0.0))], &settings);
+    }
 }
 
 #[test]
@@ -187,7 +189,7 @@ fn replay_refuses_rows_decoded_wrongly_before_a_checksum() {
     let folder = tempfile::tempdir().unwrap();
     let text = folder.path().join("text");
     // The gzip stream still decodes, to another text in row 9, until its checksum shows that it is corrupted.
-    let damage = [(34, Damage::Overwritten(0.8246751941383929, 12))];
+    let damage = [(34, Damage::Overwritten(0.82468, 12))];
     write_files(&text, &damage);
     let (source, path) = (folder_source(&text), folder.path().join("ledger.jsonl"));
     let settings = StreamSettings { epochs: Some(2), seed: 478, ..settings() };

@@ -4,13 +4,17 @@
 use std::path::PathBuf;
 
 use crate::fixtures::{
-    documents, folder_source, jsonl, open, parquet, rows, settings, sorted, split_texts, stage, tokenizer, write,
+    Sequence, documents, folder_source, jsonl, open, parquet, rows, settings, sorted, split_texts, stage, tokenizer,
+    write,
 };
 use dataset::ledger::{Ledger, LedgerHead, LedgerRecord, StepRecord};
 use dataset::{
     Audit, CancelToken, Cursor, FileChanges, Mixture, StreamSettings, audit, check_consumed, recorded_files, replay,
 };
 use proptest::prelude::*;
+
+/// The epoch of a step, and the sequences that it consumed.
+type Consumed = (u64, Vec<Sequence>);
 
 /// A run over the files of a folder, with its ledger.
 struct Run {
@@ -59,7 +63,7 @@ impl Run {
     }
 
     /// Takes at most `steps` steps; returns what they consumed.
-    fn train(&mut self, steps: usize) -> Vec<(u64, Vec<(Vec<u32>, Vec<i32>)>)> {
+    fn train(&mut self, steps: usize) -> Vec<Consumed> {
         let cursor = serde_json::from_str(&serde_json::to_string(&self.cursor).unwrap()).unwrap();
         let listed = Mixture::from(folder_source(&self.text));
         let mut stream = open_at(&listed, &self.settings, Some(cursor));
@@ -128,7 +132,7 @@ fn separated(documents: &[String]) -> Vec<u8> {
 }
 
 /// The texts of one epoch among the steps' sequences, each in a sequence of its own.
-fn texts_of(consumed: &[(u64, Vec<(Vec<u32>, Vec<i32>)>)], epoch: u64) -> Vec<String> {
+fn texts_of(consumed: &[Consumed], epoch: u64) -> Vec<String> {
     let of_epoch = consumed.iter().filter(|(of, _)| *of == epoch).flat_map(|(_, sequences)| sequences);
     let texts = of_epoch.flat_map(|(_, targets)| split_texts(targets, &tokenizer()));
     sorted(texts.map(|text| text.trim_end().to_owned()).collect())
@@ -161,7 +165,7 @@ proptest! {
         run.accept();
         rest.extend(run.train(usize::MAX));
         let whole = same.train(usize::MAX);
-        let of_epoch = |consumed: &[(u64, Vec<_>)]| -> Vec<(Vec<u32>, Vec<i32>)> {
+        let of_epoch = |consumed: &[Consumed]| -> Vec<Sequence> {
             let parts = consumed.iter().take_while(|(of, _)| *of <= epoch);
             parts.flat_map(|(_, sequences)| sequences.clone()).collect()
         };
@@ -239,6 +243,23 @@ fn changes_that_would_move_other_rows_are_refused() {
     limited.train(2);
     limited.append("b.jsonl", &jsonl(&documents(100, 1)));
     assert!(limited.refusal().unwrap().contains("data.max_samples"));
+}
+
+#[test]
+fn a_grown_file_that_is_rewritten_is_refused() {
+    let mut run = Run::start(5, 0.0);
+    run.train(30);
+    let before = std::fs::read(run.text.join("b.jsonl")).unwrap();
+    run.append("b.jsonl", &jsonl(&documents(100, 3)));
+    run.accept();
+    write(&run.text, &[("b.jsonl", before[..before.len() / 2].to_vec())]);
+    assert!(run.refusal().unwrap().contains("b.jsonl has grown before"));
+    let other = [before.to_ascii_uppercase(), jsonl(&documents(100, 1))].concat();
+    write(&run.text, &[("b.jsonl", other)]);
+    let FileChanges { files, mixture, cursor } = run.changes();
+    mixture.restore(&cursor, &run.settings);
+    let stages = stage(mixture, &run.settings);
+    check_consumed(&run.ledger, &run.head, &files, &stages, &tokenizer()).unwrap_err();
 }
 
 #[test]
