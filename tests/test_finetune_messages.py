@@ -49,13 +49,55 @@ def test_files_and_empty_folders_name_the_way(workspace: Workspace, pretrained: 
     (workspace.root / "model.gguf").write_bytes(b"GGUF")
     (workspace.root / "empty").mkdir()
     for named, words in {
-        "model.gguf": ("--model model.gguf is a file", "gguf_file=NAME", "save_pretrained"),
+        "model.gguf": ("--model model.gguf is a GGUF file, which llama.cpp runs", "gguf_file=NAME", "save_pretrained"),
         str(pretrained / "config.json"): ("is a file: name the folder of the model",),
         "empty": ("--model empty", "config.json: there is no such file", "name the folder"),
     }.items():
         refused = tuned(workspace, named, rows, "x")
         refused.refused(2, *words)
         assert "--init-from" not in refused.err
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["chat", "--once=hi", "--checkpoint=model.gguf"], ["chat", "--once=hi", "model.gguf"],
+        ["generate", "--prompt=hi", "--checkpoint=model.gguf"], ["evaluate", "--checkpoint=model.gguf"],
+        ["export", "--format=hf", "--checkpoint=model.gguf"],
+    ],
+)  # fmt: skip
+def test_a_gguf_file_is_told_what_it_is(workspace: Workspace, words: list[str]) -> None:
+    (workspace.root / "model.gguf").write_bytes(b"GGUF")
+    refused = workspace.orchestrate(*words)
+    refused.refused(2, "model.gguf is a GGUF file, which llama.cpp runs", "name the folder of the model", "gguf_file=")
+
+
+def test_what_a_row_loses_is_named_and_counted(workspace: Workspace, pretrained: Path) -> None:
+    said = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "A river."}]
+    tools = [{"type": "function", "function": {"name": "find"}}]
+    lost = [{"messages": said, "tools": tools, "documents": [{"text": "x"}], "source": "web"}] * 40
+    bad: list[dict[str, Any]] = [
+        {"messages": [{"role": "bot", "content": "x"}, said[1]]},
+        {"messages": [{"role": "user", "content": [{"type": "image"}]}, said[1]]},
+        {"messages": [said[0], {**said[1], "weight": 0.5}]},
+    ]
+    rows = write_rows(workspace.root / "rows.jsonl", [*bad, *lost, *[{"messages": said}] * 40])
+    told = tuned(workspace, pretrained, rows, "lost", f"--override=data.validation_shards=[{rows}]").succeeded()
+    assert "a row has `tools`, which the chat template does not use" in told.err
+    assert "a row has `documents`, which is not used" in told.err and "source" not in told.err
+    assert "conversations with fields that are not used: 40" in told.out
+    named = ("1 with a message of no known role", "1 with a message that is not text", "1 with an invalid weight")
+    assert "rows skipped: " + ", ".join(named) in told.out
+    data = workspace.metrics("lost", "data")[-1]
+    assert [data[name] for name in ("skipped_rows", "unknown_role", "not_text", "invalid_weight")] == [3, 1, 1, 1]
+
+
+def test_dropout_that_is_left_out_is_noted(workspace: Workspace, pretrained: Path, rows: Path) -> None:
+    config = json.loads((pretrained / "config.json").read_text())
+    model = copied(workspace, pretrained, "dropout", config__json=json.dumps({**config, "attention_dropout": 0.1}))
+    told = tuned(workspace, model, rows, "dropout").succeeded()
+    assert "attention_dropout 0.1, which transformers applies in training" in " ".join(told.out.split())
+    assert "attention_dropout" not in tuned(workspace, pretrained, rows, "plain").succeeded().out
 
 
 def test_texts_are_trained_on_by_an_override(workspace: Workspace, pretrained: Path) -> None:

@@ -56,6 +56,7 @@ __all__ = [
     "logits",
     "memory_plan",
     "model_directory",
+    "model_file_problem",
     "model_tokens",
     "open_device",
     "parse_config",
@@ -728,6 +729,13 @@ def model_directory(checkpoint: _Path | None = None, experiment: str | None = No
     Args:
         checkpoint: A checkpoint, a folder of checkpoints, a run's folder, or a model in Hugging Face's format.
         experiment: Instead, an experiment, whose newest intact checkpoint is taken.
+    """
+
+def model_file_problem(path: _Path) -> str | None:
+    """Return what a file is that is named in place of a model's folder, and what to name instead; None for no file.
+
+    Args:
+        path: What was named.
     """
 
 def checked_model_config(directory: _Path, read_weights: bool = True) -> str:

@@ -40,6 +40,13 @@ INNER = {
     "self_attn.q_norm": "attn_q_norm", "self_attn.k_norm": "attn_k_norm",
 }  # fmt: skip
 """GGUF's names of a block's tensors, by Hugging Face's names."""
+WITHOUT_KEY: dict[str, Any] = {
+    "typical_p": 1.0, "epsilon_cutoff": 0.0, "eta_cutoff": 0.0, "top_h": None, "no_repeat_ngram_size": 0,
+    "num_beams": 1, "guidance_scale": None, "penalty_alpha": None, "sequence_bias": None, "bad_words_ids": None,
+    "suppress_tokens": None, "begin_suppress_tokens": None, "forced_bos_token_id": None, "forced_eos_token_id": None,
+    "stop_strings": None, "min_length": 0, "min_new_tokens": None, "max_new_tokens": None,
+}  # fmt: skip
+"""Keys of generation_config.json that change what is generated and that GGUF lacks, and values that change nothing."""
 BLOCK = re.compile(r"model\.layers\.(\d+)\.(.+)\.(weight|bias)")
 ARCHITECTURES = {"llama": "llama", "mistral": "llama", "qwen2": "qwen2", "qwen3": "qwen3"}
 """The architecture that llama.cpp runs a model as, by its `model_type`."""
@@ -85,8 +92,7 @@ def write(model: Model, target: Path, kind: Type) -> list[str]:
         _add_sizes(writer, config)
         writer.add_file_type(gguf.LlamaFileType[TYPES[kind]])
         writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
-        _add_sampling(writer, model.generation)
-        notes = gguf_tokenizer.add(writer, model)
+        notes = [*_add_generation(writer, model.generation), *gguf_tokenizer.add(writer, model)]
         _write_tensors(writer, model, config, gguf.GGMLQuantizationType[kind.upper()])
         writer.close()
         sync(staging)
@@ -114,17 +120,24 @@ def _add_sizes(writer: GGUFWriter, config: dict[str, Any]) -> None:
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
 
 
-def _add_sampling(writer: GGUFWriter, generation: dict[str, Any]) -> None:
-    """Add the sampling settings that generation_config.json recommends, which llama.cpp takes as defaults."""
+def _add_generation(writer: GGUFWriter, generation: dict[str, Any]) -> list[str]:
+    """Add the sampling settings that generation_config.json recommends, which llama.cpp takes as defaults.
+
+    Returns:
+        What of them the file cannot express, a sentence each.
+    """
     adders = {
         "temperature": writer.add_sampling_temp, "top_k": writer.add_sampling_top_k, "top_p": writer.add_sampling_top_p,
         "min_p": writer.add_sampling_min_p, "repetition_penalty": writer.add_sampling_penalty_repeat,
     }  # fmt: skip
-    if not generation.get("do_sample"):
-        return
-    for key, add in adders.items():
-        if isinstance(generation.get(key), int | float):
-            add(generation[key])
+    if generation.get("do_sample"):
+        for key, add in adders.items():
+            if isinstance(generation.get(key), int | float):
+                add(generation[key])
+    lost = [key for key, neutral in WITHOUT_KEY.items() if generation.get(key, neutral) not in (None, neutral, [], {})]
+    if not lost:
+        return []
+    return [f"GGUF has no key for {', '.join(lost)} of generation_config.json: llama.cpp generates without"]
 
 
 def _rope_divisors(config: dict[str, Any]) -> NDArray[np.float32] | None:

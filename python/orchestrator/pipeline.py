@@ -5,15 +5,12 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from orchestrator import (
     _native,
     adapters,
     base_config,
-    demo_data,
     depth,
     launch,
     pretrained,
@@ -40,17 +37,9 @@ from orchestrator.settings import (
     Launch,
     Settings,
 )
+from orchestrator.training_source import Source, open_source, streamed_flags
 
 DEFAULT_VOCAB_SIZE = 4096
-
-
-@dataclass(frozen=True)
-class Source:
-    """The text of a run: a data set that is streamed, local files, or a mixture of several of these."""
-
-    data: _native.DataSource
-    shards: list[str] | None = None
-    mixture: list[dict[str, Any]] | None = None
 
 
 def run(settings: Settings) -> int:
@@ -80,7 +69,7 @@ def run(settings: Settings) -> int:
         _native.check_profile(settings.profile, base.values["scheduler"]["total_steps"])
     with _native.RunLock(location.folder.absolute()) as lock, signals.on_forced_exit(lock.release):
         _refuse_an_earlier_run(location, base, settings)
-        source = _open_source(settings, base)
+        source = open_source(settings, base)
         ready = _prepare_tokenizer(settings, location, base, source)
         config = _write_files(settings, location, base, source, ready)
         _warn_of_epochs(settings, source, base, ready)
@@ -93,20 +82,9 @@ def run(settings: Settings) -> int:
         return _train(job, settings.launch, roots, location)
 
 
-def _streamed(settings: Settings) -> list[str]:
-    """Return the given flags that concern a streamed data set."""
-    flags = {
-        "--stream": settings.stream,
-        "--dataset": settings.dataset,
-        "--data-config": settings.data_config,
-        "--revision": settings.revision,
-    }
-    return [flag for flag, value in flags.items() if value]
-
-
 def _check_conflicts(settings: Settings) -> None:
-    if settings.input and _streamed(settings):
-        flags = ", ".join(_streamed(settings))
+    if settings.input and streamed_flags(settings):
+        flags = ", ".join(streamed_flags(settings))
         raise CommandError(f"--input reads local files, and {flags} is for a streamed data set: give one or the other")
     if settings.dataset == DEMO_DATASET and (settings.revision or settings.data_config):
         raise CommandError(
@@ -154,75 +132,9 @@ def _refuse_an_earlier_run(location: RunLocation, base: BaseConfig, settings: Se
         )
 
 
-def _open_source(settings: Settings, base: BaseConfig) -> Source:
-    """Find the files of the data set, or those that --input or the config names."""
-    if base.mixture:
-        return _open_mixture(settings, base)
-    shards = settings.input or ([] if settings.stream or settings.dataset else base.train_shards)
-    if shards:
-        source = Source(
-            _native.DataSource.local(shards, base.text_column, base.reading_version, settings.split or base.split),
-            base_config.absolute(shards),
-        )
-    else:
-        dataset = settings.dataset or DEFAULT_DATASET
-        split = settings.split or DEFAULT_SPLIT
-        column, version = base.text_column, base.reading_version
-        source = Source(_stream(dataset, split, settings.data_config, settings.revision, column, version))
-    step("data", _describe(source.data))
-    _print_skipped_files(source.data)
-    return source
-
-
 def _max_samples(settings: Settings, base: BaseConfig, source: Source) -> int | None:
     """Return the number of rows to train on; None for all."""
     return settings.max_samples or (base.max_samples if source.shards else None)
-
-
-def _open_mixture(settings: Settings, base: BaseConfig) -> Source:
-    """Find the files of every source that the config mixes, and pin their commits."""
-    others = {"--split": settings.split, "--max-samples": settings.max_samples, "--input": settings.input}
-    typed = _streamed(settings) + [flag for flag, value in others.items() if value]
-    if typed:
-        raise CommandError(
-            f"data.mixture of the config names the training data, and so does {', '.join(typed)}: give one or the other"
-        )
-    sources, pinned = [], []
-    weights = sum(component["weight"] for component in base.mixture)
-    for component in base.mixture:
-        column = component["text_column"] or base.text_column
-        if component["dataset"] is None:
-            data = _native.DataSource.local(component["shards"], column, base.reading_version, component["split"])
-            pinned.append({**component, "shards": base_config.absolute(component["shards"])})
-        else:
-            split = component["split"] or DEFAULT_SPLIT
-            config, revision = component["config"], component["revision"]
-            data = _stream(component["dataset"], split, config, revision, column, base.reading_version)
-            pinned.append({**component, "revision": data.revision})
-        sources.append((data, component["weight"]))
-        step("" if len(sources) > 1 else "data", f"{component['weight'] / weights:.1%} {_describe(data)}")
-        _print_skipped_files(data)
-    return Source(_native.DataSource.mixture(sources), mixture=pinned)
-
-
-def _stream(
-    dataset: str, split: str, config: str | None, revision: str | None, column: str, reading_version: int | None
-) -> _native.DataSource:
-    """Find a data set by name; the demo is written where it is missing."""
-    if dataset == DEMO_DATASET:
-        demo_data.ensure(_native.cache_root() / DEMO_DATASET)
-    return _native.DataSource.streaming(dataset, split, config, revision, column, note, reading_version)
-
-
-def _print_skipped_files(data: _native.DataSource) -> None:
-    for message in data.notes:
-        note(message)
-
-
-def _describe(data: _native.DataSource) -> str:
-    revision = f" at {data.revision[:12]}" if data.revision else ""
-    files = "1 file" if data.files == 1 else f"{data.files:,} files"
-    return f"{data.name}{revision}: {files}, {amount(data.bytes)}"
 
 
 def _prepare_tokenizer(settings: Settings, location: RunLocation, base: BaseConfig, source: Source) -> tokenizer.Ready:

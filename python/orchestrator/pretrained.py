@@ -36,22 +36,12 @@ def locate(named: str, flag: str = "--init-from", files: tuple[str, ...] = ("con
     folder = Path(named).expanduser()
     if folder.is_dir():
         return folder.absolute()
-    if folder.is_file():
-        raise CommandError(f"{flag} {named} is a file: {_of_file(folder)}")
+    if problem := _native.model_file_problem(folder):
+        raise CommandError(f"{flag} {problem}")
     repository = REPOSITORY.fullmatch(named)
     if repository is None or named.startswith("."):
         raise CommandError(f"{flag} {named}: there is no such folder, and it is no OWNER/NAME of the Hugging Face Hub")
     return _download(f"{flag} {named}", repository["name"], repository["revision"], list(files))
-
-
-def _of_file(path: Path) -> str:
-    """Return how the model that a file holds can be named."""
-    if path.suffix == ".gguf":
-        return (
-            "training does not read GGUF; `AutoModelForCausalLM.from_pretrained(FOLDER, gguf_file=NAME)` of "
-            "transformers, and AutoTokenizer alike, read it, and their `save_pretrained(DIR)` writes the folder to name"
-        )
-    return f"name the folder of the model, {shown(path.absolute().parent)}"
 
 
 def is_repository(named: str) -> bool:
@@ -77,6 +67,11 @@ def check(folder: Path, tokenizer_json: Path | None) -> None:
     context, described = config["max_position_embeddings"], read_object(folder / "config.json")
     if context < described.get("max_position_embeddings", context):
         note(f"The model attends to a sliding window: sequences have at most its {context:,} tokens.")
+    if dropout := described.get("attention_dropout"):
+        note(
+            f"The model's config.json has attention_dropout {dropout}, which transformers applies in training: "
+            "it is trained without dropout here, and the checkpoints have none."
+        )
     if tokenizer_json == folder / "tokenizer.json" and not tokenizer_json.exists():
         raise CommandError(
             f"{shown(folder)} has no tokenizer.json; "

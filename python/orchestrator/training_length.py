@@ -11,7 +11,7 @@ from typing import Any
 
 from orchestrator import _native
 from orchestrator.run_files import STREAMING_CONFIG, TOKENIZER
-from orchestrator.screen import counted
+from orchestrator.screen import counted, step
 from orchestrator.settings import OpenKeys
 
 SEQUENCES_PER_STEP = 16
@@ -64,6 +64,9 @@ def fit(values: dict[str, Any], folder: Path, open_keys: OpenKeys) -> str | None
         folder: The run's folder.
         open_keys: The keys that may be set. None of them is where the data are large.
     """
+    if not (open_keys.epochs or open_keys.batch or open_keys.warmup):
+        return None
+    step("length", f"counting the sequences of the data, at most {MOST_COUNTED:,} ...")
     sequences = _count_sequences(_native.config_to_yaml(values), folder)
     if sequences >= MOST_COUNTED or sequences == 0:
         return None

@@ -37,6 +37,8 @@ pub(crate) struct ComponentStream {
     truncated: u64,
     /// Documents and conversations, in the same windows, that spell special tokens.
     spelling_special_tokens: u64,
+    /// Conversations, in the same windows, whose rows have fields that are not used.
+    with_unused_fields: u64,
     /// Windows that came into use since [`Self::clear_opened`].
     opened: Vec<WindowRecord>,
     waited: Duration,
@@ -69,6 +71,7 @@ impl ComponentStream {
             split: position.split.clone().map(Arc::new),
             truncated: 0,
             spelling_special_tokens: 0,
+            with_unused_fields: 0,
             opened: Vec::new(),
             waited: Duration::ZERO,
             thread: Some(thread),
@@ -98,7 +101,8 @@ impl ComponentStream {
             return Ok(());
         };
         self.truncated += window.record.truncated;
-        self.spelling_special_tokens += window.spelling_special_tokens;
+        self.spelling_special_tokens += window.packing.spelling_special_tokens;
+        self.with_unused_fields += window.packing.with_unused_fields;
         // Only the window that the stream was resumed in starts after its first sequence.
         let delivered = if window.record.start == self.next_position.0 { self.next_position.1 as usize } else { 0 };
         if delivered >= window.sequences() {
@@ -143,11 +147,12 @@ impl ComponentStream {
     }
 
     /// Adds what the component's previous stream has counted: skipped rows, truncated conversations, those that spell
-    /// special tokens, waiting time.
+    /// special tokens or have unused fields, waiting time.
     pub(crate) fn carry_over(&mut self, before: &Self) {
         self.notices.carry_over(&before.notices);
         self.truncated += before.truncated;
         self.spelling_special_tokens += before.spelling_special_tokens;
+        self.with_unused_fields += before.with_unused_fields;
         self.waited += before.waited;
     }
 
@@ -236,6 +241,11 @@ impl ComponentStream {
     /// Documents and conversations, in all windows that came into use, that spell special tokens.
     pub(crate) fn spelling_special_tokens(&self) -> u64 {
         self.spelling_special_tokens
+    }
+
+    /// Conversations, in all windows that came into use, whose rows have fields that are not used.
+    pub(crate) fn with_unused_fields(&self) -> u64 {
+        self.with_unused_fields
     }
 
     /// Total time that calls have waited for windows.

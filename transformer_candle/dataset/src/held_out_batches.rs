@@ -115,6 +115,18 @@ impl HeldOut {
         }
     }
 
+    /// Returns how many sequences there are, at most `limit`; reads no further than that. The text is tokenized in the
+    /// threads of the current rayon pool.
+    ///
+    /// # Errors
+    /// [`DataError::Interrupted`] soon after `interrupted` returns true, and errors of reading.
+    pub fn sequences_up_to(&mut self, limit: usize, interrupted: &dyn Fn() -> bool) -> Result<usize, DataError> {
+        if let Some(last) = limit.checked_sub(1) {
+            self.read_sequence(last, interrupted)?;
+        }
+        Ok(self.packed.sequences().min(limit))
+    }
+
     /// Rows skipped so far.
     pub fn skipped(&self) -> SkippedRows {
         self.notices.skipped

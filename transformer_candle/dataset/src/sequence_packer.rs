@@ -32,6 +32,8 @@ pub(crate) struct PackedDocuments {
     pub truncated: u64,
     /// Documents and conversations that spell special tokens.
     pub spelling_special_tokens: u64,
+    /// Conversations whose rows have fields that are not used.
+    pub with_unused_fields: u64,
 }
 
 /// Packed sequences, of text or of conversations.
@@ -130,6 +132,7 @@ fn append_conversations(
             Ok(conversation) => {
                 done.truncated += u64::from(conversation.truncated);
                 done.spelling_special_tokens += u64::from(conversation.spells_special_token);
+                done.with_unused_fields += u64::from(conversation.has_unused_fields);
                 conversations.push(conversation);
             }
             Err(reason) => done.skipped.count(reason),

@@ -13,7 +13,7 @@ use crate::held_out_split::HeldOutSplit;
 use crate::ledger::WindowRecord;
 use crate::open_shards::WindowRows;
 use crate::permutation::{Purpose, key, permutation, shuffle};
-use crate::sequence_packer::{PackedSequences, SequencePacker};
+use crate::sequence_packer::{PackedDocuments, PackedSequences, SequencePacker};
 use crate::skip_notices::SkippedRow;
 
 /// A window whose sequences are ready to be delivered.
@@ -27,8 +27,8 @@ pub(crate) struct Window {
     pub first_skipped: Option<SkippedRow>,
     /// The held-out rows of the source, where cursors record them.
     pub split: Option<Arc<HeldOutSplit>>,
-    /// Documents and conversations of the window that spell special tokens.
-    pub spelling_special_tokens: u64,
+    /// What was counted while its documents were packed.
+    pub packing: PackedDocuments,
     packed: PackedSequences,
     /// Indices of the packed sequences in the order of delivery.
     order: Vec<u32>,
@@ -70,8 +70,7 @@ impl Window {
             sequences: order.len() as u64,
         };
         let (corrupted, first_skipped) = (rows.corrupted, rows.first_skipped);
-        let spelling_special_tokens = packing.spelling_special_tokens;
-        Ok(Self { record, next, corrupted, first_skipped, split: None, spelling_special_tokens, packed, order })
+        Ok(Self { record, next, corrupted, first_skipped, split: None, packing, packed, order })
     }
 
     pub(crate) fn sequences(&self) -> usize {

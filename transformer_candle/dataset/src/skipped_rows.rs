@@ -5,60 +5,102 @@ use std::ops::{Add, AddAssign};
 
 use serde::{Deserialize, Serialize};
 
-/// How many rows were skipped, and why. Which rows are skipped depends on the data alone.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct SkippedRows {
-    /// The text column is null, or the JSON object lacks the field.
-    pub null: u64,
-    /// The text is empty.
-    pub empty: u64,
-    /// The bytes are not UTF-8.
-    pub not_utf8: u64,
-    /// The line is not a JSON object with a string in the field.
-    pub malformed: u64,
-    /// The text is longer than 16 MiB.
-    pub too_long: u64,
-    /// The row is not a conversation: it lacks messages, or a message lacks its role or content.
-    #[serde(default, skip_serializing_if = "is_zero")]
-    pub not_conversation: u64,
-    /// The chat template refuses the conversation.
-    #[serde(default, skip_serializing_if = "is_zero")]
-    pub template: u64,
-    /// The assistant says nothing in the conversation, or in the part of it that fits into a sequence.
-    #[serde(default, skip_serializing_if = "is_zero")]
-    pub no_target: u64,
-    /// The conversation is longer than a sequence (`overlong_conversations: skip`).
-    #[serde(default, skip_serializing_if = "is_zero")]
-    pub overlong: u64,
-}
-
 /// Whether a count is 0 and so not written: ledgers of text keep the form that they had before there was chat data.
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
 pub(crate) fn is_zero(count: &u64) -> bool {
     *count == 0
 }
 
+/// Makes [`SkippedRows`] and [`SkipReason`] of one list: a counter's name, its reason, and the words that follow the
+/// number of rows skipped for this reason, as in "3 empty".
+macro_rules! skip_reasons {
+    ($($(#[$attribute:meta])* $counter:ident: $reason:ident, $words:literal;)+) => {
+        /// How many rows were skipped, and why. Which rows are skipped depends on the data alone.
+        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+        pub struct SkippedRows {
+            $($(#[$attribute])* pub $counter: u64,)+
+        }
+
+        /// Why a row is skipped.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+        pub(crate) enum SkipReason {
+            $($reason,)+
+        }
+
+        impl SkippedRows {
+            /// The count of each reason, by the name of its field.
+            pub fn counts(&self) -> Vec<(&'static str, u64)> {
+                vec![$((stringify!($counter), self.$counter),)+]
+            }
+
+            fn counter(&mut self, reason: SkipReason) -> &mut u64 {
+                match reason {
+                    $(SkipReason::$reason => &mut self.$counter,)+
+                }
+            }
+        }
+
+        impl SkipReason {
+            const ALL: &[Self] = &[$(Self::$reason,)+];
+
+            /// Returns the words that follow the number of rows skipped for this reason, as in "3 empty".
+            pub(crate) fn describe(self) -> &'static str {
+                match self {
+                    $(Self::$reason => $words,)+
+                }
+            }
+        }
+    };
+}
+
+skip_reasons! {
+    /// The text column is null, or the JSON object lacks the field.
+    null: Null, "without text";
+    /// The text is empty.
+    empty: Empty, "empty";
+    /// The bytes are not UTF-8.
+    not_utf8: NotUtf8, "not UTF-8";
+    /// The line is not a JSON object with a string in the field.
+    malformed: Malformed, "not a JSON object with a string";
+    /// The text is longer than 16 MiB.
+    too_long: TooLong, "over 16 MiB";
+    /// The row is not a conversation: it has no messages, and no prompt with a completion. In the records of runs begun
+    /// with earlier versions also for the six reasons that follow, which had no counts of their own.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    not_conversation: NotConversation, "not a conversation";
+    /// A message has no role, or an unknown one.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    unknown_role: UnknownRole, "with a message of no known role";
+    /// A message, a completion or an output is empty or missing.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    empty_message: EmptyMessage, "with an empty message";
+    /// A message holds something else than text, such as an image.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    not_text: NotText, "with a message that is not text";
+    /// A message's weight or training flag has a value that cannot be followed.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    invalid_weight: InvalidWeight, "with an invalid weight";
+    /// Tools, a call of one, or the variables of the template do not have their form.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    malformed_tools: MalformedTools, "with malformed tools, function calls or chat_template_kwargs";
+    /// The row has noncharacters of Unicode that are reserved for placeholders.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    noncharacters: Noncharacters, "with noncharacters of Unicode";
+    /// The chat template refuses the conversation.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    template: Template, "refused by the chat template";
+    /// The assistant says nothing in the conversation, or in the part of it that fits into a sequence.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    no_target: NoTarget, "in which the assistant says nothing";
+    /// The conversation is longer than a sequence (`overlong_conversations: skip`).
+    #[serde(default, skip_serializing_if = "is_zero")]
+    overlong: Overlong, "longer than a sequence";
+}
+
 impl SkippedRows {
     /// The sum over all reasons.
     pub fn total(&self) -> u64 {
         SkipReason::ALL.iter().map(|&reason| self.count_of(reason)).sum()
-    }
-
-    /// The count of each reason, by the name of its field.
-    pub fn counts(&self) -> [(&'static str, u64); 9] {
-        let Self { null, empty, not_utf8, malformed, too_long, not_conversation, template, no_target, overlong } =
-            *self;
-        [
-            ("null", null),
-            ("empty", empty),
-            ("not_utf8", not_utf8),
-            ("malformed", malformed),
-            ("too_long", too_long),
-            ("not_conversation", not_conversation),
-            ("template", template),
-            ("no_target", no_target),
-            ("overlong", overlong),
-        ]
     }
 
     pub(crate) fn count(&mut self, reason: SkipReason) {
@@ -68,25 +110,11 @@ impl SkippedRows {
     fn count_of(mut self, reason: SkipReason) -> u64 {
         *self.counter(reason)
     }
-
-    fn counter(&mut self, reason: SkipReason) -> &mut u64 {
-        match reason {
-            SkipReason::Null => &mut self.null,
-            SkipReason::Empty => &mut self.empty,
-            SkipReason::NotUtf8 => &mut self.not_utf8,
-            SkipReason::Malformed => &mut self.malformed,
-            SkipReason::TooLong => &mut self.too_long,
-            SkipReason::NotConversation => &mut self.not_conversation,
-            SkipReason::Template => &mut self.template,
-            SkipReason::NoTarget => &mut self.no_target,
-            SkipReason::Overlong => &mut self.overlong,
-        }
-    }
 }
 
 impl AddAssign for SkippedRows {
     fn add_assign(&mut self, other: Self) {
-        for reason in SkipReason::ALL {
+        for &reason in SkipReason::ALL {
             *self.counter(reason) += other.count_of(reason);
         }
     }
@@ -110,45 +138,15 @@ impl fmt::Display for SkippedRows {
     }
 }
 
-/// Why a row is skipped.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum SkipReason {
-    Null,
-    Empty,
-    NotUtf8,
-    Malformed,
-    TooLong,
-    NotConversation,
-    Template,
-    NoTarget,
-    Overlong,
-}
+#[cfg(test)]
+mod tests {
+    use super::*;
 
-impl SkipReason {
-    const ALL: [Self; 9] = [
-        Self::Null,
-        Self::Empty,
-        Self::NotUtf8,
-        Self::Malformed,
-        Self::TooLong,
-        Self::NotConversation,
-        Self::Template,
-        Self::NoTarget,
-        Self::Overlong,
-    ];
-
-    /// Returns the words that follow the number of rows skipped for this reason, as in "3 empty".
-    pub(crate) fn describe(self) -> &'static str {
-        match self {
-            Self::Null => "without text",
-            Self::Empty => "empty",
-            Self::NotUtf8 => "not UTF-8",
-            Self::Malformed => "not a JSON object with a string",
-            Self::TooLong => "over 16 MiB",
-            Self::NotConversation => "not a conversation",
-            Self::Template => "refused by the chat template",
-            Self::NoTarget => "in which the assistant says nothing",
-            Self::Overlong => "longer than a sequence",
-        }
+    #[test]
+    fn records_of_earlier_versions_are_read() {
+        let earlier = r#"{"null":0,"empty":2,"not_utf8":0,"malformed":0,"too_long":0,"not_conversation":3}"#;
+        let skipped: SkippedRows = serde_json::from_str(earlier).unwrap();
+        assert_eq!((skipped.not_conversation, skipped.total()), (3, 5));
+        assert_eq!(serde_json::to_string(&skipped).unwrap(), earlier);
     }
 }

@@ -276,6 +276,12 @@ impl TokenStream {
         self.components.iter().map(ComponentStream::spelling_special_tokens).collect()
     }
 
+    /// Conversations of the windows that were used so far whose rows say what neither the chat template nor the loss
+    /// uses, for each component.
+    pub fn with_unused_fields(&self) -> Vec<u64> {
+        self.components.iter().map(ComponentStream::with_unused_fields).collect()
+    }
+
     /// The encoder of the stream's conversations; `None` if its rows are text.
     pub fn conversation_encoder(&self) -> Option<&ConversationEncoder> {
         self.packer.chat()

@@ -75,6 +75,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(machine::environment, module)?)?;
     module.add_function(wrap_pyfunction!(machine::open_device, module)?)?;
     module.add_function(wrap_pyfunction!(model_directory::model_directory, module)?)?;
+    module.add_function(wrap_pyfunction!(model_directory::model_file_problem, module)?)?;
     module.add_function(wrap_pyfunction!(model_directory::checked_model_config, module)?)?;
     module.add_function(wrap_pyfunction!(model_directory::checked_adapters, module)?)?;
     module.add_function(wrap_pyfunction!(model_directory::model_tokens, module)?)?;

@@ -28,6 +28,12 @@ pub fn model_directory(py: Python<'_>, checkpoint: Option<PathBuf>, experiment: 
     })
 }
 
+/// Return what a file that is named in place of a model's folder is, and what to name instead; None if it is no file.
+#[pyfunction]
+pub fn model_file_problem(path: PathBuf) -> Option<String> {
+    run_config::model_file_problem(&path)
+}
+
 /// Return the `config.json` of a model directory with every key, as training would save it, if the decoder runs the
 /// model. Its weights are checked: all of them are there and of the right shape, and with `read_weights` finite.
 #[pyfunction]

@@ -7,6 +7,7 @@ use serde_json::{Map, Value};
 use crate::ModelConfig;
 use crate::error::Problem;
 use crate::hugging_face::ContextLimit;
+use crate::model_file::model_file_problem;
 use crate::run_folder::RESOLVED_CONFIG;
 use crate::{format, regular_file};
 
@@ -60,6 +61,9 @@ pub(crate) fn apply(document: &mut Map<String, Value>, run_directory: Option<&Pa
 }
 
 fn read(directory: &Path) -> Result<(Map<String, Value>, Option<ContextLimit>), Problem> {
+    if let Some(problem) = model_file_problem(directory) {
+        return Err(Problem::new(KEY, problem));
+    }
     let path = directory.join("config.json");
     let refused = |problem: Problem| Problem::new(KEY, format!("{}: {}", path.display(), problem.sentence()));
     let unreadable = |problem| {

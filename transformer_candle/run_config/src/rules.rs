@@ -1,5 +1,7 @@
 //! Rules between keys: heads divide the width, the warm-up ends before training does, and so on.
 
+mod adapters;
+
 use std::collections::BTreeSet;
 
 use crate::check::Findings;
@@ -7,7 +9,7 @@ use crate::error::Problem;
 use crate::near_divisor::near_divisor;
 use crate::scheduler::ScheduleStrategy;
 use crate::tokenizer::SpecialTokens;
-use crate::{Algorithm, BatchSize, DataFormat, LoraConfig, Packing, RunConfig, TimeSpan, stages};
+use crate::{BatchSize, DataFormat, Packing, RunConfig, TimeSpan, stages};
 
 /// Checks every rule whose keys were themselves valid.
 pub(crate) fn check(config: &RunConfig, findings: &mut Findings) {
@@ -33,10 +35,7 @@ pub(crate) fn check(config: &RunConfig, findings: &mut Findings) {
     rules.rates_in_order();
     rules.transferred_models_are_untied();
     rules.batch_warmup_starts_small();
-    rules.adapters_have_a_rank();
-    rules.adapters_have_a_base();
-    rules.adapters_train_with_adamw();
-    rules.adapters_have_modules();
+    rules.adapters_are_complete();
     stages::check(config, findings);
 }
 
@@ -353,47 +352,6 @@ impl Rules<'_> {
         let problem =
             Problem::new("scheduler.batch_warmup_start", message).suggest(format!("{} is usual", all.div_ceil(8)));
         self.report(&["scheduler.batch_warmup_start", "data.sequences_per_step"], problem);
-    }
-
-    fn adapters_have_a_rank(&mut self) {
-        let (lora, default) = (&self.config.lora, LoraConfig::default());
-        let given = [
-            ("alpha", lora.alpha != default.alpha),
-            ("dropout", lora.dropout > default.dropout),
-            ("target_modules", lora.target_modules != default.target_modules),
-            ("rslora", lora.rslora != default.rslora),
-            ("init_from", lora.init_from != default.init_from),
-        ];
-        let Some((key, _)) = given.iter().find(|(_, given)| *given).filter(|_| lora.rank.is_none()) else { return };
-        let problem = Problem::new("lora.rank", format!("is missing, though lora.{key} is given"))
-            .suggest("16 is usual; without adapters remove the section");
-        self.report(&["lora.rank"], problem);
-    }
-
-    fn adapters_have_a_base(&mut self) {
-        if self.config.lora.rank.is_none() || self.config.model.init_from.is_some() {
-            return;
-        }
-        let problem = Problem::new("model.init_from", "is missing: adapters train beside the weights of a model")
-            .suggest("name the folder of a pretrained model, or remove lora.rank");
-        self.report(&["lora.rank", "model.init_from"], problem);
-    }
-
-    fn adapters_train_with_adamw(&mut self) {
-        if self.config.lora.rank.is_none() || self.config.optimizer.algorithm == Algorithm::AdamW {
-            return;
-        }
-        let problem = Problem::new("optimizer.algorithm", "is muon, but adapters (lora.rank) train with adamw")
-            .suggest("remove the key");
-        self.report(&["lora.rank", "optimizer.algorithm"], problem);
-    }
-
-    fn adapters_have_modules(&mut self) {
-        if !self.config.lora.target_modules.modules().is_empty() {
-            return;
-        }
-        let problem = Problem::new("lora.target_modules", "names no module").suggest("write all-linear");
-        self.report(&["lora.target_modules"], problem);
     }
 
     fn rates_in_order(&mut self) {

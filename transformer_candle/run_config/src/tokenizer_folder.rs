@@ -7,6 +7,10 @@
 //! | roles | `special_tokens_map.json`, unless there is an `added_tokens_decoder`; `tokenizer_config.json` |
 //! | templates | `chat_template.jinja` and `additional_chat_templates/*.jinja`; else `chat_template` of `tokenizer_config.json`, one or a list of named ones |
 
+mod templates;
+#[cfg(test)]
+mod tests;
+
 use std::collections::BTreeMap;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -17,15 +21,13 @@ use crate::FIRST_READING_VERSION;
 use crate::added_tokens::{AddedToken, AddedTokens, ModelVocabulary};
 use crate::regular_file;
 
-/// File of the default chat template.
-pub const CHAT_TEMPLATE: &str = "chat_template.jinja";
+pub use self::templates::{CHAT_TEMPLATE, DEFAULT_TEMPLATE, NamedTemplate};
+use self::templates::{recorded_template, templates};
+
 /// File of the roles of tokens, and of added tokens and templates.
 pub const TOKENIZER_CONFIG: &str = "tokenizer_config.json";
-/// Name of the template that conversations without tools are rendered with.
-pub const DEFAULT_TEMPLATE: &str = "default";
 const SPECIAL_TOKENS_MAP: &str = "special_tokens_map.json";
 const ADDED_TOKENS: &str = "added_tokens.json";
-const ADDITIONAL_TEMPLATES: &str = "additional_chat_templates";
 const MODEL_CONFIG: &str = "config.json";
 const ADDED_TOKENS_DECODER: &str = "added_tokens_decoder";
 /// The roles that transformers knows, in its order.
@@ -60,17 +62,6 @@ pub struct TokenizerFileError {
 }
 
 type Result<T> = std::result::Result<T, TokenizerFileError>;
-
-/// A chat template and its name.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct NamedTemplate {
-    /// `default`, `tool_use`, or another name.
-    pub name: String,
-    /// The file that it was read from.
-    pub origin: PathBuf,
-    /// The template.
-    pub source: String,
-}
 
 /// What the files beside a `tokenizer.json` say.
 #[derive(Debug, Clone)]
@@ -269,60 +260,6 @@ fn added_tokens_file(
     file.iter().filter_map(token).collect()
 }
 
-/// Returns the templates, the default one first.
-fn templates(tokenizer_json: &Path, config: &Map<String, Value>) -> Result<Vec<NamedTemplate>> {
-    let mut found = Vec::new();
-    let file = tokenizer_json.with_file_name(CHAT_TEMPLATE);
-    if file.exists() {
-        found.push(NamedTemplate { name: DEFAULT_TEMPLATE.to_owned(), source: read_text(&file)?, origin: file });
-    }
-    let folder = tokenizer_json.with_file_name(ADDITIONAL_TEMPLATES);
-    let mut files: Vec<PathBuf> = folder.read_dir().into_iter().flatten().flatten().map(|entry| entry.path()).collect();
-    files.retain(|file| file.extension().is_some_and(|extension| extension == "jinja"));
-    files.sort_unstable();
-    for file in files {
-        let name = file.file_stem().unwrap_or_default().to_string_lossy().into_owned();
-        found.push(NamedTemplate { name, source: read_text(&file)?, origin: file });
-    }
-    if found.is_empty() {
-        found = config_templates(tokenizer_json, config);
-    }
-    found.sort_by_key(|template| template.name != DEFAULT_TEMPLATE);
-    Ok(found)
-}
-
-/// Returns the templates in `chat_template` of a `tokenizer_config.json`: one, or a list of named ones.
-fn config_templates(tokenizer_json: &Path, config: &Map<String, Value>) -> Vec<NamedTemplate> {
-    let template = |name: &str, source: &str| NamedTemplate {
-        name: name.to_owned(),
-        origin: tokenizer_json.with_file_name(TOKENIZER_CONFIG),
-        source: source.to_owned(),
-    };
-    match config.get("chat_template") {
-        Some(Value::String(source)) => vec![template(DEFAULT_TEMPLATE, source)],
-        Some(Value::Array(named)) => {
-            let read = |entry: &Value| Some(template(entry["name"].as_str()?, entry["template"].as_str()?));
-            named.iter().filter_map(read).collect()
-        }
-        Some(Value::Object(named)) => {
-            named.iter().filter_map(|(name, source)| Some(template(name, source.as_str()?))).collect()
-        }
-        _ => Vec::new(),
-    }
-}
-
-/// Returns the template of a checkpoint: its file, else that of its config, of several the default one.
-fn recorded_template(tokenizer_json: &Path, config: &Map<String, Value>) -> Result<Option<NamedTemplate>> {
-    let file = tokenizer_json.with_file_name(CHAT_TEMPLATE);
-    if file.exists() {
-        let source = read_text(&file)?;
-        return Ok(Some(NamedTemplate { name: DEFAULT_TEMPLATE.to_owned(), source, origin: file }));
-    }
-    let mut named = config_templates(tokenizer_json, config);
-    let chosen = named.iter().position(|template| template.name == DEFAULT_TEMPLATE).unwrap_or(0);
-    Ok((!named.is_empty()).then(|| named.swap_remove(chosen)))
-}
-
 fn read_text(path: &Path) -> Result<String> {
     let refused = |message: String| TokenizerFileError { path: path.to_owned(), message };
     let bytes = regular_file::read(path).map_err(|error| refused(error.to_string()))?;
@@ -339,94 +276,5 @@ fn read_object(path: &Path) -> Result<Map<String, Value>> {
             Value::Object(object) => Ok(object),
             _ => Ok(Map::new()),
         },
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    #![allow(clippy::unwrap_used)]
-
-    use std::fs;
-
-    use serde_json::json;
-    use tempfile::TempDir;
-
-    use super::*;
-
-    /// A tokenizer of three words and one special token, with files beside it.
-    fn folder(files: &[(&str, Value)]) -> (TempDir, Value) {
-        let folder = tempfile::tempdir().unwrap();
-        for (name, content) in files {
-            fs::write(folder.path().join(name), content.to_string()).unwrap();
-        }
-        let end = AddedTokens::from_json(&json!([{ "id": 3, "content": "<end>", "special": true }]));
-        let vocab = json!({ "a": 0, "b": 1, "<s>": 2 });
-        (folder, json!({ "model": { "vocab": vocab }, "added_tokens": end.to_json() }))
-    }
-
-    fn read(folder: &TempDir, reading: TokenizerReading) -> TokenizerFolder {
-        TokenizerFolder::read(&folder.path().join("tokenizer.json"), reading).unwrap()
-    }
-
-    fn names(tokenizer_json: &Value) -> Vec<(u64, &str)> {
-        let added = tokenizer_json["added_tokens"].as_array().unwrap().iter();
-        added.map(|token| (token["id"].as_u64().unwrap(), token["content"].as_str().unwrap())).collect()
-    }
-
-    #[test]
-    fn tokens_get_the_next_free_ids() {
-        let decoder =
-            json!({ "9": { "content": "<turn>", "special": true }, "3": { "content": "<end>", "lstrip": true } });
-        let config =
-            json!({ "added_tokens_decoder": decoder, "bos_token": "<s>", "pad_token": { "content": "<pad>" } });
-        let (folder, mut json) = folder(&[("tokenizer_config.json", config)]);
-        let additions = read(&folder, TokenizerReading::Folder).complete(&mut json);
-        assert_eq!(additions, Additions { any: true, left_out: Vec::new() });
-        assert_eq!(names(&json), [(2, "<s>"), (3, "<end>"), (4, "<turn>"), (5, "<pad>")]);
-        assert_eq!(json["added_tokens"][1]["lstrip"], true, "the config's properties override the tokenizer's");
-        let again = read(&folder, TokenizerReading::Folder).complete(&mut json);
-        assert!(!again.any, "what is complete stays as it is");
-    }
-
-    #[test]
-    fn tokens_without_an_embedding_are_left_out() {
-        let added = json!({ "<turn>": 4, "<pad>": 5 });
-        let (folder, mut json) = folder(&[("added_tokens.json", added), ("config.json", json!({ "vocab_size": 5 }))]);
-        let additions = read(&folder, TokenizerReading::Folder).complete(&mut json);
-        assert_eq!(additions.left_out, ["<pad>"]);
-        assert_eq!(names(&json), [(3, "<end>"), (4, "<turn>")]);
-    }
-
-    #[test]
-    fn a_recorded_tokenizer_is_its_own_file() {
-        let files = [
-            ("added_tokens.json", json!({ "<turn>": 4 })),
-            ("tokenizer_config.json", json!({ "eos_token": "<end>" })),
-            ("special_tokens_map.json", json!({ "eos_token": "<s>", "bos_token": "<s>" })),
-        ];
-        let (folder, mut json) = folder(&files);
-        let recorded = read(&folder, TokenizerReading::Recorded);
-        assert!(!recorded.complete(&mut json).any);
-        let role = |name: &str, token: &str| (name.to_owned(), token.to_owned());
-        assert_eq!(recorded.roles(), [role("eos_token", "<end>"), role("bos_token", "<s>")]);
-        assert_eq!(read(&folder, TokenizerReading::Folder).with_role("eos_token").next(), Some("<s>"));
-    }
-
-    #[test]
-    fn files_of_templates_hide_those_of_the_config() {
-        let list = json!([{ "name": "tool_use", "template": "T" }, { "name": "default", "template": "D" }]);
-        let (folder, _) = folder(&[("tokenizer_config.json", json!({ "chat_template": list }))]);
-        let found = |reading| {
-            let templates = read(&folder, reading).templates.into_iter();
-            templates.map(|template| (template.name, template.source)).collect::<Vec<_>>()
-        };
-        let template = |name: &str, source: &str| (name.to_owned(), source.to_owned());
-        assert_eq!(found(TokenizerReading::Folder), [template("default", "D"), template("tool_use", "T")]);
-        assert_eq!(found(TokenizerReading::Recorded), [template("default", "D")]);
-        fs::write(folder.path().join(CHAT_TEMPLATE), "F").unwrap();
-        assert_eq!(found(TokenizerReading::Folder), [template("default", "F")]);
-        fs::create_dir(folder.path().join(ADDITIONAL_TEMPLATES)).unwrap();
-        fs::write(folder.path().join(ADDITIONAL_TEMPLATES).join("tool_use.jinja"), "A").unwrap();
-        assert_eq!(found(TokenizerReading::Folder), [template("default", "F"), template("tool_use", "A")]);
     }
 }

@@ -253,6 +253,7 @@ impl Session {
         let counts = [
             ("conversations", "cut to data.sequence_length", self.trainer.truncated_conversations()),
             ("rows", "that spell special tokens", self.trainer.spelling_special_tokens()),
+            ("conversations", "with fields that are not used", self.trainer.conversations_with_unused_fields()),
         ];
         for (what, why, counts) in counts {
             for (component, count) in counts.into_iter().enumerate().filter(|(_, count)| *count > 0) {

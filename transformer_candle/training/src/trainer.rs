@@ -24,7 +24,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use dataset::{Batch, Cursor, Mixture, SkippedRows, hub::RetryStatus, ledger::StageRecord};
+use dataset::{Batch, Cursor, Mixture, hub::RetryStatus, ledger::StageRecord};
 use kernels::{Device, cuda::Cuda};
 use model::ModelShape;
 use run_config::ResolvedRun;
@@ -361,22 +361,6 @@ impl Trainer {
     /// Returns how many times each component of the training data has been read to its end.
     pub fn epochs_done(&self) -> Vec<u64> {
         self.position.cursor.components.iter().map(|component| component.start.epoch).collect()
-    }
-
-    /// Returns the number of rows of each component that were skipped since the trainer was created, by reason.
-    pub fn skipped_rows(&self) -> Vec<SkippedRows> {
-        self.data.stream.skipped()
-    }
-
-    /// Returns the number of conversations of each component that were truncated since the trainer was created.
-    pub fn truncated_conversations(&self) -> Vec<u64> {
-        self.data.stream.truncated()
-    }
-
-    /// Returns the number of documents and conversations of each component, since the trainer was created, that spell
-    /// special tokens.
-    pub fn spelling_special_tokens(&self) -> Vec<u64> {
-        self.data.stream.spelling_special_tokens()
     }
 
     /// Returns notes for the user on how the trainer started, one sentence each.

@@ -4,13 +4,13 @@
 use run_config::FIRST_READING_VERSION;
 use serde_json::{Map, Value, json};
 
-use super::other_formats;
+use super::row_variables::TOOLS;
 use super::special_tokens::has_reserved;
+use super::{message, other_formats};
 use crate::skipped_rows::SkipReason;
 
-/// The roles that a message may have.
-const ROLES: [&str; 9] =
-    ["system", "developer", "user", "assistant", "tool", "function", "ipython", "environment", "observation"];
+/// The column of variables for the template.
+pub(super) const VARIABLES: &str = "chat_template_kwargs";
 pub(super) const ASSISTANT: &str = "assistant";
 /// Fields of a message that hold what the assistant thinks before it answers.
 pub(super) const THOUGHTS: [&str; 3] = ["reasoning_content", "reasoning", "thinking"];
@@ -32,13 +32,22 @@ fn malformed(message: impl Into<String>) -> RowProblem {
     RowProblem::new(SkipReason::NotConversation, message)
 }
 
+fn malformed_tools(message: &str) -> RowProblem {
+    RowProblem::new(SkipReason::MalformedTools, message)
+}
+
 /// The conversation in a row.
 #[derive(Debug, PartialEq)]
 pub(super) enum Conversation {
     /// Messages, to be rendered by the chat template.
     Messages(Messages),
     /// A text and its completion, which are tokenized without a template.
-    Completion { prompt: String, completion: String },
+    Completion {
+        prompt: String,
+        completion: String,
+        /// Names of the row's other fields that have a value.
+        other_fields: Vec<String>,
+    },
 }
 
 /// The messages of a conversation.
@@ -55,14 +64,23 @@ pub(super) struct Messages {
     pub tools: Value,
     /// Other variables of the template (`chat_template_kwargs`).
     pub variables: Map<String, Value>,
+    /// Names of the row's other fields that have a value; the template is not given them.
+    pub other_fields: Vec<String>,
     /// Whether calls of functions were messages of their own, which become text where the template leaves calls out.
     pub has_call_messages: bool,
 }
 
 impl Messages {
     pub(super) fn plain(messages: Vec<Value>) -> Self {
-        let (tools, variables) = (Value::Null, Map::new());
-        Self { messages, prompt: 0, left_out: Vec::new(), tools, variables, has_call_messages: false }
+        Self {
+            messages,
+            prompt: 0,
+            left_out: Vec::new(),
+            tools: Value::Null,
+            variables: Map::new(),
+            other_fields: Vec::new(),
+            has_call_messages: false,
+        }
     }
 
     /// Indices of the assistant's messages behind the row's `prompt`.
@@ -77,31 +95,34 @@ impl Messages {
 
 impl Conversation {
     /// Parses a row: `messages` (or `conversations`), `prompt` and `completion`, or the columns of Alpaca; with `tools`,
-    /// `chat_template_kwargs` and `system`. `reading_version` is that
-    /// of the run.
+    /// `chat_template_kwargs` and `system`. `reading_version` is that of the run.
     pub(super) fn parse(row: &str, reading_version: u32) -> Result<Self, RowProblem> {
         let mut row: Map<String, Value> =
             serde_json::from_str(row).map_err(|error| malformed(format!("the row is no JSON object: {error}")))?;
         if has_reserved(&Value::Object(row.clone())) {
-            return Err(malformed("the row contains noncharacters of Unicode (U+FDD0 to U+FDD4)"));
+            let message = "the row contains noncharacters of Unicode (U+FDD0 to U+FDD4)";
+            return Err(RowProblem::new(SkipReason::Noncharacters, message));
         }
         let reads_other_formats = reading_version >= 2;
-        if reads_other_formats && let Some(messages) = other_formats::of_instruction(&mut row).map_err(malformed)? {
+        if reads_other_formats && let Some(messages) = other_formats::of_instruction(&mut row)? {
             row.insert("messages".to_owned(), messages.into());
         }
         let mut take = |name: &str| row.remove(name).filter(|value| !value.is_null());
         let system = take("system").filter(|_| reads_other_formats);
-        let (tools, variables) = (take("tools"), take("chat_template_kwargs"));
+        let (tools, variables) = (take(TOOLS), take(VARIABLES));
         let (mut messages, mut prompt) = match (take("messages").or_else(|| take("conversations")), take("prompt")) {
             (Some(messages), _) => (list("messages", messages)?, 0),
             (None, Some(prompt)) => {
                 let completion = take("completion").ok_or_else(|| malformed("there is a prompt, but no completion"))?;
                 match (prompt, completion) {
                     (Value::String(_), Value::String(completion)) if completion.is_empty() => {
-                        return Err(malformed("the completion is empty"));
+                        return Err(RowProblem::new(SkipReason::EmptyMessage, "the completion is empty"));
                     }
                     (Value::String(prompt), Value::String(completion)) => {
-                        return Ok(Self::Completion { prompt, completion });
+                        let given = [(TOOLS, tools), (VARIABLES, variables)];
+                        let given = given.into_iter().filter_map(|(name, value)| Some((name.to_owned(), value?)));
+                        row.extend(given);
+                        return Ok(Self::Completion { prompt, completion, other_fields: with_values(&row) });
                     }
                     (prompt, completion) => {
                         let mut messages = list("prompt", prompt)?;
@@ -115,12 +136,14 @@ impl Conversation {
         };
         let (mut has_call_messages, mut left_out) = (false, Vec::new());
         for (index, message) in messages.iter_mut().enumerate() {
-            let in_message = |problem: String| malformed(format!("message {} {problem}", index + 1));
+            let in_message = |RowProblem { reason, message }: RowProblem| {
+                RowProblem::new(reason, format!("message {} {message}", index + 1))
+            };
             if reads_other_formats {
                 has_call_messages |= other_formats::rename(message).map_err(in_message)?;
             }
-            check_message(message, reading_version).map_err(in_message)?;
-            if reading_version > FIRST_READING_VERSION && !counts(message).map_err(in_message)? {
+            message::check(message, reading_version).map_err(in_message)?;
+            if reading_version > FIRST_READING_VERSION && !message::counts(message).map_err(in_message)? {
                 left_out.push(index);
             }
         }
@@ -135,7 +158,9 @@ impl Conversation {
             }
         }
         let (tools, variables) = (parse_tools(tools)?, parse_variables(variables)?);
-        let mut conversation = Messages { messages, prompt, left_out: Vec::new(), tools, variables, has_call_messages };
+        let other_fields = with_values(&row);
+        let mut conversation =
+            Messages { messages, prompt, left_out: Vec::new(), tools, variables, other_fields, has_call_messages };
         left_out.retain(|&index| conversation.is_assistant(index));
         conversation.left_out = left_out;
         if conversation.turns().next().is_none() {
@@ -150,7 +175,7 @@ impl Conversation {
     /// Whether a text of the conversation fulfils a condition.
     pub(super) fn any_text(&self, mut condition: impl FnMut(&str) -> bool) -> bool {
         match self {
-            Self::Completion { prompt, completion } => condition(prompt) || condition(completion),
+            Self::Completion { prompt, completion, .. } => condition(prompt) || condition(completion),
             Self::Messages(conversation) => {
                 conversation.messages.iter().any(|message| any_string(message, &mut condition))
             }
@@ -167,24 +192,16 @@ fn any_string(value: &Value, condition: &mut impl FnMut(&str) -> bool) -> bool {
     }
 }
 
-/// Whether the loss counts a message of the assistant: `weight`, 0 or 1, as `OpenAI` has it for fine-tuning, or
-/// `train` as axolotl has it.
-fn counts(message: &Value) -> Result<bool, String> {
-    for name in ["train", "training"] {
-        match &message[name] {
-            Value::Null => {}
-            Value::Bool(counts) => return Ok(*counts),
-            other => return Err(format!("has a `{name}` that is {other}; it must be true or false")),
-        }
-    }
-    match &message["weight"] {
-        Value::Null => Ok(true),
-        weight => match weight.as_f64() {
-            Some(0.0) => Ok(false),
-            Some(1.0) => Ok(true),
-            _ => Err(format!("has the weight {weight}; it must be 0 or 1")),
-        },
-    }
+/// Returns the names of the fields that are neither null nor empty.
+fn with_values(row: &Map<String, Value>) -> Vec<String> {
+    let has_value = |value: &Value| match value {
+        Value::Null => false,
+        Value::String(text) => !text.is_empty(),
+        Value::Array(items) => !items.is_empty(),
+        Value::Object(fields) => !fields.is_empty(),
+        Value::Bool(_) | Value::Number(_) => true,
+    };
+    row.iter().filter(|(_, value)| has_value(value)).map(|(name, _)| name.clone()).collect()
 }
 
 fn list(name: &str, value: Value) -> Result<Vec<Value>, RowProblem> {
@@ -195,68 +212,19 @@ fn list(name: &str, value: Value) -> Result<Vec<Value>, RowProblem> {
     }
 }
 
-/// Checks a message and renames `from` and `value` to `role` and `content`; an error's text continues "message 1".
-fn check_message(message: &mut Value, reading_version: u32) -> Result<(), String> {
-    let Value::Object(fields) = message else {
-        return Err("is no object with a role and a content".to_owned());
-    };
-    for (name, usual) in [("from", "role"), ("value", "content")] {
-        if !fields.contains_key(usual)
-            && let Some(value) = fields.remove(name)
-        {
-            let value = match value.as_str() {
-                Some("human") if usual == "role" => "user".into(),
-                Some("gpt") if usual == "role" => ASSISTANT.into(),
-                _ => value,
-            };
-            fields.insert(usual.to_owned(), value);
-        }
-    }
-    let role = match fields.get("role") {
-        None | Some(Value::Null) => return Err("has no role".to_owned()),
-        Some(role) => role
-            .as_str()
-            .filter(|role| ROLES.contains(role))
-            .map(str::to_owned)
-            .ok_or_else(|| format!("has the role {role}, which is none of {}", ROLES.join(", ")))?,
-    };
-    let calls = fields.get("tool_calls").and_then(Value::as_array).is_some_and(|calls| !calls.is_empty());
-    let thinks = reading_version > FIRST_READING_VERSION
-        && THOUGHTS.iter().any(|name| fields.get(*name).and_then(Value::as_str).is_some_and(|text| !text.is_empty()));
-    let must_speak = (role == "user" || role == ASSISTANT) && !calls && !thinks;
-    match fields.get("content") {
-        Some(Value::String(text)) if must_speak && text.trim().is_empty() => Err(format!("({role}) is empty")),
-        Some(Value::Array(parts)) => check_parts(parts),
-        None | Some(Value::Null) if must_speak => Err(format!("({role}) has no content")),
-        None | Some(Value::Null | Value::String(_)) => Ok(()),
-        Some(_) => Err(format!("({role}) has a content that is neither a text nor a list of parts")),
-    }
-}
-
-fn check_parts(parts: &[Value]) -> Result<(), String> {
-    match parts.iter().find(|part| part["type"] != "text" || !part["text"].is_string()) {
-        Some(part) => {
-            let kind = part["type"].as_str().unwrap_or("unknown");
-            Err(format!("has a part of the type {kind}: only text can be trained on"))
-        }
-        None if parts.is_empty() => Err("has a content without parts".to_owned()),
-        None => Ok(()),
-    }
-}
-
 /// Parses `tools`: a list, which some data sets store as JSON in a string; null for none, as in transformers.
 fn parse_tools(tools: Option<Value>) -> Result<Value, RowProblem> {
     let tools = match tools {
         None => return Ok(Value::Null),
         Some(Value::String(json)) => {
-            serde_json::from_str(&json).map_err(|_| malformed("its tools are a string that is no JSON"))?
+            serde_json::from_str(&json).map_err(|_| malformed_tools("its tools are a string that is no JSON"))?
         }
         Some(tools) => tools,
     };
     match tools {
         Value::Array(list) if list.is_empty() => Ok(Value::Null),
         Value::Array(_) | Value::Null => Ok(tools),
-        _ => Err(malformed("its tools are no list")),
+        _ => Err(malformed_tools("its tools are no list")),
     }
 }
 
@@ -264,7 +232,7 @@ fn parse_variables(variables: Option<Value>) -> Result<Map<String, Value>, RowPr
     match variables {
         None => Ok(Map::new()),
         Some(Value::Object(variables)) => Ok(variables),
-        Some(_) => Err(malformed("its chat_template_kwargs are no object")),
+        Some(_) => Err(malformed_tools("its chat_template_kwargs are no object")),
     }
 }
 
@@ -281,37 +249,58 @@ mod tests {
 
     #[test]
     fn malformed_conversations_are_named() {
+        use SkipReason::{
+            EmptyMessage, InvalidWeight, MalformedTools, Noncharacters, NotConversation, NotText, UnknownRole,
+        };
         let turn = |role: &str, content: &str| json!({"role": role, "content": content});
         let answer = turn("assistant", "yes");
         let cases = [
-            (json!({"text": "x"}), "there are no messages"),
-            (json!({"messages": []}), "its messages are empty"),
-            (json!({"messages": "x"}), "its messages are no list"),
-            (json!({"messages": ["x"]}), "message 1 is no object"),
-            (json!({"messages": [{"content": "x"}, answer]}), "message 1 has no role"),
-            (json!({"messages": [turn("user", "x"), turn("bot", "y")]}), "message 2 has the role \"bot\""),
-            (json!({"messages": [turn("user", " \n"), answer]}), "message 1 (user) is empty"),
-            (json!({"messages": [turn("user", "x"), {"role": "assistant"}]}), "message 2 (assistant) has no content"),
-            (json!({"messages": [{"role": "user", "content": [{"type": "image"}]}, answer]}), "of the type image"),
-            (json!({"messages": [{"role": "user", "content": 3}, answer]}), "neither a text nor a list"),
+            (json!({"text": "x"}), NotConversation, "there are no messages"),
+            (json!({"messages": []}), NotConversation, "its messages are empty"),
+            (json!({"messages": "x"}), NotConversation, "its messages are no list"),
+            (json!({"messages": ["x"]}), NotConversation, "message 1 is no object"),
+            (json!({"prompt": "x"}), NotConversation, "no completion"),
+            (json!({"messages": [{"content": "x"}, answer]}), UnknownRole, "message 1 has no role"),
+            (json!({"messages": [turn("user", "x"), turn("bot", "y")]}), UnknownRole, "message 2 has the role \"bot\""),
+            (json!({"messages": [turn("user", " \n"), answer]}), EmptyMessage, "message 1 (user) is empty"),
+            (
+                json!({"messages": [turn("user", "x"), {"role": "assistant"}]}),
+                EmptyMessage,
+                "message 2 (assistant) has no content",
+            ),
             (
                 json!({"messages": [turn("user", "x"), {"role": "assistant", "content": "", "thinking": ""}]}),
+                EmptyMessage,
                 "is empty",
             ),
+            (json!({"prompt": "x", "completion": ""}), EmptyMessage, "the completion is empty"),
+            (
+                json!({"messages": [{"role": "user", "content": [{"type": "image"}]}, answer]}),
+                NotText,
+                "of the type image",
+            ),
+            (json!({"messages": [{"role": "user", "content": 3}, answer]}), NotText, "neither a text nor a list"),
             (
                 json!({"messages": [turn("user", "x"), {"role": "assistant", "content": "y", "weight": 0.5}]}),
+                InvalidWeight,
                 "weight 0.5",
             ),
-            (json!({"messages": [turn("user", "x"), {"role": "assistant", "content": "y", "train": 0}]}), "`train`"),
-            (json!({"prompt": "x"}), "no completion"),
-            (json!({"prompt": "x", "completion": ""}), "the completion is empty"),
-            (json!({"messages": [turn("user", "\u{fdd0}"), answer]}), "noncharacters"),
-            (json!({"messages": [turn("user", "x"), answer], "tools": "["}), "its tools are a string"),
-            (json!({"messages": [turn("user", "x"), answer], "chat_template_kwargs": []}), "chat_template_kwargs"),
+            (
+                json!({"messages": [turn("user", "x"), {"role": "assistant", "content": "y", "train": 0}]}),
+                InvalidWeight,
+                "`train`",
+            ),
+            (json!({"messages": [turn("user", "\u{fdd0}"), answer]}), Noncharacters, "noncharacters"),
+            (json!({"messages": [turn("user", "x"), answer], "tools": "["}), MalformedTools, "its tools are a string"),
+            (
+                json!({"messages": [turn("user", "x"), answer], "chat_template_kwargs": []}),
+                MalformedTools,
+                "chat_template_kwargs",
+            ),
         ];
-        for (row, expected) in cases {
+        for (row, expected_reason, expected) in cases {
             let (reason, message) = problem(&row);
-            assert_eq!(reason, SkipReason::NotConversation, "{row}");
+            assert_eq!(reason, expected_reason, "{row}");
             assert!(message.contains(expected), "{row}: {message}");
         }
         assert_eq!(problem(&json!({"messages": [turn("user", "x")]})).0, SkipReason::NoTarget);

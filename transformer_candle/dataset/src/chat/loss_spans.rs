@@ -26,25 +26,25 @@ pub(super) struct Rendered {
 }
 
 /// Renders a conversation and finds the text that the loss counts: what the assistant says, or all with `everything`;
-/// without turns of weight 0.
+/// without turns of weight 0. `prepared` are the conversation's values for this template.
 ///
 /// The message of an error has the template as its subject.
 pub(super) fn render(
     template: &ChatTemplate,
     conversation: &Messages,
+    prepared: &PreparedMessages,
     everything: bool,
 ) -> Result<Rendered, RowProblem> {
-    let prepared = template.prepare(conversation);
-    let whole = template.render(&prepared, conversation.messages.len(), false).map_err(|message| raised(&message))?;
+    let whole = template.render(prepared, conversation.messages.len(), false).map_err(|message| raised(&message))?;
     let Rendered { text, counted: marked } = unmarked(&whole);
     if everything && conversation.left_out.is_empty() {
         let counted = std::iter::once(0..text.len()).collect();
         return Ok(Rendered { text, counted });
     }
     let turns = if template.marks_generation {
-        marked_turns(template, conversation, &prepared, &text, marked)?
+        marked_turns(template, conversation, prepared, &text, marked)?
     } else {
-        added_turns(template, conversation, &prepared, &text)?
+        added_turns(template, conversation, prepared, &text)?
     };
     let counted = if everything {
         outside(turns.into_iter().filter(|turn| turn.is_left_out), text.len())

@@ -1,85 +1,48 @@
-//! Chat data: rows of conversations become token ids, with a mask of those that the loss counts.
+//! Chat data: rows of conversations become token ids, with a mask of those that the loss counts (`settings`).
 //!
-//! `conversation` reads and checks a row (`other_formats`: one of Alpaca or `ShareGPT`); `template_source` finds the chat
+//! `conversation` reads and checks a row (`message`: one of its messages; `other_formats`: Alpaca and `ShareGPT`); `template_source` finds the chat
 //! template, `template_trial` tries it before training, and `template` renders a conversation with it (`python_text`:
-//! values as Python prints them; `percent_format`: its operator `%`); `loss_spans` finds what the assistant says in it;
-//! `special_tokens` keeps the special tokens of the template apart from text that spells them.
+//! values as Python prints them; `percent_format`: its operator `%`; `row_variables`: what it reads of the row);
+//! `loss_spans` finds what the assistant says in it; `special_tokens` keeps the special tokens of the template apart
+//! from text that spells them. `unused_fields` names what of a row is not used, and `row_warnings` tells it.
 
 mod conversation;
 mod loss_spans;
+mod message;
 mod other_formats;
 mod percent_format;
 mod python_text;
+mod row_variables;
+mod row_warnings;
+mod settings;
 mod special_tokens;
 mod template;
 mod template_source;
 mod template_trial;
 #[cfg(test)]
 mod tests;
+mod unused_fields;
 
-use std::collections::BTreeSet;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::Arc;
 
-use chrono::NaiveDate;
-use run_config::{
-    DEFAULT_TEMPLATE, DataConfig, DataFormat, FIRST_READING_VERSION, NamedTemplate, OverlongConversations,
-};
+use run_config::{DEFAULT_TEMPLATE, FIRST_READING_VERSION, NamedTemplate, OverlongConversations};
 use serde_json::Value;
 
 use self::conversation::{Conversation, Messages, RowProblem};
 use self::loss_spans::Rendered;
+use self::row_warnings::RowWarnings;
+pub use self::settings::ChatSettings;
 use self::special_tokens::SpecialTokens;
-use self::template::ChatTemplate;
+use self::template::{ChatTemplate, PreparedMessages};
 use self::template_source::{Templates, find_templates};
+use self::unused_fields::unused_fields;
 use crate::skipped_rows::SkipReason;
 use crate::tokenizer::{NamedToken, SpelledTokens, TokenizerDefinition, spelled_tokens};
 use crate::{DataError, Tokenizer};
 
 /// Name of the template that conversations with tools are rendered with, where there is one.
 const TOOL_TEMPLATE: &str = "tool_use";
-/// Kinds of problems of rows that are told.
-const MAX_TOLD_PROBLEMS: usize = 8;
-
-/// Settings of chat data: how conversations are rendered, and which tokens the loss counts.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ChatSettings {
-    /// The file of the chat template, or a built-in one's name; `None` for the tokenizer's own template.
-    pub template: Option<PathBuf>,
-    /// The date that templates take as today's, such as `2026-01-31`; if `None`, templates that ask for the date fail.
-    pub date: Option<String>,
-    /// Whether the loss counts only what the assistant says, or a completion, instead of every token.
-    pub assistant_only_loss: bool,
-    /// Whether conversations that are longer than a sequence are truncated or skipped.
-    pub overlong: OverlongConversations,
-    /// Whether text that spells a special token becomes it; if `None`, only that of a `prompt` and a `completion` that
-    /// no template renders.
-    pub parse_special_tokens: Option<bool>,
-    /// The version of the rules by which rows become conversations (`data.reading_version`).
-    pub reading_version: u32,
-}
-
-impl ChatSettings {
-    /// Returns the chat settings of a config; `None` if its rows are text.
-    pub fn from_config(data: &DataConfig) -> Option<Self> {
-        (data.format == DataFormat::Chat).then(|| Self {
-            template: data.chat_template.clone(),
-            date: data.chat_template_date.clone(),
-            assistant_only_loss: data.assistant_only_loss,
-            overlong: data.overlong_conversations,
-            parse_special_tokens: data.parse_special_tokens,
-            reading_version: data.reading_version(),
-        })
-    }
-
-    fn parses_messages(&self) -> bool {
-        self.parse_special_tokens == Some(true)
-    }
-
-    fn parses_completions(&self) -> bool {
-        self.parse_special_tokens.unwrap_or(self.reading_version > FIRST_READING_VERSION)
-    }
-}
 
 /// Encodes conversations for a tokenizer. Clones share everything.
 #[derive(Clone)]
@@ -107,10 +70,7 @@ struct State {
     end_of_turn: Option<NamedToken>,
     /// Why only the last turn of a conversation can be trained on, if it is so.
     single_turn: Option<String>,
-    /// The problem of the first row that was skipped, as a sentence.
-    first_problem: OnceLock<String>,
-    /// The problems that were told, without their numbers.
-    told_problems: Mutex<BTreeSet<String>>,
+    warnings: RowWarnings,
 }
 
 /// A conversation as token ids.
@@ -124,6 +84,8 @@ pub(crate) struct EncodedConversation {
     pub truncated: bool,
     /// Whether its text spells a special token.
     pub spells_special_token: bool,
+    /// Whether its row says what neither the template nor the loss uses.
+    pub has_unused_fields: bool,
 }
 
 impl ConversationEncoder {
@@ -140,7 +102,7 @@ impl ConversationEncoder {
             .map_err(|error| error.to_string())
             .and_then(|bytes| load(&bytes))
             .map_err(|message| DataError::Tokenizer { path: path.to_owned(), message })?;
-        let date = settings.date.as_deref().map(parse_date).transpose()?;
+        let date = settings.day()?;
         let Templates { default, of_tools, inference } = find_templates(settings, &folder, &special_tokens, marks)?;
         let roles = folder.roles();
         let compile = |NamedTemplate { origin, source, .. }: NamedTemplate| {
@@ -170,8 +132,7 @@ impl ConversationEncoder {
             eos,
             end_of_turn: None,
             single_turn: None,
-            first_problem: OnceLock::new(),
-            told_problems: Mutex::default(),
+            warnings: RowWarnings::default(),
         };
         state.try_templates(&added_tokens)?;
         Ok(Self(Arc::new(state)))
@@ -238,7 +199,7 @@ impl ConversationEncoder {
 
     /// Returns the problem of the first row that was skipped, in a sentence.
     pub(crate) fn first_problem(&self) -> Option<&str> {
-        self.0.first_problem.get().map(String::as_str)
+        self.0.warnings.first_problem()
     }
 
     /// Returns the settings that the data order depends on, for the fingerprint.
@@ -263,11 +224,7 @@ impl ConversationEncoder {
             Ok(conversation) => self.0.encode_conversation(&conversation)?,
             Err(problem) => Err(problem),
         };
-        Ok(encoded.map_err(|RowProblem { reason, message }| {
-            self.0.tell(&message);
-            let _ = self.0.first_problem.set(message);
-            reason
-        }))
+        Ok(encoded.map_err(|problem| self.0.warnings.skipped(problem)))
     }
 }
 
@@ -276,15 +233,6 @@ impl State {
     fn templates(&self) -> Vec<(&'static str, &str)> {
         let named = [(DEFAULT_TEMPLATE, &self.template), (TOOL_TEMPLATE, &self.tool_template)];
         named.into_iter().filter_map(|(name, template)| Some((name, template.as_ref()?.source.as_str()))).collect()
-    }
-
-    /// Warns of the first row with each kind of problem: what a message says without its numbers.
-    fn tell(&self, message: &str) {
-        let kind: String = message.chars().filter(|character| !character.is_ascii_digit()).collect();
-        let mut told = self.told_problems.lock().unwrap_or_else(PoisonError::into_inner);
-        if told.len() < MAX_TOLD_PROBLEMS && told.insert(kind) {
-            tracing::warn!("a row is skipped: {message}");
-        }
     }
 
     /// Returns the template of a conversation with or without tools.
@@ -304,18 +252,23 @@ impl State {
         conversation: &Conversation,
     ) -> Result<Result<EncodedConversation, RowProblem>, DataError> {
         let everything = !self.settings.assistant_only_loss;
+        let mut of_row = None;
         let (rendered, bos, eos) = match conversation {
             Conversation::Messages(messages) => {
                 let template = self.template(!messages.tools.is_null())?;
-                match render(template, messages, everything) {
-                    Ok(rendered) => (rendered, None, None),
+                let prepared = template.prepare(messages);
+                match render(template, messages, &prepared, everything) {
+                    Ok(rendered) => {
+                        of_row = Some(prepared.of_row);
+                        (rendered, None, None)
+                    }
                     Err(RowProblem { reason, message }) => {
                         let message = format!("the chat template {} refuses it: {message}", template.origin.display());
                         return Ok(Err(RowProblem { reason, message }));
                     }
                 }
             }
-            Conversation::Completion { prompt, completion } => {
+            Conversation::Completion { prompt, completion, .. } => {
                 let parses = self.settings.parses_completions();
                 let [prompt, completion] = [prompt, completion]
                     .map(|text| if parses { self.special_tokens.parsed(text) } else { text.clone() });
@@ -335,7 +288,11 @@ impl State {
         let counted = bos.map(|_| false).into_iter().chain(text_counts).chain(eos.map(|_| true)).collect();
         let spells_special_token =
             conversation.any_text(|text| self.spelled.tell(text, || self.spelling_note(conversation)));
-        Ok(self.fit(ids, counted).map(|fitted| EncodedConversation { spells_special_token, ..fitted }))
+        let unused = unused_fields(conversation, of_row.as_deref(), everything);
+        let has_unused_fields = !unused.is_empty();
+        self.warnings.unused(unused);
+        let fitted = self.fit(ids, counted);
+        Ok(fitted.map(|fitted| EncodedConversation { spells_special_token, has_unused_fields, ..fitted }))
     }
 
     /// Says what becomes of a special token that a conversation spells.
@@ -367,18 +324,23 @@ impl State {
             };
             return Err(RowProblem::new(SkipReason::NoTarget, message));
         }
-        Ok(EncodedConversation { ids, counted, truncated, spells_special_token: false })
+        Ok(EncodedConversation { ids, counted, truncated, ..EncodedConversation::default() })
     }
 }
 
 /// Renders messages. Calls that the template leaves out are rendered as text if the row has them as messages.
-fn render(template: &ChatTemplate, messages: &Messages, everything: bool) -> Result<Rendered, RowProblem> {
-    let rendered = loss_spans::render(template, messages, everything)?;
+fn render(
+    template: &ChatTemplate,
+    messages: &Messages,
+    prepared: &PreparedMessages,
+    everything: bool,
+) -> Result<Rendered, RowProblem> {
+    let rendered = loss_spans::render(template, messages, prepared, everything)?;
     if !messages.has_call_messages || other_formats::has_calls(&rendered.text, &messages.messages) {
         return Ok(rendered);
     }
     let messages = Messages { messages: other_formats::calls_as_text(&messages.messages), ..messages.clone() };
-    loss_spans::render(template, &messages, everything)
+    loss_spans::render(template, &messages, &template.prepare(&messages), everything)
 }
 
 /// Returns for each token whether it overlaps one of the byte ranges of the text.
@@ -395,11 +357,4 @@ fn load(bytes: &[u8]) -> Result<tokenizers::Tokenizer, String> {
     tokenizer.with_truncation(None).map_err(|error| error.to_string())?;
     tokenizer.with_padding(None);
     Ok(tokenizer)
-}
-
-fn parse_date(date: &str) -> Result<NaiveDate, DataError> {
-    NaiveDate::parse_from_str(date, "%Y-%m-%d").map_err(|_| DataError::Setting {
-        setting: "data.chat_template_date",
-        must: "a day of the calendar, such as 2026-01-31",
-    })
 }

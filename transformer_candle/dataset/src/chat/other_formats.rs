@@ -2,7 +2,8 @@
 
 use serde_json::{Map, Value, json};
 
-use super::conversation::ASSISTANT;
+use super::conversation::{ASSISTANT, RowProblem};
+use crate::skipped_rows::SkipReason;
 
 /// The roles of `ShareGPT`, and those that chat templates know.
 const ROLES: [(&str, &str); 5] = [
@@ -17,7 +18,7 @@ const TOOL: &str = "tool";
 
 /// Takes the messages of an Alpaca row: an `instruction` with its `input` (or `context`) below it, the `output` (or
 /// `response`), and the pairs of earlier turns in `history`. `None` for a row of another format.
-pub(super) fn of_instruction(row: &mut Map<String, Value>) -> Result<Option<Vec<Value>>, String> {
+pub(super) fn of_instruction(row: &mut Map<String, Value>) -> Result<Option<Vec<Value>>, RowProblem> {
     let is_other =
         ["messages", "conversations", "prompt"].iter().any(|name| row.get(*name).is_some_and(|v| !v.is_null()));
     if is_other || row.get("instruction").is_none_or(Value::is_null) {
@@ -27,7 +28,7 @@ pub(super) fn of_instruction(row: &mut Map<String, Value>) -> Result<Option<Vec<
     {
         None => Ok(String::new()),
         Some(Value::String(text)) => Ok(text),
-        Some(_) => Err(format!("its {} is no text", names[0])),
+        Some(_) => Err(RowProblem::new(SkipReason::NotText, format!("its {} is no text", names[0]))),
     };
     let mut instruction = take_text(&["instruction"])?;
     let input = take_text(&["input", "context"])?;
@@ -37,13 +38,14 @@ pub(super) fn of_instruction(row: &mut Map<String, Value>) -> Result<Option<Vec<
     }
     instruction.push_str(&input);
     if output.trim().is_empty() {
-        return Err("its output is empty".to_owned());
+        return Err(RowProblem::new(SkipReason::EmptyMessage, "its output is empty"));
     }
     let mut messages = Vec::new();
     let history = row.remove("history").unwrap_or_default();
     for pair in history.as_array().into_iter().flatten() {
         let [Value::String(question), Value::String(answer)] = pair.as_array().map_or(&[][..], Vec::as_slice) else {
-            return Err("its history is no list of pairs of texts".to_owned());
+            let message = "its history is no list of pairs of texts";
+            return Err(RowProblem::new(SkipReason::NotConversation, message));
         };
         messages.extend([json!({"role": "user", "content": question}), json!({"role": ASSISTANT, "content": answer})]);
     }
@@ -54,7 +56,7 @@ pub(super) fn of_instruction(row: &mut Map<String, Value>) -> Result<Option<Vec<
 /// Gives a message the names that chat templates know: `from` and `value` become `role` and `content`, and a message
 /// that is a function call becomes the assistant's call of a tool. Returns whether it is one; an error's text continues
 /// "message 1".
-pub(super) fn rename(message: &mut Value) -> Result<bool, String> {
+pub(super) fn rename(message: &mut Value) -> Result<bool, RowProblem> {
     let Value::Object(fields) = message else { return Ok(false) };
     let is_share_gpt = fields.contains_key("from") && !fields.contains_key("role");
     for (name, usual) in [("from", "role"), ("value", "content")] {
@@ -73,7 +75,10 @@ pub(super) fn rename(message: &mut Value) -> Result<bool, String> {
         return Ok(false);
     }
     let calls = fields.get("content").and_then(Value::as_str).map(parse_calls);
-    let calls = calls.flatten().ok_or("(function_call) is no JSON object with a name and arguments")?;
+    let calls = calls.flatten().ok_or_else(|| {
+        let message = "(function_call) is no JSON object with a name and arguments";
+        RowProblem::new(SkipReason::MalformedTools, message)
+    })?;
     fields.insert("content".to_owned(), "".into());
     fields.insert("tool_calls".to_owned(), calls);
     Ok(true)
@@ -123,7 +128,6 @@ fn functions(messages: &[Value]) -> impl Iterator<Item = &Value> {
 mod tests {
     use super::super::conversation::{Conversation, Messages};
     use super::*;
-    use crate::skipped_rows::SkipReason;
 
     fn messages(row: &Value) -> Messages {
         match Conversation::parse(&row.to_string(), 2).unwrap() {
@@ -200,15 +204,23 @@ mod tests {
     fn malformed_rows_of_other_formats_are_named() {
         let call = json!({"from": "function_call", "value": "get(Bonn)"});
         let cases = [
-            (json!({"instruction": "a", "output": " "}), "its output is empty"),
-            (json!({"instruction": ["a"], "output": "b"}), "its instruction is no text"),
-            (json!({"instruction": "a", "output": "b", "history": ["x"]}), "its history"),
-            (json!({"conversations": [{"from": "human", "value": "a"}, call]}), "message 2 (function_call)"),
-            (json!({"conversations": [{"from": "narrator", "value": "a"}]}), "has the role \"narrator\""),
+            (json!({"instruction": "a", "output": " "}), SkipReason::EmptyMessage, "its output is empty"),
+            (json!({"instruction": ["a"], "output": "b"}), SkipReason::NotText, "its instruction is no text"),
+            (json!({"instruction": "a", "output": "b", "history": ["x"]}), SkipReason::NotConversation, "its history"),
+            (
+                json!({"conversations": [{"from": "human", "value": "a"}, call]}),
+                SkipReason::MalformedTools,
+                "message 2 (function_call)",
+            ),
+            (
+                json!({"conversations": [{"from": "narrator", "value": "a"}]}),
+                SkipReason::UnknownRole,
+                "has the role \"narrator\"",
+            ),
         ];
-        for (row, expected) in cases {
+        for (row, reason, expected) in cases {
             let problem = Conversation::parse(&row.to_string(), 2).unwrap_err();
-            assert_eq!(problem.reason, SkipReason::NotConversation);
+            assert_eq!(problem.reason, reason);
             assert!(problem.message.contains(expected), "{row}: {}", problem.message);
         }
     }

@@ -10,6 +10,8 @@
 //! renders for messages without any are looked for in the rendered text instead; those that messages spell are broken
 //! up while it is rendered.
 
+use std::collections::HashSet;
+
 use serde_json::Value;
 
 /// Characters that no message may contain.
@@ -52,7 +54,8 @@ impl SpecialTokens {
     }
 
     /// Returns the `tokenizer.json` with special tokens named by their placeholders, and without its post-processor,
-    /// which may report offsets that leave out white space.
+    /// which may report offsets that leave out white space. A token that merges of the vocabulary name, such as `!` as the
+    /// padding of a model without one, keeps its name as well: text is made of it.
     pub(super) fn renamed(&self, mut tokenizer_json: Value) -> Value {
         let rename = |name: &mut Value| {
             let index = name.as_str().and_then(|name| self.tokens.iter().position(|token| token.name == name));
@@ -65,6 +68,7 @@ impl SpecialTokens {
                 rename(&mut token["content"]);
             }
         }
+        let merged = self.merged(&tokenizer_json["model"]["merges"]);
         let model = &mut tokenizer_json["model"];
         if let Some(unknown) = model.get_mut("unk_token") {
             rename(unknown);
@@ -72,7 +76,9 @@ impl SpecialTokens {
         for (index, token) in self.tokens.iter().enumerate() {
             match model.get_mut("vocab") {
                 Some(Value::Object(vocab)) => {
-                    if let Some(id) = vocab.shift_remove(&token.name) {
+                    let is_merged = merged.contains(token.name.as_str());
+                    let id = if is_merged { vocab.get(&token.name).cloned() } else { vocab.shift_remove(&token.name) };
+                    if let Some(id) = id {
                         vocab.insert(placeholder(index), id);
                     }
                 }
@@ -86,6 +92,21 @@ impl SpecialTokens {
         }
         tokenizer_json["post_processor"] = Value::Null;
         tokenizer_json
+    }
+
+    /// Returns the names of special tokens that merges join or result in.
+    fn merged(&self, merges: &Value) -> HashSet<&str> {
+        let names: HashSet<&str> = self.tokens.iter().map(|token| token.name.as_str()).collect();
+        let mut merged = HashSet::new();
+        for merge in merges.as_array().into_iter().flatten() {
+            let parts = match merge {
+                Value::String(pair) => pair.split_once(' '),
+                pair => pair[0].as_str().zip(pair[1].as_str()),
+            };
+            let Some((left, right)) = parts else { continue };
+            merged.extend([left, right, &format!("{left}{right}")].iter().filter_map(|part| names.get(*part)));
+        }
+        merged
     }
 
     /// Replaces the special tokens that a text spells by their placeholders. Tokens without punctuation are left as
@@ -202,5 +223,27 @@ pub(super) fn has_reserved(value: &Value) -> bool {
             .iter()
             .any(|(name, field)| name.contains(|character| RESERVED.contains(&character)) || has_reserved(field)),
         _ => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn a_special_token_of_merges_keeps_its_name_too() {
+        let token = |id: u32, name: &str| json!({"id": id, "content": name, "special": true});
+        for merges in [json!(["! !", "a b"]), json!([["!", "!"], ["a", "b"]])] {
+            let vocab = json!({"!": 0, "a": 1, "b": 2, "!!": 3, "ab": 4, "<end>": 5});
+            let added = [token(0, "!"), token(3, "!!"), token(5, "<end>")];
+            let tokenizer = json!({"added_tokens": added, "model": {"vocab": vocab, "merges": merges}});
+            let renamed = SpecialTokens::from_tokenizer_json(&tokenizer).renamed(tokenizer);
+            let vocab = renamed["model"]["vocab"].as_object().unwrap();
+            let placeholders = vocab.keys().filter(|name| name.starts_with(OPEN)).count();
+            assert_eq!((vocab["!"].as_u64(), vocab["!!"].as_u64(), placeholders), (Some(0), Some(3), 3));
+            assert!(!vocab.contains_key("<end>"), "text cannot spell it");
+        }
     }
 }

@@ -12,6 +12,7 @@ use serde_json::Value as Json;
 use super::conversation::Messages;
 use super::percent_format::{self, FILTER, with_percent_filter};
 use super::python_text;
+use super::row_variables::{RowVariables, TOOLS, TemplateVariables};
 use super::special_tokens::{GENERATION, SpecialTokens};
 
 const NAME: &str = "chat_template";
@@ -86,10 +87,11 @@ impl ChatTemplate {
             }
             Value::from(Serde(&value))
         };
+        let of_row = conversation.variables.iter().map(|(name, value)| (name.clone(), prepared(value)));
+        let of_row = of_row.chain(std::iter::once((TOOLS.to_owned(), prepared(&conversation.tools))));
         PreparedMessages {
             messages: conversation.messages.iter().map(prepared).collect(),
-            tools: prepared(&conversation.tools),
-            variables: conversation.variables.iter().map(|(name, value)| (name.clone(), prepared(value))).collect(),
+            of_row: Arc::new(RowVariables::new(of_row, &conversation.other_fields)),
         }
     }
 
@@ -109,21 +111,21 @@ impl ChatTemplate {
     fn try_render(&self, conversation: &PreparedMessages, count: usize, prompt: bool) -> Result<String, Error> {
         let own = [
             ("messages", Value::from(conversation.messages[..count].to_vec())),
-            ("tools", conversation.tools.clone()),
             ("documents", Value::from(())),
             ("add_generation_prompt", Value::from(prompt)),
         ];
-        let given = self.variables.iter().chain(&conversation.variables).cloned();
         let own = own.into_iter().map(|(name, value)| (name.to_owned(), value));
-        self.environment.get_template(NAME)?.render(Value::from_pairs(own.chain(given)))
+        let others = own.chain(self.variables.iter().cloned()).collect();
+        let variables = TemplateVariables { of_row: Arc::clone(&conversation.of_row), others };
+        self.environment.get_template(NAME)?.render(Value::from_object(variables))
     }
 }
 
 /// Messages as values of a template.
 pub(super) struct PreparedMessages {
     messages: Vec<Value>,
-    tools: Value,
-    variables: Vec<(String, Value)>,
+    /// What else of the row the template can read, and whether it has.
+    pub of_row: Arc<RowVariables>,
 }
 
 /// Whether a value is a sequence to Jinja: everything that has a length and items, strings and dictionaries too.

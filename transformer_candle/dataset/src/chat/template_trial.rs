@@ -53,7 +53,9 @@ impl State {
         added_tokens: &[NamedToken],
     ) -> Result<TriedTemplate, DataError> {
         let everything = !self.settings.assistant_only_loss;
-        let attempt = |template: &ChatTemplate, messages: &Messages| loss_spans::render(template, messages, everything);
+        let attempt = |template: &ChatTemplate, messages: &Messages| {
+            loss_spans::render(template, messages, &template.prepare(messages), everything)
+        };
         let refused =
             |problem: RowProblem| DataError::ChatTemplate { path: template.origin.clone(), message: problem.message };
         let parts = |text: &str| json!([{"type": "text", "text": text}]);

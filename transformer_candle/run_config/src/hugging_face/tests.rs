@@ -157,8 +157,10 @@ fn features_that_do_not_run_here_are_refused_by_their_key() {
         ("head_dim", json!(5)),
         ("rope_theta", json!(0.5)),
         ("partial_rotary_factor", json!(0.5)),
-        ("rope_scaling", json!({ "rope_type": "yarn", "factor": 2.0 })),
-        ("rope_scaling", json!({ "type": "linear", "factor": 2.0 })),
+        (
+            "rope_scaling",
+            json!({ "rope_type": "longrope", "factor": 2.0, "short_factor": [1.0], "long_factor": [1.0] }),
+        ),
         ("rope_scaling", json!({ "rope_type": "llama3", "factor": 2.0 })),
         ("rope_scaling", llama3_scaling(4.0, 4.0)),
         ("rope_scaling", llama3_scaling(f64::from(f32::MIN), 4.0)),
@@ -166,6 +168,30 @@ fn features_that_do_not_run_here_are_refused_by_their_key() {
     ];
     for (key, value) in changes {
         assert_eq!(changed(key, value).unwrap_err().path, key);
+    }
+}
+
+#[test]
+fn a_rotary_embedding_that_does_not_run_here_is_named() {
+    let factors = json!([1.0, 2.0]);
+    for (key, kind, rope) in [
+        ("rope_scaling", "yarn", json!({ "rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 64 })),
+        ("rope_scaling", "linear", json!({ "type": "linear", "factor": 2.0 })),
+        (
+            "rope_scaling",
+            "longrope",
+            json!({ "rope_type": "longrope", "short_factor": factors, "long_factor": factors }),
+        ),
+        ("rope_scaling", "su", json!({ "type": "su", "short_factor": factors, "long_factor": factors })),
+        ("rope_scaling", "mrope", json!({ "type": "mrope", "mrope_section": [16, 24, 24] })),
+        ("rope_parameters", "yarn", json!({ "rope_type": "yarn", "rope_theta": 1e6, "factor": 2.0 })),
+    ] {
+        let mut config = llama3();
+        config.as_object_mut().unwrap().remove("rope_scaling");
+        config[key] = rope;
+        let refused = ModelConfig::from_hugging_face(&config).unwrap_err().sentence();
+        let expected = format!("`{key}` is of type `{kind}`; only `default` and `llama3` run here");
+        assert!(refused.contains(&expected), "{refused}");
     }
 }
 

@@ -6,7 +6,9 @@ use std::path::{Path, PathBuf};
 use clap::Args;
 use clap::builder::RangedU64ValueParser;
 use dataset::hub::HubSettings;
-use dataset::{CancelToken, ChatSettings, DataSource, FolderSplit, HeldOut, Mixture, StreamSettings, Tokenizer};
+use dataset::{
+    CancelToken, ChatSettings, DataError, DataSource, FolderSplit, HeldOut, Mixture, StreamSettings, Tokenizer,
+};
 use run_config::{DataConfig, Device, RESOLVED_CONFIG, ResolvedRun, RunConfig};
 
 use super::{ModelSource, Output};
@@ -88,7 +90,11 @@ pub fn run(options: &EvaluateOptions, hub: &HubSettings, stop: &StopSignal) -> R
         }
     };
     config.runtime.precision = precision;
-    let sequences = config.data.sequences_per_step.min(USUAL_BATCH);
+    let most = options.max_sequences.unwrap_or_else(|| match options.input.as_slice() {
+        [] => config.runtime.evaluation.max_batches * config.data.sequences_per_step,
+        _ => usize::MAX,
+    });
+    let sequences = micro_batch_size(&mut text, config.data.sequences_per_step.min(USUAL_BATCH).min(most), stop)?;
     let needed =
         |device: &kernels::Device| EvaluationBuffers::new(&config, &shape, sequences, device.kind()).plan.bytes();
     let DeviceSelection { device, notes } = device::select_for_inference(options.device, &shape, needed)?;
@@ -99,10 +105,6 @@ pub fn run(options: &EvaluateOptions, hub: &HubSettings, stop: &StopSignal) -> R
     let mut decoder = buffers.decoder.bind(&arena)?;
     checkpoint.weights(&shape, decoder.weights_mut(), &cancel)?;
     let mut micro_batch = MicroBatch::bind(&buffers.micro_batch, &arena, sequences)?;
-    let most = options.max_sequences.unwrap_or_else(|| match options.input.as_slice() {
-        [] => config.runtime.evaluation.max_batches * config.data.sequences_per_step,
-        _ => usize::MAX,
-    });
     let step = state.map_or(0, |state| state.step);
     let report =
         in_pool(|| evaluation::evaluate(&mut decoder, &mut micro_batch, &mut text, most, step, (&Ranks::ONE, stop)))?;
@@ -133,6 +135,20 @@ pub(super) fn main(options: &EvaluateOptions, output: &mut dyn Output, stop: &St
         output.print(&format!("  {:.1}% {name}: loss {loss:.4}  ({tokens} tokens)\n", 100.0 * share))?;
     }
     Ok(0)
+}
+
+/// Returns the number of sequences that are computed at a time: as many as the longest text has, at most `limit`. A
+/// micro-batch that is not full takes as long as one that is.
+fn micro_batch_size(texts: &mut [HeldOut], limit: usize, stop: &StopSignal) -> Result<usize> {
+    let interrupted = || stop.requested().is_some();
+    let mut sequences = 1;
+    for text in texts {
+        match (in_pool(|| text.sequences_up_to(limit, &interrupted)), stop.requested()) {
+            (Err(DataError::Interrupted), Some(signal)) => return Err(TrainerError::Interrupted(signal)),
+            (found, _) => sequences = sequences.max(found?),
+        }
+    }
+    Ok(sequences)
 }
 
 /// Loads the run that a checkpoint belongs to, with the revisions of data sets that it was trained on: that of the

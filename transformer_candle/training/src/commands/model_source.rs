@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use clap::Args;
 use dataset::CancelToken;
-use run_config::{ADAPTER_CONFIG, check_experiment_name, checkpoint_directory};
+use run_config::{ADAPTER_CONFIG, check_experiment_name, checkpoint_directory, model_file_problem};
 
 use crate::checkpoint::{self, Checkpoint};
 use crate::{Result, TrainerError};
@@ -48,6 +48,9 @@ impl ModelSource {
     /// Returns the model's directory, unless `cancel` says to stop. Warns of corrupted checkpoints that it skips.
     pub fn directory(&self, cancel: &CancelToken) -> Result<PathBuf> {
         let folder = self.folder()?;
+        if let Some(problem) = model_file_problem(&folder) {
+            return Err(TrainerError::Request(problem));
+        }
         let marks = ["config.json", checkpoint::MANIFEST_FILE_NAME, ADAPTER_CONFIG];
         if marks.iter().any(|name| folder.join(name).exists()) {
             return Ok(folder);
@@ -70,7 +73,9 @@ impl ModelSource {
 
 /// Returns an experiment's run directory: `ORCHESTRATE_RUNS_ROOT`, or `runs` in the current folder, and its name.
 pub fn experiment_folder(name: &str) -> Result<PathBuf> {
-    check_experiment_name(name).map_err(|problem| TrainerError::Request(problem.to_string()))?;
+    // A name that is a model's file was meant as one.
+    let refused = |message| TrainerError::Request(model_file_problem(Path::new(name)).unwrap_or(message));
+    check_experiment_name(name).map_err(|problem| refused(problem.to_string()))?;
     let root = env::var_os("ORCHESTRATE_RUNS_ROOT").filter(|root| !root.is_empty());
     let root = root.map_or_else(|| PathBuf::from("runs"), PathBuf::from);
     let folder = root.join(name);
@@ -82,7 +87,7 @@ pub fn experiment_folder(name: &str) -> Result<PathBuf> {
         root.display(),
         known(&root).map_or_else(String::new, |names| format!("; there are: {names}"))
     );
-    Err(TrainerError::Request(missing))
+    Err(refused(missing))
 }
 
 /// Returns the folder of checkpoints of a run directory, or `folder` itself if it is one already.

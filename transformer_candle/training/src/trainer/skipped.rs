@@ -1,4 +1,4 @@
-//! What a trainer tells of skipped rows and files.
+//! What a trainer tells of skipped rows and files, and of what it does not use of others.
 
 use std::collections::HashSet;
 
@@ -34,6 +34,28 @@ impl Trainer {
             return String::new();
         }
         serde_json::to_string(&corrupted).expect("corrupted rows are plain numbers")
+    }
+
+    /// Returns the number of rows of each component that were skipped since the trainer was created, by reason.
+    pub fn skipped_rows(&self) -> Vec<SkippedRows> {
+        self.data.stream.skipped()
+    }
+
+    /// Returns the number of conversations of each component that were truncated since the trainer was created.
+    pub fn truncated_conversations(&self) -> Vec<u64> {
+        self.data.stream.truncated()
+    }
+
+    /// Returns the number of documents and conversations of each component, since the trainer was created, that spell
+    /// special tokens.
+    pub fn spelling_special_tokens(&self) -> Vec<u64> {
+        self.data.stream.spelling_special_tokens()
+    }
+
+    /// Returns the number of conversations of each component, since the trainer was created, whose rows say what neither
+    /// the chat template nor the loss uses.
+    pub fn conversations_with_unused_fields(&self) -> Vec<u64> {
+        self.data.stream.with_unused_fields()
     }
 
     /// Returns the number of files of which rows are skipped because they cannot be decoded.

@@ -1,0 +1,98 @@
+"""The text of a run: a data set that is streamed, local files, or a mixture of several of these."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from orchestrator import _native, base_config, demo_data
+from orchestrator.base_config import BaseConfig
+from orchestrator.command_error import CommandError
+from orchestrator.screen import amount, note, step
+from orchestrator.settings import DEFAULT_DATASET, DEFAULT_SPLIT, DEMO_DATASET, Settings
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where the text of a run comes from."""
+
+    data: _native.DataSource
+    shards: list[str] | None = None
+    mixture: list[dict[str, Any]] | None = None
+
+
+def open_source(settings: Settings, base: BaseConfig) -> Source:
+    """Find the files of the data set, or those that --input or the config names."""
+    if base.mixture:
+        return _open_mixture(settings, base)
+    shards = settings.input or ([] if settings.stream or settings.dataset else base.train_shards)
+    if shards:
+        source = Source(
+            _native.DataSource.local(shards, base.text_column, base.reading_version, settings.split or base.split),
+            base_config.absolute(shards),
+        )
+    else:
+        dataset = settings.dataset or DEFAULT_DATASET
+        split = settings.split or DEFAULT_SPLIT
+        column, version = base.text_column, base.reading_version
+        source = Source(_stream(dataset, split, settings.data_config, settings.revision, column, version))
+    step("data", _describe(source.data))
+    _print_skipped_files(source.data)
+    return source
+
+
+def _open_mixture(settings: Settings, base: BaseConfig) -> Source:
+    """Find the files of every source that the config mixes, and pin their commits."""
+    others = {"--split": settings.split, "--max-samples": settings.max_samples, "--input": settings.input}
+    typed = streamed_flags(settings) + [flag for flag, value in others.items() if value]
+    if typed:
+        raise CommandError(
+            f"data.mixture of the config names the training data, and so does {', '.join(typed)}: give one or the other"
+        )
+    sources, pinned = [], []
+    weights = sum(component["weight"] for component in base.mixture)
+    for component in base.mixture:
+        column = component["text_column"] or base.text_column
+        if component["dataset"] is None:
+            data = _native.DataSource.local(component["shards"], column, base.reading_version, component["split"])
+            pinned.append({**component, "shards": base_config.absolute(component["shards"])})
+        else:
+            split = component["split"] or DEFAULT_SPLIT
+            config, revision = component["config"], component["revision"]
+            data = _stream(component["dataset"], split, config, revision, column, base.reading_version)
+            pinned.append({**component, "revision": data.revision})
+        sources.append((data, component["weight"]))
+        step("" if len(sources) > 1 else "data", f"{component['weight'] / weights:.1%} {_describe(data)}")
+        _print_skipped_files(data)
+    return Source(_native.DataSource.mixture(sources), mixture=pinned)
+
+
+def _stream(
+    dataset: str, split: str, config: str | None, revision: str | None, column: str, reading_version: int | None
+) -> _native.DataSource:
+    """Find a data set by name; the demo is written where it is missing."""
+    if dataset == DEMO_DATASET:
+        demo_data.ensure(_native.cache_root() / DEMO_DATASET)
+    return _native.DataSource.streaming(dataset, split, config, revision, column, note, reading_version)
+
+
+def _print_skipped_files(data: _native.DataSource) -> None:
+    for message in data.notes:
+        note(message)
+
+
+def _describe(data: _native.DataSource) -> str:
+    revision = f" at {data.revision[:12]}" if data.revision else ""
+    files = "1 file" if data.files == 1 else f"{data.files:,} files"
+    return f"{data.name}{revision}: {files}, {amount(data.bytes)}"
+
+
+def streamed_flags(settings: Settings) -> list[str]:
+    """Return the given flags that concern a streamed data set."""
+    flags = {
+        "--stream": settings.stream,
+        "--dataset": settings.dataset,
+        "--data-config": settings.data_config,
+        "--revision": settings.revision,
+    }
+    return [flag for flag, value in flags.items() if value]

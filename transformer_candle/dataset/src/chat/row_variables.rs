@@ -1,0 +1,72 @@
+//! The variables of a template that come from a row, which keep in mind whether the template reads them.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use minijinja::Value;
+use minijinja::value::Object;
+
+/// The name of the variable for the row's tools.
+pub(super) const TOOLS: &str = "tools";
+
+/// A variable that a row names.
+#[derive(Debug)]
+struct RowVariable {
+    name: String,
+    /// `None` for a field beside the messages that transformers does not pass to the template.
+    value: Option<Value>,
+    is_read: AtomicBool,
+}
+
+/// The variables that a row names.
+#[derive(Debug)]
+pub(super) struct RowVariables(Vec<RowVariable>);
+
+impl RowVariables {
+    /// Makes variables of the values that the template is given, and of the names of fields that it is not given.
+    pub(super) fn new(given: impl Iterator<Item = (String, Value)>, not_given: &[String]) -> Self {
+        let given = given.map(|(name, value)| (name, Some(value)));
+        let not_given = not_given.iter().map(|name| (name.clone(), None));
+        let variable = |(name, value)| RowVariable { name, value, is_read: AtomicBool::new(false) };
+        Self(given.chain(not_given).map(variable).collect())
+    }
+
+    /// The names of the variables that the template was given and has not read.
+    pub(super) fn unread(&self) -> impl Iterator<Item = &str> {
+        self.names(true, false)
+    }
+
+    /// The names of the fields that the template has read and was not given.
+    pub(super) fn missed(&self) -> impl Iterator<Item = &str> {
+        self.names(false, true)
+    }
+
+    fn names(&self, is_given: bool, is_read: bool) -> impl Iterator<Item = &str> {
+        let wanted = move |variable: &&RowVariable| {
+            variable.value.is_some() == is_given && variable.is_read.load(Ordering::Relaxed) == is_read
+        };
+        self.0.iter().filter(wanted).map(|variable| variable.name.as_str())
+    }
+}
+
+/// All variables that a template is rendered with: first those of the row.
+#[derive(Debug)]
+pub(super) struct TemplateVariables {
+    pub of_row: Arc<RowVariables>,
+    pub others: Vec<(String, Value)>,
+}
+
+impl Object for TemplateVariables {
+    fn get_value(self: &Arc<Self>, key: &Value) -> Option<Value> {
+        self.get_value_by_str(key.as_str()?)
+    }
+
+    fn get_value_by_str(self: &Arc<Self>, key: &str) -> Option<Value> {
+        let mut of_row = self.of_row.0.iter().filter(|variable| variable.name == key);
+        let given = of_row.find_map(|variable| {
+            variable.is_read.store(true, Ordering::Relaxed);
+            variable.value.clone()
+        });
+        given.or_else(|| self.others.iter().rev().find(|(name, _)| name == key).map(|(_, value)| value.clone()))
+    }
+}

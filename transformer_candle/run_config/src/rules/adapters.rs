@@ -1,0 +1,55 @@
+//! Rules between the keys of adapters and others.
+
+use super::Rules;
+use crate::error::Problem;
+use crate::{Algorithm, LoraConfig};
+
+impl Rules<'_> {
+    pub(super) fn adapters_are_complete(&mut self) {
+        self.adapters_have_a_rank();
+        self.adapters_have_a_base();
+        self.adapters_train_with_adamw();
+        self.adapters_have_modules();
+    }
+
+    fn adapters_have_a_rank(&mut self) {
+        let (lora, default) = (&self.config.lora, LoraConfig::default());
+        let given = [
+            ("alpha", lora.alpha != default.alpha),
+            ("dropout", lora.dropout > default.dropout),
+            ("target_modules", lora.target_modules != default.target_modules),
+            ("rslora", lora.rslora != default.rslora),
+            ("init_from", lora.init_from != default.init_from),
+        ];
+        let Some((key, _)) = given.iter().find(|(_, given)| *given).filter(|_| lora.rank.is_none()) else { return };
+        let problem = Problem::new("lora.rank", format!("is missing, though lora.{key} is given"))
+            .suggest("16 is usual; without adapters remove the section");
+        self.report(&["lora.rank"], problem);
+    }
+
+    fn adapters_have_a_base(&mut self) {
+        if self.config.lora.rank.is_none() || self.config.model.init_from.is_some() {
+            return;
+        }
+        let problem = Problem::new("model.init_from", "is missing: adapters train beside the weights of a model")
+            .suggest("name the folder of a pretrained model, or remove lora.rank");
+        self.report(&["lora.rank", "model.init_from"], problem);
+    }
+
+    fn adapters_train_with_adamw(&mut self) {
+        if self.config.lora.rank.is_none() || self.config.optimizer.algorithm == Algorithm::AdamW {
+            return;
+        }
+        let problem = Problem::new("optimizer.algorithm", "is muon, but adapters (lora.rank) train with adamw")
+            .suggest("remove the key");
+        self.report(&["lora.rank", "optimizer.algorithm"], problem);
+    }
+
+    fn adapters_have_modules(&mut self) {
+        if !self.config.lora.target_modules.modules().is_empty() {
+            return;
+        }
+        let problem = Problem::new("lora.target_modules", "names no module").suggest("write all-linear");
+        self.report(&["lora.target_modules"], problem);
+    }
+}

@@ -1,0 +1,84 @@
+#![allow(clippy::unwrap_used)]
+
+use std::fs;
+
+use serde_json::json;
+use tempfile::TempDir;
+
+use super::templates::ADDITIONAL_TEMPLATES;
+use super::*;
+
+/// A tokenizer of three words and one special token, with files beside it.
+fn folder(files: &[(&str, Value)]) -> (TempDir, Value) {
+    let folder = tempfile::tempdir().unwrap();
+    for (name, content) in files {
+        fs::write(folder.path().join(name), content.to_string()).unwrap();
+    }
+    let end = AddedTokens::from_json(&json!([{ "id": 3, "content": "<end>", "special": true }]));
+    let vocab = json!({ "a": 0, "b": 1, "<s>": 2 });
+    (folder, json!({ "model": { "vocab": vocab }, "added_tokens": end.to_json() }))
+}
+
+fn read(folder: &TempDir, reading: TokenizerReading) -> TokenizerFolder {
+    TokenizerFolder::read(&folder.path().join("tokenizer.json"), reading).unwrap()
+}
+
+fn names(tokenizer_json: &Value) -> Vec<(u64, &str)> {
+    let added = tokenizer_json["added_tokens"].as_array().unwrap().iter();
+    added.map(|token| (token["id"].as_u64().unwrap(), token["content"].as_str().unwrap())).collect()
+}
+
+#[test]
+fn tokens_get_the_next_free_ids() {
+    let decoder = json!({ "9": { "content": "<turn>", "special": true }, "3": { "content": "<end>", "lstrip": true } });
+    let config = json!({ "added_tokens_decoder": decoder, "bos_token": "<s>", "pad_token": { "content": "<pad>" } });
+    let (folder, mut json) = folder(&[("tokenizer_config.json", config)]);
+    let additions = read(&folder, TokenizerReading::Folder).complete(&mut json);
+    assert_eq!(additions, Additions { any: true, left_out: Vec::new() });
+    assert_eq!(names(&json), [(2, "<s>"), (3, "<end>"), (4, "<turn>"), (5, "<pad>")]);
+    assert_eq!(json["added_tokens"][1]["lstrip"], true, "the config's properties override the tokenizer's");
+    let again = read(&folder, TokenizerReading::Folder).complete(&mut json);
+    assert!(!again.any, "what is complete stays as it is");
+}
+
+#[test]
+fn tokens_without_an_embedding_are_left_out() {
+    let added = json!({ "<turn>": 4, "<pad>": 5 });
+    let (folder, mut json) = folder(&[("added_tokens.json", added), ("config.json", json!({ "vocab_size": 5 }))]);
+    let additions = read(&folder, TokenizerReading::Folder).complete(&mut json);
+    assert_eq!(additions.left_out, ["<pad>"]);
+    assert_eq!(names(&json), [(3, "<end>"), (4, "<turn>")]);
+}
+
+#[test]
+fn a_recorded_tokenizer_is_its_own_file() {
+    let files = [
+        ("added_tokens.json", json!({ "<turn>": 4 })),
+        ("tokenizer_config.json", json!({ "eos_token": "<end>" })),
+        ("special_tokens_map.json", json!({ "eos_token": "<s>", "bos_token": "<s>" })),
+    ];
+    let (folder, mut json) = folder(&files);
+    let recorded = read(&folder, TokenizerReading::Recorded);
+    assert!(!recorded.complete(&mut json).any);
+    let role = |name: &str, token: &str| (name.to_owned(), token.to_owned());
+    assert_eq!(recorded.roles(), [role("eos_token", "<end>"), role("bos_token", "<s>")]);
+    assert_eq!(read(&folder, TokenizerReading::Folder).with_role("eos_token").next(), Some("<s>"));
+}
+
+#[test]
+fn files_of_templates_hide_those_of_the_config() {
+    let list = json!([{ "name": "tool_use", "template": "T" }, { "name": "default", "template": "D" }]);
+    let (folder, _) = folder(&[("tokenizer_config.json", json!({ "chat_template": list }))]);
+    let found = |reading| {
+        let templates = read(&folder, reading).templates.into_iter();
+        templates.map(|template| (template.name, template.source)).collect::<Vec<_>>()
+    };
+    let template = |name: &str, source: &str| (name.to_owned(), source.to_owned());
+    assert_eq!(found(TokenizerReading::Folder), [template("default", "D"), template("tool_use", "T")]);
+    assert_eq!(found(TokenizerReading::Recorded), [template("default", "D")]);
+    fs::write(folder.path().join(CHAT_TEMPLATE), "F").unwrap();
+    assert_eq!(found(TokenizerReading::Folder), [template("default", "F")]);
+    fs::create_dir(folder.path().join(ADDITIONAL_TEMPLATES)).unwrap();
+    fs::write(folder.path().join(ADDITIONAL_TEMPLATES).join("tool_use.jinja"), "A").unwrap();
+    assert_eq!(found(TokenizerReading::Folder), [template("default", "F"), template("tool_use", "A")]);
+}
