@@ -19,6 +19,8 @@ use crate::error::checkpoint::{CheckpointError, Result, failed, from_model_error
 
 pub use adapters::CheckedAdapters;
 
+/// Bytes of a JSON file of a model at most.
+const LARGEST_JSON: u64 = 16 << 20;
 /// Bytes per bf16 element.
 const SMALLEST_PARAMETER_BYTES: u64 = 2;
 
@@ -154,6 +156,10 @@ impl Checkpoint {
 
     fn json(&self, name: &str) -> Result<Value> {
         let mut file = self.open_file(name, &CancelToken::new())?;
+        if file.bytes() > LARGEST_JSON {
+            let reason = format!("{name} has {} bytes, and describes a model in at most {LARGEST_JSON}", file.bytes());
+            return Err(self.told(CheckpointError::corrupted(&self.directory, reason)));
+        }
         let parsed = serde_json::from_reader(&mut file)
             .map_err(|error| self.told(CheckpointError::corrupted(&self.directory, format!("{name}: {error}"))));
         verified(file, parsed)

@@ -229,6 +229,12 @@ pub(crate) fn failed(action: &'static str, path: &Path) -> impl FnOnce(io::Error
 /// Converts an error of the tensor files to one of the checkpoint that they are in.
 pub(crate) fn from_model_error(directory: &Path, error: model::Error) -> CheckpointError {
     match error {
+        // What opening an irregular file fails with.
+        model::Error::Io { path, source, .. }
+            if matches!(source.kind(), io::ErrorKind::InvalidInput | io::ErrorKind::IsADirectory) =>
+        {
+            CheckpointError::corrupted(directory, format!("{} cannot be read: {source}", path.display()))
+        }
         model::Error::Io { action, path, source } => CheckpointError::Io { action, path, source },
         model::Error::Kernel(error) => error.into(),
         model::Error::Malformed { .. } | model::Error::Index { .. } | model::Error::NotFiniteWeights { .. } => {
