@@ -176,8 +176,12 @@ class StepReport:
         """Target tokens of this step over its seconds."""
 
     @property
+    def positions_per_second(self) -> float:
+        """Positions of this step, with a target or without, over its seconds."""
+
+    @property
     def mfu(self) -> float | None:
-        """Model FLOPs over the GPU's nominal BF16 peak; None where no peak is known, as on a CPU."""
+        """Model FLOPs of all positions over the GPU's nominal BF16 peak; None where no peak is known, as on a CPU."""
 
     @property
     def step_seconds(self) -> float:
