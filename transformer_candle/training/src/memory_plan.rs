@@ -128,7 +128,7 @@ pub struct MemoryPlan {
     /// Virtual shards of an optimizer step (`runtime.deterministic_reduction`).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub deterministic_reduction: Option<u64>,
-    /// Whether the data are conversations: then only a part of the positions are target tokens.
+    /// Whether the data are conversations, of whose positions only some are target tokens.
     #[serde(skip)]
     pub conversations: bool,
     /// Sequences of an optimizer step.

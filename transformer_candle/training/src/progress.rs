@@ -211,7 +211,7 @@ impl Progress {
             parts.push(format!("stage {}/{}", self.stage + 1, self.stages.len()));
         }
         parts.push(format!("loss {:.4}", report.loss));
-        parts.push(rates(report));
+        parts.push(report.rates());
         parts.extend(report.mfu.map(|mfu| format!("MFU {:.1} %", 100.0 * mfu)));
         parts.extend(report.ranks.as_ref().map(|ranks| ranks.summary(report.step_seconds)));
         parts.extend(utilization.map(UtilizationReport::summary));
@@ -257,15 +257,6 @@ impl WaitMessages {
         *wait = Some(ReportedWait { began, reason: waiting.reason.clone(), reported: now });
         Some(waiting.to_string())
     }
-}
-
-/// Formats the tokens/s of a step, beside its positions/s where not every position has a target.
-fn rates(report: &StepReport) -> String {
-    let tokens = format!("{} tokens/s", grouped(report.tokens_per_second as u64));
-    if report.positions_per_second > report.tokens_per_second {
-        return format!("{tokens} ({} positions/s)", grouped(report.positions_per_second as u64));
-    }
-    tokens
 }
 
 /// Formats a prompt and its completion as lines that begin with `  | `.

@@ -6,6 +6,7 @@ use super::{
     ranks::RankTimes,
     scalar::{Record, Scalar},
 };
+use crate::units::grouped;
 
 /// The result of one optimizer step.
 #[derive(Clone, Debug, PartialEq)]
@@ -43,6 +44,15 @@ pub struct StepReport {
 }
 
 impl StepReport {
+    /// Formats the tokens/s, beside the positions/s where not every position has a target.
+    pub(crate) fn rates(&self) -> String {
+        let tokens = format!("{} tokens/s", grouped(self.tokens_per_second as u64));
+        if self.positions_per_second > self.tokens_per_second {
+            return format!("{tokens} ({} positions/s)", grouped(self.positions_per_second as u64));
+        }
+        tokens
+    }
+
     /// Returns the logged numbers of a step, without the step itself.
     pub fn scalars(&self) -> Vec<Scalar> {
         let mut scalars = vec![
