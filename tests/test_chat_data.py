@@ -84,6 +84,16 @@ def test_no_user_token_carries_loss(folder: Path, packing: str) -> None:
     assert not any(character.isupper() for character in text)
 
 
+def test_targets_and_positions_have_rates_of_their_own(folder: Path) -> None:
+    tokenizer = f"tokenizer.tokenizer_json={folder}/model/tokenizer.json"
+    shards = f"data.train_shards=[{folder}/chats.jsonl]"
+    config = orchestrator.RunConfig.load(folder / "run" / "training.yaml", [tokenizer, shards])
+    _, targets = next(orchestrator.TokenStream(config))
+    report = next(orchestrator.Trainer(config))
+    assert report.tokens == (targets != IGNORED).sum() < targets.size
+    assert report.positions_per_second / report.tokens_per_second == pytest.approx(targets.size / report.tokens)
+
+
 @pytest.mark.parametrize("packing", ["padded", "documents"])
 def test_two_chat_data_sets_are_mixed_by_weight(folder: Path, packing: str) -> None:
     sources = [

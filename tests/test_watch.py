@@ -183,6 +183,13 @@ def test_shares_count_what_happens_between_lines(workspace: Workspace) -> None:
     )
 
 
+def test_positions_are_shown_where_some_have_no_target(workspace: Workspace) -> None:
+    """Of conversations only what the assistant says is a target."""
+    write_run(workspace.run_folder("exp"), [train_row(step, positions_per_second=95_200.0) for step in range(1, 11)])
+    assert "23,800 (95,200 positions/s), MFU 77.0 %" in once(workspace).succeeded().out
+    assert shown(workspace)["positions_per_second"] == 95_200.0
+
+
 @pytest.mark.slow
 def test_several_ranks_are_shown_with_the_slowest(workspace: Workspace) -> None:
     times = {"exchange_seconds": 0.2, "slowest_rank": 3, "slowest_rank_seconds": 1.7, "median_rank_seconds": 1.0}

@@ -180,8 +180,12 @@ class StepReport:
         """Target tokens of this step over its seconds."""
 
     @property
+    def positions_per_second(self) -> float:
+        """Positions of this step, with a target or without, over its seconds."""
+
+    @property
     def mfu(self) -> float | None:
-        """Model FLOPs over the GPU's nominal BF16 peak; None where no peak is known, as on a CPU."""
+        """Model FLOPs of all positions over the GPU's nominal BF16 peak; None where no peak is known, as on a CPU."""
 
     @property
     def step_seconds(self) -> float:
@@ -720,8 +724,18 @@ def validate_data(run: _Path, replay: Sequence[int] = ...) -> DataReport:
         replay: Steps whose batches are made again as well, and compared with what they were trained on.
     """
 
-def logits(checkpoint: _Path, tokens: Sequence[int], *, device: str = "auto") -> NDArray[np.float32]:
-    """Return the logits behind each token, `[tokens, vocabulary]`."""
+def logits(
+    checkpoint: _Path, tokens: Sequence[int], *, prompt_tokens: int = 0, device: str = "auto"
+) -> NDArray[np.float32]:
+    """Return the logits behind each token, `[tokens, vocabulary]`.
+
+    Args:
+        checkpoint: A checkpoint, a run's folder, or a model in Hugging Face's format.
+        tokens: Token ids.
+        prompt_tokens: How many of the first tokens pass through the model together, as a prompt does, which is faster;
+            the others pass one by one, as generated tokens do.
+        device: `auto`, `cpu`, `cuda` or `cuda:N`.
+    """
 
 def model_directory(checkpoint: _Path | None = None, experiment: str | None = None) -> Path:
     """Return the directory of a model; the files of a checkpoint are verified.

@@ -135,9 +135,17 @@ class Status:
 
     @property
     def tokens_per_second(self) -> float | None:
-        """Median tokens per second of the last steps."""
-        speeds = _present(number(row, "tokens_per_second") for row in self._rows_of_stage)
-        return statistics.median(speeds) if speeds else None
+        """Median target tokens per second of the last steps."""
+        return self._median("tokens_per_second")
+
+    @property
+    def positions_per_second(self) -> float | None:
+        """Median positions per second of the last steps; None for runs of before they were recorded."""
+        return self._median("positions_per_second")
+
+    def _median(self, key: str) -> float | None:
+        values = _present(number(row, key) for row in self._rows_of_stage)
+        return statistics.median(values) if values else None
 
     @property
     def ranks(self) -> Ranks | None:
@@ -297,6 +305,7 @@ def as_json(status: Status) -> dict[str, Any]:
         "line_age_seconds": status.line_age,
         "train": train,
         "tokens_per_second": status.tokens_per_second,
+        "positions_per_second": status.positions_per_second,
         "seconds_per_step": status.seconds_per_step,
         "shares": status.shares,
         "ranks": ranks.as_json(status.ranks),

@@ -62,10 +62,9 @@ def learning(status: Status) -> list[Fact]:
 def speed(status: Status) -> list[Fact]:
     """Return tokens per second, MFU and the parts of a step's time; of several ranks exchange and the slowest too."""
     mfu, seconds, shares = number(status.train, "mfu"), status.seconds_per_step, status.shares
-    tokens_per_second = _formatted(status.tokens_per_second, ",.0f")
     part = {name: f"{100 * share:.1f} %" for name, share in shares.items()}
     return [
-        ("tokens/s", tokens_per_second if mfu is None else f"{tokens_per_second}, MFU {100 * mfu:.1f} %"),
+        ("tokens/s", _rates(status) if mfu is None else f"{_rates(status)}, MFU {100 * mfu:.1f} %"),
         (
             "step",
             UNKNOWN if seconds is None else f"{_step_time(seconds)}, compute {100 * shares.get('compute', 1):.0f} %",
@@ -195,7 +194,7 @@ def line(status: Status) -> str:
     parts = [headline(status), progress(status), f"loss {_loss(status)}"]
     if status.metrics.evaluation is not None:
         parts.append(f"held-out loss {_held_out(status.metrics.evaluation)}")
-    parts.append(f"{_formatted(status.tokens_per_second, ',.0f')} tokens/s")
+    parts.append(_rates(status, " tokens/s"))
     return "  ".join(parts)
 
 
@@ -229,6 +228,15 @@ def _held_out(evaluation: Row | None) -> str:
     if evaluation is None or loss is None:
         return UNKNOWN
     return f"{loss:.4f} at step {evaluation['step']:,}"
+
+
+def _rates(status: Status, unit: str = "") -> str:
+    """Return tokens per second, beside positions per second where not every position has a target."""
+    tokens, positions = status.tokens_per_second, status.positions_per_second
+    rate = _formatted(tokens, ",.0f") + unit
+    return (
+        rate if tokens is None or positions is None or positions <= tokens else f"{rate} ({positions:,.0f} positions/s)"
+    )
 
 
 def _formatted(value: float | None, form: str) -> str:

@@ -222,6 +222,7 @@ impl GradientCase {
             batch: self.batch,
             sequence_length: self.sequence_length,
             dtype: weights.dtype,
+            residual_dtype: weights.dtype,
             recompute: ActivationRecompute::None,
             training: true,
             positions: self.sequence_length,

@@ -8,7 +8,7 @@ use candle_core::{CpuStorage, DType, InplaceOp1, Layout, Tensor};
 
 use crate::cuda::Cuda;
 use crate::element::Scalar;
-use crate::{Buffer, Device, Error, Result, timing};
+use crate::{Buffer, Device, DeviceKind, Error, Result, timing};
 
 /// The arguments of one call. Each is checked as it is added; the first problem is reported by [`Arguments::run`].
 pub(crate) struct Arguments {
@@ -83,6 +83,15 @@ impl Arguments {
             self.problem.get_or_insert(Error::Workspace { operation, needed, actual });
         }
         self.checked("workspace", buffer, DType::F32, buffer.shape()).add("workspace", buffer, true)
+    }
+
+    /// Requires that a result which a CPU may keep in F32 has the operands' element type on a GPU: its kernels are
+    /// compiled for one.
+    pub(crate) fn same_on_a_gpu(self, name: &'static str, result: &Buffer, dtype: DType) -> Self {
+        let actual = result.dtype();
+        self.require(actual == dtype || result.device().kind() == DeviceKind::Cpu, || {
+            format!("on a GPU `{name}` must be {}, it is {}", dtype_name(dtype), dtype_name(actual))
+        })
     }
 
     /// Adds any other condition on the arguments; `problem` is the message if it is not met.

@@ -4,13 +4,14 @@
 //!
 //! Legend: N tokens, D hidden size. Rows are F32 or BF16, the weight likewise; statistics and sums are F32. In BF16 the
 //! sum is rounded first and the norm is taken of the rounded sum, so that [`normalize`] and [`backward`] see what
-//! forward saw.
+//! forward saw. Forward alone, on a CPU, also takes an F32 residual stream (`x`, `output` and `sum`) beside a BF16 weight
+//! and norm: over dozens of layers the rounding of the sum is most of the error of BF16.
 
 use candle_core::DType;
 
 use crate::access::{Access, Arguments};
 use crate::cuda::{self, KernelArg};
-use crate::element::with_element;
+use crate::element::{result_dtype, with_element, with_elements};
 use crate::{Buffer, DeviceKind, Result, cpu};
 
 /// Writes the norm of `x` alone, without a residual add; saves `inv_rms`.
@@ -22,16 +23,17 @@ pub fn forward(
     inv_rms_N: &mut Buffer,
 ) -> Result<()> {
     const OPERATION: &str = "add_rms_norm::forward";
-    let (dtype, [n, d]) = (x_ND.dtype(), x_ND.sizes());
+    let (dtype, x_dtype, [n, d]) = (weight_D.dtype(), residual_dtype(x_ND, weight_D), x_ND.sizes());
     let arguments = Arguments::new(OPERATION)
-        .input("x_ND", x_ND, dtype, &[n, d])
+        .input("x_ND", x_ND, x_dtype, &[n, d])
+        .same_on_a_gpu("x_ND", x_ND, dtype)
         .input("weight_D", weight_D, dtype, &[d])
         .output("normed_ND", normed_ND, dtype, &[n, d])
         .output("inv_rms_N", inv_rms_N, DType::F32, &[n]);
     let [x, weight, normed, inv_rms] = [x_ND, weight_D, &*normed_ND, &*inv_rms_N].map(KernelArg::from);
     let cpu = |access: &Access<'_>| {
-        with_element!(OPERATION, "x_ND", dtype, E => {
-            let (x, weight) = (x_ND.slice::<E>(access), weight_D.slice(access));
+        with_elements!(OPERATION, "weight_D", [dtype, x_dtype], [E, R] => {
+            let (x, weight) = (x_ND.slice::<R>(access), weight_D.slice::<E>(access));
             cpu::add_rms_norm::forward(x, weight, epsilon, normed_ND.slice_mut(access), inv_rms_N.slice_mut(access));
             Ok(())
         })
@@ -51,19 +53,20 @@ pub fn forward_add(
     inv_rms_N: &mut Buffer,
 ) -> Result<()> {
     const OPERATION: &str = "add_rms_norm::forward_add";
-    let (dtype, [n, d]) = (x_ND.dtype(), x_ND.sizes());
+    let (dtype, x_dtype, [n, d]) = (weight_D.dtype(), residual_dtype(x_ND, weight_D), x_ND.sizes());
     let arguments = Arguments::new(OPERATION)
-        .input("x_ND", x_ND, dtype, &[n, d])
-        .input("output_ND", output_ND, dtype, &[n, d])
+        .input("x_ND", x_ND, x_dtype, &[n, d])
+        .same_on_a_gpu("x_ND", x_ND, dtype)
+        .input("output_ND", output_ND, x_dtype, &[n, d])
         .input("weight_D", weight_D, dtype, &[d])
-        .output("sum_ND", sum_ND, dtype, &[n, d])
+        .output("sum_ND", sum_ND, x_dtype, &[n, d])
         .output("normed_ND", normed_ND, dtype, &[n, d])
         .output("inv_rms_N", inv_rms_N, DType::F32, &[n]);
     let [x, output, weight] = [x_ND, output_ND, weight_D].map(KernelArg::from);
     let outputs = [&*sum_ND, &*normed_ND, &*inv_rms_N].map(KernelArg::from);
     let cpu = |access: &Access<'_>| {
-        with_element!(OPERATION, "x_ND", dtype, E => {
-            let (x, output, weight) = (x_ND.slice::<E>(access), output_ND.slice(access), weight_D.slice(access));
+        with_elements!(OPERATION, "weight_D", [dtype, x_dtype], [E, R] => {
+            let (x, output, weight) = (x_ND.slice::<R>(access), output_ND.slice(access), weight_D.slice::<E>(access));
             let (sum, normed) = (sum_ND.slice_mut(access), normed_ND.slice_mut(access));
             cpu::add_rms_norm::forward_add(x, output, weight, epsilon, sum, normed, inv_rms_N.slice_mut(access));
             Ok(())
@@ -71,6 +74,11 @@ pub fn forward_add(
     };
     arguments
         .run(cpu, |gpu| cuda::run(gpu, &cuda::add_rms_norm::forward_add([x, output], weight, epsilon, outputs, [n, d])))
+}
+
+/// The element type that the residual stream must have beside this weight.
+fn residual_dtype(x_ND: &Buffer, weight_D: &Buffer) -> DType {
+    result_dtype(x_ND.dtype(), weight_D.dtype())
 }
 
 /// Recomputes the norm from the sum and the `inv_rms` that forward saved, bit for bit as forward wrote it.

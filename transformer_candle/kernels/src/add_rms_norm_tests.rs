@@ -81,6 +81,25 @@ fn many_rows_match_the_reference() {
 }
 
 #[test]
+fn an_f32_residual_stream_is_not_rounded_beside_bf16() {
+    let (n, d) = (7, 48);
+    let Inputs { x, output, weight, .. } = inputs(n, d);
+    // Sums of numbers that bf16 does not hold.
+    let [x, output] = [x, output].map(|values| values.iter().map(|value| value / 3.0).collect::<Vec<_>>());
+    let [x_ND, output_ND] = [&x, &output].map(|values| buffer(values, &[n, d], DType::F32));
+    let weight_D = buffer(&weight, &[d], DType::BF16);
+    let (mut sum, mut normed, mut inv_rms) =
+        (zeros(&[n, d], DType::F32), zeros(&[n, d], DType::BF16), zeros(&[n], DType::F32));
+    let exact = |sum: &[f64]| reference::forward(sum, &weight, f64::from(EPSILON));
+    forward(&x_ND, &weight_D, EPSILON, &mut normed, &mut inv_rms).unwrap();
+    assert_near(&normed, &exact(&x)[0]);
+    assert_near(&inv_rms, &exact(&x)[1]);
+    forward_add(&x_ND, &output_ND, &weight_D, EPSILON, &mut sum, &mut normed, &mut inv_rms).unwrap();
+    assert_near(&sum, &add(&x, &output));
+    assert_near(&normed, &exact(&add(&x, &output))[0]);
+}
+
+#[test]
 fn f32_matches_pytorch() {
     let golden = Golden::load("add_rms_norm");
     let [x, output, weight] = ["x_ND", "branch_ND", "weight_D"].map(|name| golden.values(name));

@@ -80,6 +80,30 @@ macro_rules! with_element {
 }
 pub(crate) use with_element;
 
+/// Like [`with_element`], with `$O` standing for the element type of a result that `$result` names: that of the
+/// operands, or F32 beside BF16 ones.
+macro_rules! with_elements {
+    ($operation:expr, $argument:expr, [$dtype:expr, $result:expr], [$E:ident, $O:ident] => $body:expr) => {
+        match ($dtype, $result) {
+            (candle_core::DType::BF16, candle_core::DType::F32) => {
+                type $E = half::bf16;
+                type $O = f32;
+                $body
+            }
+            (dtype, _) => $crate::element::with_element!($operation, $argument, dtype, $E => {
+                type $O = $E;
+                $body
+            }),
+        }
+    };
+}
+pub(crate) use with_elements;
+
+/// The element type that a result must have beside operands of `dtype`: theirs, unless it is kept in F32.
+pub(crate) fn result_dtype(actual: DType, dtype: DType) -> DType {
+    if actual == DType::F32 { actual } else { dtype }
+}
+
 pub(crate) fn not_an_element(operation: &'static str, argument: &'static str, actual: DType) -> crate::Error {
     crate::Error::DType { operation, argument, expected: "F32 or BF16", actual }
 }

@@ -6,25 +6,27 @@ use candle_core::DType;
 
 use crate::access::{Access, Arguments};
 use crate::cuda::{self, KernelArg};
-use crate::element::with_element;
+use crate::element::{result_dtype, with_element, with_elements};
 use crate::{Buffer, DeviceKind, Error, Result, cpu};
 
-/// `out_ND[n] = table_VD[ids_N[n]]`. Table and output are of one element type, F32 or BF16; ids are U32.
+/// `out_ND[n] = table_VD[ids_N[n]]`. Table and output are of one element type, F32 or BF16, but on a CPU the output may
+/// be F32 beside a table in BF16; ids are U32.
 ///
 /// An id that is not below V is [`Error::OutOfRange`] on the CPU. A GPU cannot say so before it is done: the token's
 /// row is NaN there, which shows in the loss, and keeps the optimizer from taking the step.
 pub fn forward(table_VD: &Buffer, ids_N: &Buffer, out_ND: &mut Buffer) -> Result<()> {
     let (n, [v, d]) = (ids_N.elements(), table_VD.sizes());
-    let dtype = table_VD.dtype();
+    let (dtype, out_dtype) = (table_VD.dtype(), result_dtype(out_ND.dtype(), table_VD.dtype()));
     let arguments = Arguments::new("embedding::forward")
         .input("table_VD", table_VD, dtype, &[v, d])
         .input("ids_N", ids_N, DType::U32, &[n])
-        .output("out_ND", out_ND, dtype, &[n, d]);
+        .output("out_ND", out_ND, out_dtype, &[n, d])
+        .same_on_a_gpu("out_ND", out_ND, dtype);
     let (table, ids, out) = (table_VD.into(), ids_N.into(), KernelArg::from(&*out_ND));
     let cpu = |access: &Access<'_>| {
         let ids = checked_ids("embedding::forward", ids_N.slice(access), v)?;
-        with_element!("embedding::forward", "table_VD", dtype, E => {
-            cpu::embedding::forward::<E>(table_VD.slice(access), ids, out_ND.slice_mut(access), d);
+        with_elements!("embedding::forward", "table_VD", [dtype, out_dtype], [E, O] => {
+            cpu::embedding::forward::<E, O>(table_VD.slice(access), ids, out_ND.slice_mut(access), d);
             Ok(())
         })
     };

@@ -9,23 +9,24 @@
 use candle_core::DType;
 
 use crate::access::{Access, Arguments};
-use crate::element::with_element;
+use crate::element::{result_dtype, with_element, with_elements};
 use crate::{Buffer, DeviceKind, Result, WriteMode, cpu, cuda};
 
-/// `y_NO = x_NI w_OI^T`. All of one element type, F32 or BF16.
+/// `y_NO = x_NI w_OI^T`. All of one element type, F32 or BF16, but `y_NO` may be F32 beside BF16 operands: the sums
+/// as they are.
 pub fn forward(x_NI: &Buffer, w_OI: &Buffer, y_NO: &mut Buffer, workspace: &mut Buffer) -> Result<()> {
     let sizes @ [n, i, o] = sizes(x_NI, w_OI);
-    let dtype = x_NI.dtype();
+    let (dtype, y_dtype) = (x_NI.dtype(), result_dtype(y_NO.dtype(), x_NI.dtype()));
     let arguments = Arguments::new("linear::forward")
         .input("x_NI", x_NI, dtype, &[n, i])
         .input("w_OI", w_OI, dtype, &[o, i])
-        .output("y_NO", y_NO, dtype, &[n, o])
+        .output("y_NO", y_NO, y_dtype, &[n, o])
         .workspace(workspace, workspace_elements(n, i, o, x_NI.device().kind()));
     let gemm = cuda::linear::forward(x_NI, w_OI, y_NO, sizes, workspace);
     let cpu = |access: &Access<'_>| {
-        with_element!("linear::forward", "x_NI", dtype, E => {
+        with_elements!("linear::forward", "x_NI", [dtype, y_dtype], [E, O] => {
             let (x, w) = (x_NI.slice::<E>(access), w_OI.slice::<E>(access));
-            cpu::linear::forward(x, w, y_NO.slice_mut(access), sizes, workspace.slice_mut(access));
+            cpu::linear::forward(x, w, y_NO.slice_mut::<O>(access), sizes, workspace.slice_mut(access));
             Ok(())
         })
     };
@@ -164,6 +165,17 @@ mod tests {
     fn bf16_operands_larger_than_a_block_match_the_reference() {
         for sizes in [[3, 1030, 517], [515, 5, 1027], [1025, 515, 2]] {
             matches_reference(sizes, DType::BF16);
+        }
+    }
+
+    #[test]
+    fn f32_outputs_of_bf16_operands_are_not_rounded() {
+        for sizes @ [n, i, o] in [[1, 517, 75], [37, 1030, 24]] {
+            let [x, w, ..] = inputs(sizes);
+            let (x_NI, w_OI) = (buffer(&x, &[n, i], DType::BF16), buffer(&w, &[o, i], DType::BF16));
+            let mut y_NO = zeros(&[n, o], DType::F32);
+            forward(&x_NI, &w_OI, &mut y_NO, &mut workspace(workspace_elements(n, i, o, DeviceKind::Cpu))).unwrap();
+            assert_near(&y_NO, &reference::forward(&x, &w, sizes));
         }
     }
 

@@ -13,7 +13,7 @@
 use candle_core::DType;
 
 use crate::access::{Access, Arguments};
-use crate::element::with_element;
+use crate::element::{result_dtype, with_element, with_elements};
 use crate::packed_outputs::PackedOutputs;
 use crate::{Buffer, DeviceKind, Result, WriteMode, cpu, cuda, linear};
 
@@ -37,7 +37,7 @@ pub fn project(x_NI: &Buffer, a_RI: &Buffer, scale: f32, z_NR: &mut Buffer, work
     arguments.run(cpu, |cuda| cuda.multiply(&gemm))
 }
 
-/// `y_NP[:, columns] += z_NR b_OR^T`.
+/// `y_NP[:, columns] += z_NR b_OR^T`. `y_NP` may be F32 beside BF16 operands.
 pub fn expand(
     z_NR: &Buffer,
     b_OR: &Buffer,
@@ -46,19 +46,19 @@ pub fn expand(
     workspace: &mut Buffer,
 ) -> Result<()> {
     const OPERATION: &str = "lora::expand";
-    let (dtype, packed) = (z_NR.dtype(), PackedOutputs::new(z_NR, b_OR, y_NP, first_column));
-    let PackedOutputs { n, r, o, p, .. } = packed;
+    let (dtype, y_dtype) = (z_NR.dtype(), result_dtype(y_NP.dtype(), z_NR.dtype()));
+    let packed @ PackedOutputs { n, r, o, p, .. } = PackedOutputs::new(z_NR, b_OR, y_NP, first_column);
     let arguments = Arguments::new(OPERATION)
         .input("z_NR", z_NR, dtype, &[n, r])
         .input("b_OR", b_OR, dtype, &[o, r])
         .require(packed.is_inside(), || packed.problem())
-        .output("y_NP", y_NP, dtype, &[n, p])
+        .output("y_NP", y_NP, y_dtype, &[n, p])
         .workspace(workspace, linear::workspace_elements(n, r, o, z_NR.device().kind()));
     let gemm = cuda::lora::expand(z_NR, b_OR, y_NP, packed, workspace);
     let cpu = |access: &Access<'_>| {
-        with_element!(OPERATION, "z_NR", dtype, E => {
+        with_elements!(OPERATION, "z_NR", [dtype, y_dtype], [E, O] => {
             let (z, b) = (z_NR.slice::<E>(access), b_OR.slice::<E>(access));
-            cpu::lora::expand(z, b, y_NP.slice_mut(access), packed, workspace.slice_mut(access));
+            cpu::lora::expand(z, b, y_NP.slice_mut::<O>(access), packed, workspace.slice_mut(access));
             Ok(())
         })
     };

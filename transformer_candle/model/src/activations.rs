@@ -21,6 +21,9 @@ pub struct ActivationSettings {
     pub sequence_length: usize,
     /// Element type of activations and weights.
     pub dtype: DType,
+    /// Element type of the residual stream and of what is added to it: `dtype`, or F32 on a CPU where there is no
+    /// backward pass.
+    pub residual_dtype: DType,
     /// Which activations the backward pass recomputes instead of keeping them.
     pub recompute: ActivationRecompute,
     /// Whether there is a backward pass at all.

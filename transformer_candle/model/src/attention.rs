@@ -32,11 +32,11 @@ pub(crate) struct AttentionActivations<T> {
 impl AttentionActivations<BufferId> {
     /// Adds the activations to the plan of a block.
     pub(crate) fn plan(shape: &ModelShape, planner: &mut BlockPlanner<'_>) -> Self {
-        let &ActivationSettings { batch, sequence_length, dtype, .. } = planner.settings;
+        let &ActivationSettings { batch, sequence_length, dtype, residual_dtype, .. } = planner.settings;
         let (n, d, heads) = (batch * sequence_length, shape.hidden_size, shape.heads());
         Self {
             norm: NormActivations {
-                residual_ND: planner.add("input", Saved::BlockInput, dtype, &[n, d]),
+                residual_ND: planner.add("input", Saved::BlockInput, residual_dtype, &[n, d]),
                 inv_rms_N: planner.add("attention_inv_rms", Saved::BlockInput, DType::F32, &[n]),
                 normed_ND: planner.add_normed("attention_normed", &[n, d]),
             },

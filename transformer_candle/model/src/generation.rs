@@ -1,5 +1,8 @@
 //! Text from a model: a pass over the prompt, then one token at a time, with the keys and values of all tokens so far
 //! kept.
+//!
+//! With BF16 weights the matmuls' operands are BF16, as in training. On a CPU the residual stream and the logits are F32
+//! all the same: no backward pass reads them, and rounding them takes most of the error of BF16 and ties close calls.
 
 use std::ops::ControlFlow;
 
@@ -17,7 +20,7 @@ use crate::weight::Weight;
 use crate::{ActivationRecompute, Error, ModelShape, Result};
 
 /// Maximum number of tokens of a prompt that pass through the model together.
-const PASS_TOKENS: usize = 128;
+pub const PASS_TOKENS: usize = 128;
 
 /// A model with a key/value cache for one sequence.
 #[derive(Debug)]
@@ -55,10 +58,13 @@ impl GeneratorPlan {
         let capacity = max_tokens.min(shape.max_position_embeddings).max(1);
         let heads = shape.heads();
         let rows = PASS_TOKENS.min(capacity);
+        // A GPU's kernels are compiled for one element type.
+        let sums_dtype = if device == DeviceKind::Cpu { DType::F32 } else { dtype };
         let settings = ActivationSettings {
             batch: 1,
             sequence_length: rows,
             dtype,
+            residual_dtype: sums_dtype,
             recompute: ActivationRecompute::None,
             training: false,
             positions: capacity,
@@ -73,7 +79,7 @@ impl GeneratorPlan {
             cache: (0..shape.num_layers).map(|layer| (cache(layer, "keys"), cache(layer, "values"))).collect(),
             backbone: BackbonePlan::new(shape, &settings, plan),
             ids: plan.add("ids", Category::Batch, DType::U32, &[rows]),
-            logits: plan.add("logits", Category::Scratch, dtype, &[1, shape.padded_vocab_size]),
+            logits: plan.add("logits", Category::Scratch, sums_dtype, &[1, shape.padded_vocab_size]),
             shape: shape.clone(),
             capacity,
         }
@@ -143,16 +149,26 @@ impl Generator {
     /// Appends tokens to the sequence and returns the logits of the token after them, one for each of the vocabulary.
     pub fn prefill(&mut self, tokens: &[u32]) -> Result<Vec<f32>> {
         self.check(tokens)?;
-        let mut hidden_1D = None;
+        let mut last_row = None;
         for tokens in tokens.chunks(PASS_TOKENS) {
-            hidden_1D = Some(self.pass(tokens)?);
+            self.pass(tokens)?;
+            last_row = Some(tokens.len() - 1);
         }
-        let hidden_1D = hidden_1D.ok_or(Error::EmptyPrompt)?;
-        let workspace = &mut self.backbone.scratch.workspace;
-        linear::forward(&hidden_1D, &self.weights.head.values, &mut self.logits_1V, workspace)?;
-        let mut logits = self.logits_1V.read_f32()?;
-        logits.truncate(self.shape.vocab_size);
-        Ok(logits)
+        self.logits(last_row.ok_or(Error::EmptyPrompt)?)
+    }
+
+    /// Appends tokens to the sequence and returns the logits after each of them: those of [`Generator::prefill`] with
+    /// the tokens up to there.
+    pub fn logits_of_each(&mut self, tokens: &[u32]) -> Result<Vec<Vec<f32>>> {
+        self.check(tokens)?;
+        let mut logits_SV = Vec::with_capacity(tokens.len());
+        for tokens in tokens.chunks(PASS_TOKENS) {
+            self.pass(tokens)?;
+            for row in 0..tokens.len() {
+                logits_SV.push(self.logits(row)?);
+            }
+        }
+        Ok(logits_SV)
     }
 
     /// Appends one token and returns the logits of the next.
@@ -215,9 +231,9 @@ impl Generator {
         }
     }
 
-    /// Runs the blocks on at most [`PASS_TOKENS`] tokens; returns the last norm's output for the last token, `[1, D]`.
-    fn pass(&mut self, tokens: &[u32]) -> Result<Buffer> {
-        let (s, d) = (tokens.len(), self.shape.hidden_size);
+    /// Runs the blocks on at most [`PASS_TOKENS`] tokens.
+    fn pass(&mut self, tokens: &[u32]) -> Result<()> {
+        let s = tokens.len();
         if self.backbone.settings.attention.sequence_length != s {
             self.backbone = self.plan.bind_rows(&self.arena, &self.weights, &self.rope, s, &self.caches)?;
         }
@@ -225,6 +241,17 @@ impl Generator {
         ids_S.write(tokens)?;
         self.backbone.forward(&ids_S, None, self.past)?;
         self.past += s;
-        Ok(self.backbone.hidden_ND().view((s - 1) * d, &[1, d])?)
+        Ok(())
+    }
+
+    /// Runs the head on a token of the last pass; returns its logits, one for each of the vocabulary.
+    fn logits(&mut self, row: usize) -> Result<Vec<f32>> {
+        let d = self.shape.hidden_size;
+        let hidden_1D = self.backbone.hidden_ND().view(row * d, &[1, d])?;
+        let workspace = &mut self.backbone.scratch.workspace;
+        linear::forward(&hidden_1D, &self.weights.head.values, &mut self.logits_1V, workspace)?;
+        let mut logits = self.logits_1V.read_f32()?;
+        logits.truncate(self.shape.vocab_size);
+        Ok(logits)
     }
 }

@@ -26,11 +26,11 @@ pub(crate) struct MlpActivations<T> {
 impl MlpActivations<BufferId> {
     /// Adds the activations to the plan of a block.
     pub(crate) fn plan(shape: &ModelShape, planner: &mut BlockPlanner<'_>) -> Self {
-        let &ActivationSettings { batch, sequence_length, dtype, .. } = planner.settings;
+        let &ActivationSettings { batch, sequence_length, dtype, residual_dtype, .. } = planner.settings;
         let (n, d, i) = (batch * sequence_length, shape.hidden_size, shape.intermediate_size);
         Self {
             norm: NormActivations {
-                residual_ND: planner.add("middle", Saved::Inner, dtype, &[n, d]),
+                residual_ND: planner.add("middle", Saved::Inner, residual_dtype, &[n, d]),
                 inv_rms_N: planner.add("mlp_inv_rms", Saved::Inner, DType::F32, &[n]),
                 normed_ND: planner.add_normed("mlp_normed", &[n, d]),
             },

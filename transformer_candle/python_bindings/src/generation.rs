@@ -69,20 +69,22 @@ pub fn generate(
     interruptible(py, &stop, || command::run(&options, &stop)).map(Completion)
 }
 
-/// Return the logits after each token, `[tokens, vocabulary]` in f32.
+/// Return the logits after each token, `[tokens, vocabulary]` in f32. The first `prompt_tokens` (at most all) pass through
+/// the model together, as a prompt does, which is faster; the others one by one, as generated tokens do.
 #[pyfunction]
-#[pyo3(signature = (checkpoint, tokens, *, device = "auto"))]
+#[pyo3(signature = (checkpoint, tokens, *, prompt_tokens = 0, device = "auto"))]
 pub fn logits<'py>(
     py: Python<'py>,
     checkpoint: PathBuf,
     tokens: Vec<Integer<u32>>,
+    #[pyo3(from_py_with = integer)] prompt_tokens: usize,
     device: &str,
 ) -> PyResult<Bound<'py, PyArray2<f32>>> {
     let device = device_of(device)?;
     let stop = StopSignal::new();
     let tokens: Vec<u32> = tokens.into_iter().map(|token| token.0).collect();
     let rows = interruptible(py, &stop, || {
-        TrainedModel::open(Path::new(&checkpoint), device, &stop.cancel_token())?.logits(&tokens, &stop)
+        TrainedModel::open(Path::new(&checkpoint), device, &stop.cancel_token())?.logits(&tokens, prompt_tokens, &stop)
     })?;
     Ok(PyArray2::from_vec2(py, &rows)?)
 }

@@ -41,7 +41,9 @@ value_class! {
         tokens: u64,
         /// Target tokens of this step over its seconds.
         tokens_per_second: f64,
-        /// Model FLOPs over the GPU's nominal BF16 peak; None where no peak is known, as on a CPU.
+        /// Positions of this step, with a target or without, over its seconds.
+        positions_per_second: f64,
+        /// Model FLOPs of all positions over the GPU's nominal BF16 peak; None where no peak is known, as on a CPU.
         mfu: Option<f64>,
         /// Wall time of the step.
         step_seconds: f64,

@@ -267,6 +267,7 @@ mod tests {
             grad_norm: 1.0,
             tokens: 1,
             tokens_per_second: 1.0,
+            positions_per_second: 1.0,
             mfu: None,
             step_seconds,
             data_wait_seconds,

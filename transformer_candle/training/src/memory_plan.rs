@@ -33,7 +33,7 @@ mod workload;
 
 use kernels::{Device, DeviceKind};
 use model::dtype_of;
-use run_config::{ActivationRecompute, Precision, ResolvedRun, RunConfig};
+use run_config::{ActivationRecompute, DataFormat, Precision, ResolvedRun, RunConfig};
 use serde::Serialize;
 
 pub use self::{
@@ -128,9 +128,12 @@ pub struct MemoryPlan {
     /// Virtual shards of an optimizer step (`runtime.deterministic_reduction`).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub deterministic_reduction: Option<u64>,
+    /// Whether the data are conversations, of whose positions only some are target tokens.
+    #[serde(skip)]
+    pub conversations: bool,
     /// Sequences of an optimizer step.
     pub sequences_per_step: u64,
-    /// Tokens of an optimizer step.
+    /// Positions of an optimizer step.
     pub tokens_per_step: u64,
     /// Sequences of the first optimizer step, and the steps over which they grow, if the batch size warms up.
     pub batch_warmup: Option<(u64, u64)>,
@@ -298,6 +301,7 @@ impl MemoryPlan {
             ranks: (rank_info.world_size > 1).then_some(rank_info.world_size as u64),
             rank_info,
             deterministic_reduction: config.runtime.deterministic_reduction.map(|shards| shards as u64),
+            conversations: data.format == DataFormat::Chat,
             sequences_per_step: data.sequences_per_step as u64,
             tokens_per_step: data.tokens_per_step() as u64,
             batch_warmup: (config.scheduler.batch_warmup_steps > 0)

@@ -211,7 +211,7 @@ impl Progress {
             parts.push(format!("stage {}/{}", self.stage + 1, self.stages.len()));
         }
         parts.push(format!("loss {:.4}", report.loss));
-        parts.push(format!("{} tokens/s", grouped(report.tokens_per_second as u64)));
+        parts.push(report.rates());
         parts.extend(report.mfu.map(|mfu| format!("MFU {:.1} %", 100.0 * mfu)));
         parts.extend(report.ranks.as_ref().map(|ranks| ranks.summary(report.step_seconds)));
         parts.extend(utilization.map(UtilizationReport::summary));
@@ -286,6 +286,7 @@ mod tests {
             grad_norm: 0.5,
             tokens: 1000,
             tokens_per_second: 12345.6,
+            positions_per_second: 12345.6,
             mfu: None,
             step_seconds: 2.0,
             data_wait_seconds: 0.0,
@@ -301,6 +302,13 @@ mod tests {
         let mut progress = Progress::new(ProgressMode::Silent, 0, Some(2000), 10);
         progress.step(&report(1900), None);
         assert_eq!(progress.line(&report(1900), None), "step 1,900/2,000  loss 3.4568  12,345 tokens/s  ETA 3m 20s");
+    }
+
+    #[test]
+    fn a_line_names_positions_where_some_have_no_target() {
+        let progress = Progress::new(ProgressMode::Silent, 0, None, 10);
+        let line = progress.line(&StepReport { positions_per_second: 40_000.0, ..report(7) }, None);
+        assert_eq!(line, "step 7  loss 3.4568  12,345 tokens/s (40,000 positions/s)");
     }
 
     #[test]

@@ -5,6 +5,7 @@ use std::path::Path;
 
 use dataset::{CancelToken, Tokenizer};
 use kernels::{Buffer, Device};
+use model::generation::PASS_TOKENS;
 use model::{Generator, ModelShape, ParameterLayout, Precision, SamplingSettings, dtype_of};
 
 use crate::checkpoint::{Checkpoint, StoredModel};
@@ -78,14 +79,20 @@ impl TrainedModel {
         in_pool(|| complete(&mut generator, tokenizer, &request, on_text))
     }
 
-    /// Returns the logits after each of these tokens, `[tokens, vocab_size]`, unless the signal is raised meanwhile.
-    pub fn logits(&self, tokens: &[u32], stop: &StopSignal) -> Result<Vec<Vec<f32>>> {
+    /// Returns the logits after each of these tokens, `[tokens, vocab_size]`, unless the signal is raised meanwhile. The
+    /// first `prompt_tokens` of them, or all where there are fewer, pass through the model together, as those of a prompt
+    /// do, the others one by one, as generated ones do.
+    pub fn logits(&self, tokens: &[u32], prompt_tokens: usize, stop: &StopSignal) -> Result<Vec<Vec<f32>>> {
         let mut generator = generator(&self.shape, &self.weights, tokens.len())?;
-        let mut row = |&token: &u32| {
-            stop.check()?;
-            generator.step(token).map_err(TrainerError::from_request)
-        };
-        in_pool(|| tokens.iter().map(&mut row).collect())
+        let (prompt, others) = tokens.split_at(prompt_tokens.min(tokens.len()));
+        in_pool(|| {
+            let mut logits = Vec::with_capacity(tokens.len());
+            for tokens in prompt.chunks(PASS_TOKENS).chain(others.chunks(1)) {
+                stop.check()?;
+                logits.extend(generator.logits_of_each(tokens).map_err(TrainerError::from_request)?);
+            }
+            Ok(logits)
+        })
     }
 }
 

@@ -211,7 +211,7 @@ impl Trainer {
     ) -> StepReport {
         let (save_seconds, evaluation_seconds) = self.observation.take_between_steps();
         let step_seconds = started.elapsed().as_secs_f64();
-        let tokens_per_second = batch.target_count as f64 / step_seconds;
+        let positions_per_second = batch.inputs.len() as f64 / step_seconds;
         let world_size = self.ranks().rank_info().world_size;
         let peak = self.engine.device().as_cuda().and_then(Cuda::nominal_bf16_flops);
         let flops_per_token = self.plan.flops_per_token_of(self.position.stage);
@@ -223,8 +223,9 @@ impl Trainer {
             learning_rate,
             grad_norm: outcome.grad_norm,
             tokens: self.position.tokens,
-            tokens_per_second,
-            mfu: peak.map(|peak| tokens_per_second * flops_per_token / (peak * world_size as f64)),
+            tokens_per_second: batch.target_count as f64 / step_seconds,
+            positions_per_second,
+            mfu: peak.map(|peak| positions_per_second * flops_per_token / (peak * world_size as f64)),
             step_seconds,
             data_wait_seconds: ranks::longest_data_wait(figures).unwrap_or(data_wait.as_secs_f64()),
             save_seconds,

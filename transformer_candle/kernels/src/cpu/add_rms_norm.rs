@@ -1,4 +1,4 @@
-//! Residual add and root-mean-square norm on CPU slices. Legend: N rows of D.
+//! Residual add and root-mean-square norm on CPU slices. Legend: N rows of D; R is the residual stream's element type.
 
 use rayon::prelude::*;
 
@@ -10,7 +10,13 @@ use crate::Element;
 /// Partial sums of a row, the same number for every vector width.
 const PARTIAL: usize = 32;
 
-pub(crate) fn forward<E: Element>(x: &[E], weight: &[E], epsilon: f32, normed: &mut [E], inv_rms: &mut [f32]) {
+pub(crate) fn forward<R: Element, E: Element>(
+    x: &[R],
+    weight: &[E],
+    epsilon: f32,
+    normed: &mut [E],
+    inv_rms: &mut [f32],
+) {
     let d = weight.len().max(1);
     let rows = rows_per_task(d);
     let pieces = x.par_chunks(rows * d).zip(normed.par_chunks_mut(rows * d)).zip(inv_rms.par_chunks_mut(rows));
@@ -25,12 +31,12 @@ pub(crate) fn forward<E: Element>(x: &[E], weight: &[E], epsilon: f32, normed: &
     });
 }
 
-pub(crate) fn forward_add<E: Element>(
-    x: &[E],
-    output: &[E],
+pub(crate) fn forward_add<R: Element, E: Element>(
+    x: &[R],
+    output: &[R],
     weight: &[E],
     epsilon: f32,
-    sum: &mut [E],
+    sum: &mut [R],
     normed: &mut [E],
     inv_rms: &mut [f32],
 ) {
@@ -43,7 +49,7 @@ pub(crate) fn forward_add<E: Element>(
             #[inline(always)]
             || {
                 for ((sum, x), output) in sum.iter_mut().zip(x).zip(output) {
-                    *sum = E::narrow(x.widen() + output.widen());
+                    *sum = R::narrow(x.widen() + output.widen());
                 }
                 measure_rows(sum, epsilon, inv_rms);
                 normalize_rows(sum, weight, inv_rms, normed);
@@ -97,7 +103,7 @@ pub(crate) fn backward<E: Element>(
 }
 
 #[inline(always)]
-fn measure_rows<E: Element>(sum: &[E], epsilon: f32, inv_rms: &mut [f32]) {
+fn measure_rows<R: Element>(sum: &[R], epsilon: f32, inv_rms: &mut [f32]) {
     let d = sum.len() / inv_rms.len();
     for (row, inv_rms) in sum.chunks_exact(d).zip(inv_rms) {
         *inv_rms = inv_rms_of(row, epsilon);
@@ -111,7 +117,7 @@ pub(super) fn inv_rms_of<E: Element>(row: &[E], epsilon: f32) -> f32 {
 }
 
 #[inline(always)]
-pub(super) fn normalize_rows<E: Element>(sum: &[E], weight: &[E], inv_rms: &[f32], normed: &mut [E]) {
+pub(super) fn normalize_rows<R: Element, E: Element>(sum: &[R], weight: &[E], inv_rms: &[f32], normed: &mut [E]) {
     let d = weight.len();
     for ((sum, normed), &inv_rms) in sum.chunks_exact(d).zip(normed.chunks_exact_mut(d)).zip(inv_rms) {
         for ((normed, sum), weight) in normed.iter_mut().zip(sum).zip(weight) {

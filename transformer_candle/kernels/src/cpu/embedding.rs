@@ -9,11 +9,14 @@ use crate::Element;
 /// row is summed in the order of the tokens.
 const ROWS: usize = 256;
 
-pub(crate) fn forward<E: Element>(table: &[E], ids: &[u32], out: &mut [E], d: usize) {
+pub(crate) fn forward<E: Element, O: Element>(table: &[E], ids: &[u32], out: &mut [O], d: usize) {
     if d == 0 {
         return;
     }
-    out.par_chunks_mut(d).zip(ids).for_each_task(|(out, &id)| out.copy_from_slice(&table[id as usize * d..][..d]));
+    out.par_chunks_mut(d).zip(ids).for_each_task(|(out, &id)| {
+        let row = &table[id as usize * d..][..d];
+        out.iter_mut().zip(row).for_each(|(out, value)| *out = O::narrow(value.widen()));
+    });
 }
 
 pub(crate) fn backward<E: Element>(ids: &[u32], dout: &[E], dtable: &mut [f32], d: usize) {

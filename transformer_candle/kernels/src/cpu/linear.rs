@@ -4,7 +4,13 @@ use super::gemm::{Matrix, multiply, multiply_accumulate, workspace_for};
 use crate::{Element, WriteMode};
 
 /// `y_NO = x_NI w_OI^T`.
-pub(crate) fn forward<E: Element>(x: &[E], w: &[E], y: &mut [E], [n, i, o]: [usize; 3], workspace: &mut [f32]) {
+pub(crate) fn forward<E: Element, O: Element>(
+    x: &[E],
+    w: &[E],
+    y: &mut [O],
+    [n, i, o]: [usize; 3],
+    workspace: &mut [f32],
+) {
     multiply(Matrix::new(x, n, i), Matrix::new(w, o, i).transposed(), y, o, workspace);
 }
 

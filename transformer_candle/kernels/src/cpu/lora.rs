@@ -20,7 +20,13 @@ pub(crate) fn project<E: Element>(
     scale_in_place(z, scale);
 }
 
-pub(crate) fn expand<E: Element>(z: &[E], b: &[E], y: &mut [E], packed: PackedOutputs, workspace: &mut [f32]) {
+pub(crate) fn expand<E: Element, O: Element>(
+    z: &[E],
+    b: &[E],
+    y: &mut [O],
+    packed: PackedOutputs,
+    workspace: &mut [f32],
+) {
     let PackedOutputs { n, r, o, p, first_column } = packed;
     let (z, b) = (Matrix::new(z, n, r), Matrix::new(b, o, r).transposed());
     let y = y.get_mut(first_column..).unwrap_or_default();

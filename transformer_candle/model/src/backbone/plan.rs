@@ -37,7 +37,7 @@ pub struct BackbonePlan {
 impl BackbonePlan {
     /// Adds the buffers to a memory plan.
     pub fn new(shape: &ModelShape, settings: &ActivationSettings, plan: &mut Plan) -> Self {
-        let &ActivationSettings { batch, sequence_length, dtype, training, .. } = settings;
+        let &ActivationSettings { batch, sequence_length, dtype, residual_dtype, training, .. } = settings;
         let (n, d) = (batch * sequence_length, shape.hidden_size);
         let mut planner = BlockPlanner::new(settings, plan);
         let plan_block = |_| {
@@ -55,11 +55,11 @@ impl BackbonePlan {
             settings: *settings,
             blocks,
             final_norm: NormActivations {
-                residual_ND: plan.add("output", kept, dtype, &[n, d]),
+                residual_ND: plan.add("output", kept, residual_dtype, &[n, d]),
                 inv_rms_N: plan.add("final_inv_rms", kept, DType::F32, &[n]),
                 normed_ND: plan.add("final_normed", kept, dtype, &[n, d]),
             },
-            layer_output: plan.add("layer_output", Category::Scratch, dtype, &[n * narrow]),
+            layer_output: plan.add("layer_output", Category::Scratch, residual_dtype, &[n * narrow]),
             workspace: plan.add("workspace", Category::Scratch, DType::F32, &[workspace_elements(shape, settings)]),
             rope: (
                 plan.add("rope_cosines", Category::Scratch, DType::F32, &angles),
@@ -182,6 +182,7 @@ mod tests {
             batch,
             sequence_length: 2048,
             dtype: DType::BF16,
+            residual_dtype: DType::BF16,
             recompute,
             training,
             positions: 2048,

@@ -86,6 +86,7 @@ impl Decoder {
             batch,
             sequence_length,
             dtype,
+            residual_dtype: dtype,
             recompute,
             training,
             positions: sequence_length,

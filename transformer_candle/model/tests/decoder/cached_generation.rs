@@ -69,6 +69,26 @@ fn bf16_weights_generate_too() {
 }
 
 #[test]
+fn logits_of_bf16_weights_are_not_rounded() {
+    let shape = tiny(true);
+    let weights = models::flat_weights(&shape, DType::BF16);
+    let logits = Generator::new(&shape, &weights, 24).unwrap().prefill(&tokens(&shape, 12)).unwrap();
+    assert!(logits.iter().any(|logit| logit.to_bits() & 0xffff != 0), "close calls become ties");
+}
+
+#[test]
+fn logits_of_each_token_are_those_of_prefixes() {
+    let shape = ModelShape { max_position_embeddings: 300, ..tiny(true) };
+    let prompt = tokens(&shape, 150);
+    let each = generator(&shape, 300).logits_of_each(&prompt).unwrap();
+    assert_eq!(each.len(), 150);
+    for count in [1, 127, 128, 129, 150] {
+        let prefix = widened(&generator(&shape, 300).prefill(&prompt[..count]).unwrap());
+        assert!(relative_error(&each[count - 1], &prefix) <= 1e-5);
+    }
+}
+
+#[test]
 fn greedy_generation_takes_the_largest_logit_and_stops() {
     let shape = tiny(true);
     let prompt = tokens(&shape, 5);

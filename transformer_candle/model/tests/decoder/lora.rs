@@ -107,10 +107,11 @@ fn generation_and_evaluation_use_the_adapters() {
     let base = tiny(true);
     let shape = with_adapters(base.clone(), &TargetModule::ALL);
     let tokens: Vec<u32> = (3..15).collect();
-    let mut generator = Generator::new(&shape, &models::flat_weights(&shape, DType::F32), 24).unwrap();
-    let logits: Vec<f32> = generator.prefill(&tokens).unwrap();
     let expected = Tape::new(&shape).logits(&tokens, 1).unwrap().to_vec2::<f64>().unwrap();
-    assert!(relative_error(&logits, expected.last().unwrap()) < 1e-5);
+    for (dtype, bound) in [(DType::F32, 1e-5), (DType::BF16, 0.03)] {
+        let mut generator = Generator::new(&shape, &models::flat_weights(&shape, dtype), 24).unwrap();
+        assert!(relative_error(&generator.prefill(&tokens).unwrap(), expected.last().unwrap()) < bound, "{dtype:?}");
+    }
 
     let data = Batch::drawn(&shape, 24, 0.0, 4);
     let mut evaluating = models::decoder(&shape, &DecoderSettings { training: false, ..plain(2, 12) });

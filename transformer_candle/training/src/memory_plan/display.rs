@@ -78,7 +78,7 @@ impl fmt::Display for MemoryPlan {
             rows.push(("step", self.step()));
         }
         rows.extend(
-            self.stages.iter().enumerate().map(|(line, stage)| (label("stages", line), self::stage(line, stage))),
+            self.stages.iter().enumerate().map(|(line, stage)| (label("stages", line), self.stage(line, stage))),
         );
         rows.push(("length", self.length()));
         rows.push(("device", self.device_line()));
@@ -205,7 +205,7 @@ impl MemoryPlan {
     fn largest(&self) -> Vec<String> {
         let line = |fit: &super::FittingMicroBatch| {
             let requirement = &fit.requirement;
-            let speed = fit.tokens_per_second.map(|speed| format!(", {} tokens/s", rates(speed)));
+            let speed = fit.tokens_per_second.map(|speed| format!(", {}", self.rates(speed)));
             format!(
                 "micro-batch {:>3} with activation_recompute: {:<9} {:>10}{}",
                 requirement.micro_batch,
@@ -215,6 +215,29 @@ impl MemoryPlan {
             )
         };
         self.largest_micro_batches.iter().map(line).collect()
+    }
+
+    /// `14,900 to 19,900 tokens/s`: of conversations positions/s, of which only some are target tokens.
+    fn rates(&self, speed: [f64; 2]) -> String {
+        format!("{} {}", rates(speed), if self.conversations { "positions/s" } else { "tokens/s" })
+    }
+
+    /// `1: steps 1 to 400, 32 sequences of 512 as 8 x 4, learning rate 0.001, 12.3 GB alone`
+    fn stage(&self, index: usize, stage: &StagePlan) -> String {
+        let rate = stage.speed.as_ref().map(|speed| format!(", {}", self.rates(speed.tokens_per_second)));
+        format!(
+            "{}: steps {} to {}, {} sequences of {} as {} x {}, learning rate up to {}, {} alone{}",
+            index + 1,
+            grouped(stage.first_step),
+            grouped(stage.last_step),
+            grouped(stage.sequences_per_step),
+            grouped(stage.sequence_length),
+            stage.micro_batch,
+            stage.gradient_accumulation_steps,
+            stage.learning_rate,
+            bytes(stage.bytes),
+            rate.unwrap_or_default()
+        )
     }
 
     fn disk(&self) -> String {
@@ -235,32 +258,14 @@ impl MemoryPlan {
             SpeedSource::Roofline if self.device.gpu.is_some() => "; not measured",
             _ => "",
         };
-        let rate = rates(speed.tokens_per_second);
+        let rate = self.rates(speed.tokens_per_second);
         let of_ranks = speed.exchange.as_ref().zip(self.ranks).map(|(exchange, ranks)| {
             let [a, b] = exchange.efficiency;
             format!(", {} % of {ranks} times one rank", range(&percent(a.min(b)), &percent(a.max(b))))
         });
         let (mfu, of_ranks) = (mfu.unwrap_or_default(), of_ranks.unwrap_or_default());
-        Some(format!("{rate} tokens/s, {step} per step{mfu}{of_ranks}, {}{bench}", speed.origin))
+        Some(format!("{rate}, {step} per step{mfu}{of_ranks}, {}{bench}", speed.origin))
     }
-}
-
-/// `1: steps 1 to 400, 32 sequences of 512 as 8 x 4, learning rate 0.001, 12.3 GB alone`
-fn stage(index: usize, stage: &StagePlan) -> String {
-    let rate = stage.speed.as_ref().map(|speed| format!(", {} tokens/s", rates(speed.tokens_per_second)));
-    format!(
-        "{}: steps {} to {}, {} sequences of {} as {} x {}, learning rate up to {}, {} alone{}",
-        index + 1,
-        grouped(stage.first_step),
-        grouped(stage.last_step),
-        grouped(stage.sequences_per_step),
-        grouped(stage.sequence_length),
-        stage.micro_batch,
-        stage.gradient_accumulation_steps,
-        stage.learning_rate,
-        bytes(stage.bytes),
-        rate.unwrap_or_default()
-    )
 }
 
 /// `gemm 76 %, attention 11 %`, the largest first.

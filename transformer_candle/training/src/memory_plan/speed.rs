@@ -38,7 +38,7 @@ pub enum SpeedSource {
 /// The speed of a config. Ranges are pessimistic first; both ends are one number where it was timed.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Speed {
-    /// Target tokens per second.
+    /// Positions per second: target tokens where every position has one, as in text. Of conversations fewer have.
     pub tokens_per_second: [f64; 2],
     /// Seconds of an optimizer step.
     pub step_seconds: [f64; 2],

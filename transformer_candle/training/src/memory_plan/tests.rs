@@ -334,6 +334,17 @@ fn a_busy_cpu_is_told_beside_what_was_timed_on_it() {
 }
 
 #[test]
+fn a_plan_for_conversations_counts_positions() {
+    let speed = |overrides: &[&str]| {
+        let run = run_of("smoke_cpu", &[&["runtime.precision=bf16"], overrides].concat());
+        plan_on(&run, &request("rtx4090"), &FakeMachine::default()).unwrap().to_string()
+    };
+    let (text, conversations) = (speed(&[]), speed(&["data.format=chat", "data.packing=padded"]));
+    assert!(text.contains(" tokens/s, ") && !text.contains("positions/s"), "{text}");
+    assert!(conversations.contains(" positions/s, ") && !conversations.contains("tokens/s"), "{conversations}");
+}
+
+#[test]
 fn every_gpu_of_the_table_is_planned_for() {
     let run = run_of("rtx5090_1b", &["runtime.memory_limit=null", "runtime.device=cpu"]);
     for gpu in &GPUS {

@@ -74,6 +74,7 @@ mod tests {
             grad_norm: 0.75,
             tokens: step * 4096,
             tokens_per_second: 1234.5,
+            positions_per_second: 2469.0,
             mfu: None,
             step_seconds: 3.25,
             data_wait_seconds: 0.0,
@@ -132,7 +133,7 @@ mod tests {
         metrics.record(&end(1, "all steps are done").record());
         metrics.flush();
         insta::assert_snapshot!(std::fs::read_to_string(run.path().join("metrics.jsonl")).unwrap(), @r#"
-        {"kind":"train","step":1,"loss":2.5,"learning_rate":0.001,"grad_norm":0.75,"tokens":4096,"tokens_per_second":1234.5,"mfu":null,"step_seconds":3.25,"data_wait_seconds":0.0,"save_seconds":0.5,"evaluation_seconds":0.0,"memory_bytes":1073741824}
+        {"kind":"train","step":1,"loss":2.5,"learning_rate":0.001,"grad_norm":0.75,"tokens":4096,"tokens_per_second":1234.5,"positions_per_second":2469.0,"mfu":null,"step_seconds":3.25,"data_wait_seconds":0.0,"save_seconds":0.5,"evaluation_seconds":0.0,"memory_bytes":1073741824}
         {"kind":"evaluation","step":1,"loss":2.0,"perplexity":7.38905609893065,"bits_per_byte":1.1,"tokens":512}
         {"kind":"utilization","step":1,"time":1500000000.0,"rss_bytes":536870912,"cpu_cores":1.75,"swap_bytes":0}
         {"kind":"utilization","step":1,"time":1500000000.0,"rss_bytes":536870912,"cpu_cores":1.75,"swap_bytes":0,"gpu_utilization":0.97,"gpu_memory_bytes":30000000000,"gpu_memory_total_bytes":34190917632,"gpu_power_watts":412.5,"gpu_power_limit_watts":575.0,"gpu_temperature_celsius":71,"gpu_clock_mhz":2400,"gpu_throttle":"thermal"}
@@ -153,7 +154,7 @@ mod tests {
         metrics.record(&UtilizationReport { ranks, ..utilization(1, None) }.record());
         metrics.flush();
         insta::assert_snapshot!(std::fs::read_to_string(run.path().join("metrics.jsonl")).unwrap(), @r#"
-        {"kind":"train","step":1,"loss":2.5,"learning_rate":0.001,"grad_norm":0.75,"tokens":4096,"tokens_per_second":1234.5,"mfu":null,"step_seconds":3.25,"data_wait_seconds":0.0,"save_seconds":0.5,"evaluation_seconds":0.0,"memory_bytes":1073741824,"exchange_seconds":0.25,"slowest_rank":1,"slowest_rank_seconds":3.0,"median_rank_seconds":2.5,"rank_compute_seconds":[2.5,3.0]}
+        {"kind":"train","step":1,"loss":2.5,"learning_rate":0.001,"grad_norm":0.75,"tokens":4096,"tokens_per_second":1234.5,"positions_per_second":2469.0,"mfu":null,"step_seconds":3.25,"data_wait_seconds":0.0,"save_seconds":0.5,"evaluation_seconds":0.0,"memory_bytes":1073741824,"exchange_seconds":0.25,"slowest_rank":1,"slowest_rank_seconds":3.0,"median_rank_seconds":2.5,"rank_compute_seconds":[2.5,3.0]}
         {"kind":"utilization","step":1,"time":1500000000.0,"rss_bytes":536870912,"cpu_cores":1.75,"swap_bytes":0,"max_rank_rss_bytes":268435456,"largest_rank":1}
         "#);
         let tags = tensorboard::steps_and_tags(&run.path().join("tensorboard")).into_iter().flat_map(|(_, tags)| tags);

@@ -6,6 +6,7 @@ use super::{
     ranks::RankTimes,
     scalar::{Record, Scalar},
 };
+use crate::units::grouped;
 
 /// The result of one optimizer step.
 #[derive(Clone, Debug, PartialEq)]
@@ -22,7 +23,10 @@ pub struct StepReport {
     pub tokens: u64,
     /// Target tokens per second of this step, those of all ranks together.
     pub tokens_per_second: f64,
-    /// Model FLOPs over the nominal dense BF16 peak of the GPU, or of all ranks' GPUs; none where no peak is known, as
+    /// Positions per second that the model computed, whether they have a target or not. Padding has none, and of
+    /// conversations only what the assistant says has: there they are more than the target tokens.
+    pub positions_per_second: f64,
+    /// Model FLOPs of all positions over the nominal dense BF16 peak of the GPU, or of all ranks' GPUs; none where no peak is known, as
     /// on a CPU.
     pub mfu: Option<f64>,
     /// Wall time of the step.
@@ -40,6 +44,15 @@ pub struct StepReport {
 }
 
 impl StepReport {
+    /// Formats the tokens/s, beside the positions/s where not every position has a target.
+    pub(crate) fn rates(&self) -> String {
+        let tokens = format!("{} tokens/s", grouped(self.tokens_per_second as u64));
+        if self.positions_per_second > self.tokens_per_second {
+            return format!("{tokens} ({} positions/s)", grouped(self.positions_per_second as u64));
+        }
+        tokens
+    }
+
     /// Returns the logged numbers of a step, without the step itself.
     pub fn scalars(&self) -> Vec<Scalar> {
         let mut scalars = vec![
@@ -48,6 +61,7 @@ impl StepReport {
             Scalar::curve("grad_norm", "gradient_norm", self.grad_norm),
             Scalar::plain("tokens", self.tokens),
             Scalar::curve("tokens_per_second", "tokens_per_second", self.tokens_per_second),
+            Scalar::curve("positions_per_second", "positions_per_second", self.positions_per_second),
             Scalar::optional_curve("mfu", "mfu", self.mfu),
             Scalar::curve("step_seconds", "step_seconds", self.step_seconds),
             Scalar::curve("data_wait_seconds", "data_wait_seconds", self.data_wait_seconds),
