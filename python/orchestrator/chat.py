@@ -86,7 +86,6 @@ class Conversation:
 def run(request: Request) -> None:
     """Converse until the end of the input, or answer once."""
     settings = request.settings()
-    request.source.check("chat with")
     folder = request.source.folder()
     base = base_folder(folder, request.source.base_model)
     model = _native.ChatModel(

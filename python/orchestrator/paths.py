@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import shutil
 import sys
 from dataclasses import dataclass
@@ -27,13 +28,13 @@ class RunLocation:
     @property
     def flags(self) -> str:
         """The flags that select this run on the command line."""
-        where = "" if self.is_usual else f" --run-dir {self.folder}"
+        where = "" if self.is_usual else f" --run-dir {quoted(self.folder)}"
         return f"--experiment {self.experiment}{where}"
 
     @property
     def model_flags(self) -> str:
         """The flags that select the run's newest checkpoint on the command line."""
-        return f"--experiment {self.experiment}" if self.is_usual else f"--checkpoint {self.folder}"
+        return f"--experiment {self.experiment}" if self.is_usual else f"--checkpoint {quoted(self.folder)}"
 
 
 @dataclass(frozen=True)
@@ -54,6 +55,14 @@ class Roots:
             tokenizers=Path(os.environ.get("ORCHESTRATE_TOKENIZER_ROOT") or Path("artifacts", "tokenizer")),
             target=Path(target) if target else None,
         )
+
+    def location_of(self, folder: Path) -> RunLocation:
+        """Return the location of a run that is there: an experiment's, or one in a folder of its own."""
+        name = folder.name
+        if folder.absolute() == (self.runs / name).absolute() and EXPERIMENT.fullmatch(name):
+            return self.location(name, None)
+        usable = re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-._") or "run"
+        return self.location(usable[:64], folder)
 
     def location(self, experiment: str, run_dir: Path | None, flag: str = "--experiment") -> RunLocation:
         """Return the location of an experiment, or raise a `CommandError` if its name cannot be that of a folder.
@@ -77,6 +86,11 @@ class Roots:
                     f"the name of {folder} is not UTF-8, so no file of a run can hold it: work elsewhere"
                 )
         return location
+
+
+def quoted(path: Path) -> str:
+    """Return the path as it is typed in a shell."""
+    return shlex.quote(str(path))
 
 
 def is_utf8(text: str) -> bool:

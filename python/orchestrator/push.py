@@ -58,7 +58,6 @@ def run(
     max_shard_size: str | None,
 ) -> None:
     """Upload the model of a checkpoint or an experiment, and say how it is loaded."""
-    source.check("push")
     size = hf_directory.checked_size(max_shard_size or hf_directory.MAX_SHARD_SIZE)
     named = REPOSITORY.fullmatch(repository)
     if named is None or named["revision"]:
