@@ -39,9 +39,9 @@ class _Parser:
     def parse_args(self, args: list[str]) -> tuple[dict[str, Any], list[str], list[Any]]:
         """Return the values by the parameters' names, the words that are left, and the parameters in their order."""
         try:
-            values, rest, order = self._parser.parse_args(args=args)
+            values, rest, order = self._parser.parse_args(args=list(args))
         except Exception as error:
-            raise _explained(error, self._command, self._ctx) from None
+            raise _explained(error, self._command, self._ctx, args) from None
         parameters = {parameter.name: parameter for parameter in self._command.get_params(self._ctx)}
         return {name: _value(parameters[name], value) for name, value in values.items()}, rest, order
 
@@ -90,12 +90,15 @@ def stopped() -> CommandError:
     return CommandError("stopped by Ctrl-C", ExitCode.INTERRUPTED)
 
 
-def _explained(error: Exception, command: Any, ctx: Any) -> Exception:
+def _explained(error: Exception, command: Any, ctx: Any, args: list[str]) -> Exception:
     """Return the error of an unknown option with what to type instead, any other one as it is."""
     if not hasattr(error, "possibilities"):
         return error
     known = [name for parameter in command.get_params(ctx) for name in parameter.opts if name.startswith("--")]
-    return CommandError(habits.of_flag(error.option_name, known, ctx.parent and ctx.info_name))  # type: ignore[attr-defined]
+    name = error.option_name  # type: ignore[attr-defined]
+    words = (word.partition("=")[0] for word in args)
+    typed = next((word for word in words if habits.hyphenated(word) == name), name)
+    return CommandError(habits.of_flag(typed, known, ctx.parent and ctx.info_name))
 
 
 def _value(parameter: Any, value: Any) -> Any:
