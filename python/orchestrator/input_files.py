@@ -16,3 +16,18 @@ def read_text(path: Path) -> str:
     """Return the text of a file, without the byte order mark that some editors put first."""
     check_regular(path)
     return path.read_text(encoding="utf-8-sig")
+
+
+def read_pointer(path: Path) -> str:
+    """Return the name of the checkpoint that `latest` or `best` points to: a link, or a text file of earlier versions.
+
+    Raises:
+        OSError: There is neither.
+    """
+    return str(path.readlink()) if path.is_symlink() else read_text(path).strip()
+
+
+def followed(path: Path) -> Path:
+    """Return the checkpoint that `latest` or `best` points to at this moment; any other path as it is."""
+    is_pointer = path.name in ("latest", "best") and (path.is_symlink() or path.is_file())
+    return path.with_name(read_pointer(path)) if is_pointer else path

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from orchestrator import _native, adapters, pretrained
 from orchestrator.command_error import CommandError
+from orchestrator.input_files import followed
 from orchestrator.paths import Roots, shown
 from orchestrator.screen import note
 
@@ -19,6 +20,7 @@ def locate(named: str, flag: str) -> Path:
         named: What was typed.
         flag: The flag that it was typed for, which messages name.
     """
+    named = str(followed(Path(named))) if Path(named).name in ("latest", "best") else named
     run = _run(named)
     folder = run or pretrained.locate(named, flag, (CONFIG, adapters.ADAPTER_CONFIG))
     if run is not None:

@@ -65,12 +65,12 @@ add_trainer_command(app, "evaluate")
 )
 def chat(once: str | None, system: str | None, chat_template: Path | None, max_tokens: int, **typed: Any) -> None:
     """Converse in the terminal, or answer what a script asks."""
-    from orchestrator.chat import Request
+    from orchestrator.chat import Request, sampling_settings
     from orchestrator.chat import run as converse
     from orchestrator.exported_model import named_source
 
+    sampling = sampling_settings({name: typed[name] for name in SAMPLING})
     source = named_source("chat with", typed["run"], typed["checkpoint"], typed["experiment"], typed["base_model"])
-    sampling = {name: typed[name] for name in SAMPLING}
     converse(Request(source, once, system, chat_template, typed["device"] or "auto", max_tokens, sampling))
 
 
@@ -133,10 +133,17 @@ def push(
         bool, typer.Option("--merge", help="Upload the model with its LoRA adapters merged. Default: the adapters.")
     ] = False,
     base_model: BaseModel = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="List the files that would be uploaded, and upload nothing.")
+    ] = False,
 ) -> None:
     """Upload a trained model to the Hugging Face Hub."""
     from orchestrator.exported_model import named_source
+    from orchestrator.push import preview
     from orchestrator.push import run as upload
 
     source = named_source("push", run, checkpoint, experiment, base_model)
+    if dry_run:
+        preview(repository, source, merge, max_shard_size)
+        return
     upload(repository, source, merge, public, branch, message, max_shard_size)

@@ -62,7 +62,9 @@ impl NamedRun {
         let in_root = root.join(name);
         let is_experiment = name.to_str().is_some_and(|name| check_experiment_name(name).is_ok());
         if is_experiment && in_root.is_dir() {
-            return Self::of_path(&in_root);
+            // A run that is about to write its first file is there by its name already.
+            let unwritten = Self { directory: Some(shown(&in_root)), ..Self::default() };
+            return Ok(Self::of_path(&in_root).unwrap_or(unwritten));
         }
         for path in [name, &in_root] {
             match fs::metadata(path) {
