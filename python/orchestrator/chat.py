@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from orchestrator import _native, converted_adapters, signals, terminal
 from orchestrator.adapters import base_folder, has_adapters
@@ -36,7 +37,7 @@ class Request:
     chat_template: Path | None
     device: str
     max_tokens: int
-    sampling: dict[str, float | int]
+    sampling: dict[str, Any]
     """The sampling settings that were typed, as keyword arguments of `ChatModel.reply`."""
 
 
@@ -78,7 +79,7 @@ class Conversation:
         return None
 
 
-def sampling_settings(typed: dict[str, str | None]) -> dict[str, float | int]:
+def sampling_settings(typed: dict[str, str | None]) -> dict[str, Any]:
     """Return the options `temperature`, `top_k`, `top_p` and `seed` of `generate` as numbers; None was not typed."""
     return {name: _number(name, text) for name, text in typed.items() if text is not None}
 
