@@ -81,7 +81,7 @@ class KilledRun:
 
     def results(self) -> dict[str, bytes]:
         """Return the contents of the run's files that must not depend on how often it was killed."""
-        latest = (self.folder / "checkpoints" / "latest").read_text().strip()
+        latest = (self.folder / "checkpoints" / "latest").readlink().name
         names = ("model.safetensors", "optimizer.safetensors", "trainer_state.json")
         checkpoint = {name: (self.folder / "checkpoints" / latest / name).read_bytes() for name in names}
         return {"ledger": (self.folder / "ledger.jsonl").read_bytes(), **checkpoint}

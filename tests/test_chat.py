@@ -79,7 +79,7 @@ def test_ctrl_c_ends_an_answer_and_not_the_conversation(tuned: Workspace) -> Non
 
 def test_what_cannot_be_talked_with_is_refused(tuned: Workspace, pretrained: Path) -> None:
     chat = ["chat", "--device=cpu", "--once=Hi"]
-    tuned.orchestrate(*chat).refused(2, "say what to chat with")
+    tuned.orchestrate(*chat, "chat", "--experiment=chat").refused(2, "say one thing to chat with")
     tuned.orchestrate(*chat, "nobody").refused(2, 'there is no experiment "nobody"')
     tuned.orchestrate(*chat, "chat", "--temperature=hot").refused(2, "--temperature hot is not a number")
     tuned.orchestrate(*chat, "chat", "--top-p=2").refused(2, "top_p")
@@ -91,8 +91,16 @@ def test_what_cannot_be_talked_with_is_refused(tuned: Workspace, pretrained: Pat
     for file in pretrained.iterdir():
         if file.name != "chat_template.jinja":
             (bare / file.name).write_bytes(file.read_bytes())
-    tuned.orchestrate(*chat, "--checkpoint=bare").refused(2, "has no chat template", "chatml")
+    tuned.orchestrate(*chat, "--checkpoint=bare").refused(2, "has no chat template", "generate", "chatml")
     tuned.orchestrate(*chat, "--checkpoint=bare", "--chat-template=chatml").succeeded()
+
+
+def test_unknown_commands_are_answered_without_the_model(tuned: Workspace) -> None:
+    words = " ".join(str(word) for word in CHAT)
+    done = tuned.command("sh", "-c", f"printf '/help\\n/save it\\n/exit\\n' | {words}").succeeded()
+    assert done.out == ""
+    assert "note: there is no /save: /reset starts" in done.err
+    assert "note: /reset starts" in done.err
 
 
 def test_a_script_gets_an_answer_per_line(tuned: Workspace) -> None:

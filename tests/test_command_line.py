@@ -126,6 +126,17 @@ def test_flags_have_the_type_range_and_text_of_their_keys() -> None:
     assert [panel for panel in panels if panel] == list(PANELS)
 
 
+def test_every_preset_is_listed_and_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli._run(["preset"]) == 0
+    assert capsys.readouterr().out.split() == list(_native.presets())
+    for name in ("smoke_cpu", "1b"):
+        assert cli._run(["preset", name]) == 0
+        assert capsys.readouterr().out.strip() == _native.presets()[name].strip()
+    for words in (["preset", "2b"], ["preset", "1b", "--depth=4"], ["preset", "1b", "--gpu=h100"]):
+        assert cli._run(words) == 2
+    assert "use one of smoke_cpu" in capsys.readouterr().err
+
+
 def test_both_programs_take_the_same_options(workspace: Workspace) -> None:
     commands: Any = typer.main.get_command(cli.app)
     own = {"train": {"launch", "nproc"}, "plan": {"preset", "depth"}}

@@ -195,7 +195,7 @@ def test_wrong_options_are_refused_and_touch_nothing(workspace: Workspace) -> No
         "--format=hf --out=full": ("full is not empty",),
         "--format=hf --out=full/mine.txt": ("mine.txt is a file or a link",),
         "--format=hf --out=no/where": ("there is no folder",),
-        "--format=hf --experiment=E": ("say what to export",),
+        "--format=hf --experiment=E": ("say one thing to export",),
     }
     for flags, words in refused.items():
         workspace.orchestrate("export", "--checkpoint=alone", *flags.split()).refused(2, *words)

@@ -167,4 +167,6 @@ def test_what_a_stopped_and_resumed_run_was_trained_on_is_proven(workspace: Work
     ledger = run / "ledger.jsonl"
     ledger.write_text(ledger.read_text().replace('"targets":128', '"targets":127', 1))
     workspace.orchestrate("validate-data", run).refused(3, "ledger.jsonl")
-    workspace.orchestrate("validate-data", "nowhere").refused(2, str(workspace.root / "nowhere"), "no run's folder")
+    workspace.orchestrate("validate-data", "nowhere").refused(
+        2, str(workspace.root / "nowhere"), "no file or directory"
+    )

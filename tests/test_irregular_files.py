@@ -38,11 +38,8 @@ def model(workspace: Workspace) -> Path:
 def test_a_model_s_files_are_regular(workspace: Workspace, model: Path, name: str, put: Callable[[Path], None]) -> None:
     (model / name).unlink()
     put(model / name)
-    for command in (
-        [TRAINER, "generate", "--checkpoint", model, "--prompt=a"],
-        [ORCHESTRATE, "export", "--checkpoint", model, "--format=hf"],
-    ):
-        done = workspace.command(*PATIENCE, *command)
+    for program, command in ((TRAINER, ["generate", "--prompt=a"]), (ORCHESTRATE, ["export", "--format=hf"])):
+        done = workspace.command(*PATIENCE, program, *command, "--checkpoint", model)
         assert done.code in (2, 5), (command, done)
         assert name in done.err and "a bug" not in done.err
 
@@ -51,8 +48,8 @@ def test_a_model_s_files_are_regular(workspace: Workspace, model: Path, name: st
 def test_the_index_of_weights_is_regular(workspace: Workspace, model: Path, put: Callable[[Path], None]) -> None:
     (model / "model.safetensors").unlink()
     put(model / "model.safetensors.index.json")
-    for command in ([TRAINER, "generate", "--prompt=a"], [ORCHESTRATE, "export", "--format=hf"]):
-        done = workspace.command(*PATIENCE, *command, "--checkpoint", model)
+    for program, command in ((TRAINER, ["generate", "--prompt=a"]), (ORCHESTRATE, ["export", "--format=hf"])):
+        done = workspace.command(*PATIENCE, program, *command, "--checkpoint", model)
         assert done.code in (1, 2, 5), done
         assert "model.safetensors.index.json" in done.err and "a bug" not in done.err
 
@@ -66,10 +63,10 @@ def test_a_run_s_files_are_regular(workspace: Workspace, name: str, put: Callabl
     path = workspace.run_folder("E") / name
     path.unlink(missing_ok=True)
     put(path)
-    for command in (
-        [ORCHESTRATE, "watch", "E", "--once"],
-        [TRAINER, "train", "--config", workspace.run_folder("E") / "training.yaml", "--resume"],
-        [ORCHESTRATE, "export", "--experiment=E", "--format=hf", "--out", workspace.root / "out"],
+    for program, command in (
+        (ORCHESTRATE, ["watch", "E", "--once"]),
+        (TRAINER, ["train", "--config=runs/E/training.yaml", "--resume"]),
+        (ORCHESTRATE, ["export", "--experiment=E", "--format=hf", "--out=out"]),
     ):
-        done = workspace.command(*PATIENCE, *command)
+        done = workspace.command(*PATIENCE, program, *command)
         assert done.code != 124 and "a bug" not in done.err, (command, done)

@@ -164,7 +164,7 @@ def test_adapters_that_cannot_be_exported_are_refused(workspace: Workspace, base
         ("--experiment=tuned", "--format=adapter", "--type=f16"): ("--type f16 is for --format gguf",),
         ("--experiment=tuned", "--format=hf"): ("holds LoRA adapters", "--merge exports the model with them"),
         ("--experiment=tuned", "--base-model=x", "--format=hf"): ("give it with --merge",),
-        ("--experiment=tuned", "--list", "--checkpoint=x"): ("say what to list",),
+        ("--experiment=tuned", "--list", "--checkpoint=x"): ("say one thing to list",),
     }.items():
         workspace.orchestrate("export", *flags).refused(2, *words)
     workspace.orchestrate("push", "alice/mine", "--checkpoint=nowhere").refused(2)

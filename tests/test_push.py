@@ -256,10 +256,17 @@ def test_missing_permissions_of_the_token_are_named(workspace: Workspace, hub: F
     refused(2, "may not write to alice/tiny", "required permissions")
 
 
+def test_a_dry_run_lists_files_and_asks_the_hub_nothing(workspace: Workspace, hub: FakeHub) -> None:
+    told = workspace.orchestrate("push", "alice/tiny", "E", "--dry-run").succeeded().out
+    for name in ("README.md", "config.json", "model.safetensors", "tokenizer.json"):
+        assert name in told
+    assert "nothing was sent to alice/tiny" in told
+    assert not hub.requests
+
+
 def test_wrong_commands_ask_the_hub_nothing(workspace: Workspace, hub: FakeHub) -> None:
     for flags, words in {
-        "alice/tiny": ("say what to push",),
-        "alice/tiny --experiment=E --checkpoint=E": ("say what to push",),
+        "alice/tiny --experiment=E --checkpoint=E": ("say one thing to push",),
         "tiny --experiment=E": ("tiny is not a repository", "OWNER/NAME"),
         "alice/tiny@v1 --experiment=E": ("alice/tiny@v1 is not a repository",),
         "alice/a--b --experiment=E": ("alice/a--b is not a name",),

@@ -30,7 +30,7 @@ def test_every_command_of_the_start_screen_exists(workspace: Workspace) -> None:
     workspace.extra_environment["COLUMNS"] = "200"
     told = workspace.orchestrate().out
     named = set(re.findall(r"^  orchestrate ([a-z]+)", told, re.MULTILINE))
-    assert named == {"finetune", "watch", "generate", "doctor"}
+    assert named == {"finetune", "watch", "runs", "generate", "doctor"}
     assert named <= cli.COMMANDS
     options = set(re.findall(r"(--[a-z-]+)", told))
     known = "".join(workspace.orchestrate(*command, "--help").out for command in ([], ["finetune"], ["generate"]))

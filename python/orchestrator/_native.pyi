@@ -42,6 +42,7 @@ __all__ = [
     "check_threads",
     "checked_adapters",
     "checked_model_config",
+    "config_of_run",
     "config_to_yaml",
     "declared_commands",
     "environment",
@@ -57,12 +58,16 @@ __all__ = [
     "memory_plan",
     "model_directory",
     "model_file_problem",
+    "model_of_run",
     "model_tokens",
     "open_device",
     "parse_config",
+    "parse_count",
     "presets",
     "redacted_url",
     "run_command",
+    "run_directory",
+    "runs",
     "stop_with_launcher",
     "train_rank",
     "validate_data",
@@ -751,6 +756,25 @@ def model_file_problem(path: _Path) -> str | None:
     Args:
         path: What was named.
     """
+
+def run_directory(name: _Path | None = None) -> Path:
+    """Return the directory of a run: of the newest one without a name, and then stderr says which.
+
+    Args:
+        name: An experiment, or a path: a run's directory, a checkpoint of it, its config.
+    """
+
+def config_of_run(name: _Path | None = None) -> Path:
+    """Return the config of a run, named as for `run_directory`; a config that is named need not be a run's."""
+
+def model_of_run(name: _Path | None = None) -> Path:
+    """Return the directory with a run's model, named as for `run_directory`; it may be a model of no run."""
+
+def runs() -> list[Path]:
+    """Return the directories of all runs, the one that was written to last first."""
+
+def parse_count(text: str) -> int:
+    """Return a count such as 2000000, 10k, 1e3 or 20B; raise a `ValueError` for anything else."""
 
 def checked_model_config(directory: _Path, read_weights: bool = True) -> str:
     """Return the `config.json` of a model with every key, if training can start from the model.

@@ -9,6 +9,7 @@ from orchestrator import training_record
 from orchestrator.adapters import ADAPTER_CONFIG, has_adapters, named_base
 from orchestrator.command_error import CommandError
 from orchestrator.exported_model import Source
+from orchestrator.input_files import read_pointer
 from orchestrator.paths import Roots, shown
 from orchestrator.terminal import escaped, result
 
@@ -34,7 +35,8 @@ def _directories(folder: Path) -> list[Path]:
     if has_adapters(folder):
         return [folder]
     inside = folder / "checkpoints" if (folder / "checkpoints").is_dir() else folder
-    return sorted((path for path in inside.iterdir() if path.is_dir() and has_adapters(path)), key=_order)
+    folders = [path for path in inside.iterdir() if path.is_dir() and not path.is_symlink()]
+    return sorted((path for path in folders if has_adapters(path)), key=_order)
 
 
 def _order(folder: Path) -> tuple[int, str]:
@@ -54,9 +56,9 @@ def _row(folder: Path) -> tuple[str, ...]:
     )  # fmt: skip
 
 
-def _pointer(file: Path) -> str | None:
+def _pointer(path: Path) -> str | None:
     """Return the checkpoint that `latest` or `best` names."""
     try:
-        return file.read_text(encoding="utf-8").strip()
-    except OSError:
+        return read_pointer(path)
+    except (OSError, ValueError):
         return None

@@ -1,30 +1,60 @@
-"""Rejects values that no option accepts: empty ones, bytes that are not UTF-8, integers beyond 64 bits."""
+"""Reads the words of a command line as people type them, and rejects values that no option accepts.
+
+Underscores count as hyphens, `10k` is an integer, `~` is the home folder, and options of other programs are answered
+with ours. Refused are empty values, bytes that are not UTF-8 and integers beyond 64 bits.
+"""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from typer.core import TyperCommand, TyperGroup
 
+from orchestrator import habits
 from orchestrator.command_error import CommandError, ExitCode
 from orchestrator.paths import is_utf8
 
 if TYPE_CHECKING:
-    Parser = TyperCommand
+    Command_ = TyperCommand
 else:
-    Parser = object
+    Command_ = object
 
 MAX_INTEGER = 2**64 - 1
 # An empty prompt generates from the start of a text.
 MAY_BE_EMPTY = {"prompt"}
+# Values that are text, in which `~` is itself.
+TEXTS = {"prompt", "once", "system", "message"}
 
 
-class _Checked(Parser):
-    """A parser that checks the values first."""
+class _Parser:
+    """A parser of words whose values are checked, and written as the options' types read them."""
+
+    def __init__(self, parser: Any, command: Any, ctx: Any) -> None:
+        self._parser, self._command, self._ctx = parser, command, ctx
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._parser, name)
+
+    def parse_args(self, args: list[str]) -> tuple[dict[str, Any], list[str], list[Any]]:
+        """Return the values by the parameters' names, the words that are left, and the parameters in their order."""
+        try:
+            values, rest, order = self._parser.parse_args(args=list(args))
+        except Exception as error:
+            raise _explained(error, self._command, self._ctx, args) from None
+        parameters = {parameter.name: parameter for parameter in self._command.get_params(self._ctx)}
+        return {name: _value(parameters[name], value) for name, value in values.items()}, rest, order
+
+
+class _Checked(Command_):
+    """A command whose words are read by `_Parser`."""
+
+    def make_parser(self, ctx: Any) -> Any:
+        """Return the parser of the command's words."""
+        return _Parser(super().make_parser(ctx), self, ctx)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Check the arguments, then parse them."""
-        _check_text(self, ctx, args)
+        """Parse the words, then check the integers."""
         rest = super().parse_args(ctx, args)
         _check_integers(self, ctx)
         return rest
@@ -36,6 +66,16 @@ class Command(_Checked, TyperCommand):
 
 class Group(_Checked, TyperGroup):
     """A command with subcommands, whose values are checked."""
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """Return a subcommand; underscores count as hyphens."""
+        return super().get_command(ctx, cmd_name) or super().get_command(ctx, habits.hyphenated(cmd_name))
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Return the subcommand that is named, or say which one there is for what was typed."""
+        if self.get_command(ctx, args[0]) is None:
+            raise CommandError(habits.of_command(args[0], self.commands))
+        return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:
         """Run the command; Ctrl-C ends it with one sentence."""
@@ -50,31 +90,61 @@ def stopped() -> CommandError:
     return CommandError("stopped by Ctrl-C", ExitCode.INTERRUPTED)
 
 
-def _check_text(command: Parser, ctx: Any, args: list[str]) -> None:
-    """Check the arguments as strings: an empty `Path` would be the current folder."""
-    strings, _, _ = command.make_parser(ctx).parse_args(args=list(args))
+def _explained(error: Exception, command: Any, ctx: Any, args: list[str]) -> Exception:
+    """Return the error of an unknown option with what to type instead, any other one as it is."""
+    if not hasattr(error, "possibilities"):
+        return error
+    known = [name for parameter in command.get_params(ctx) for name in parameter.opts if name.startswith("--")]
+    name = error.option_name  # type: ignore[attr-defined]
+    words = (word.partition("=")[0] for word in args)
+    typed = next((word for word in words if habits.hyphenated(word) == name), name)
+    return CommandError(habits.of_flag(typed, known, ctx.parent and ctx.info_name))
+
+
+def _value(parameter: Any, value: Any) -> Any:
+    """Return what was typed for a parameter as its type reads it, checked."""
+    if isinstance(value, (list, tuple)):
+        return type(value)(_value(parameter, part) for part in value)
+    if not isinstance(value, str):
+        return value
+    if not value.strip() and parameter.name not in MAY_BE_EMPTY:
+        raise CommandError(
+            f"{_name(parameter)} is empty: give it a value or leave it out (a shell variable that is not set is typed "
+            "as nothing)"
+        )
+    if not is_utf8(value):
+        raise CommandError(f"{_name(parameter)} {value!r} is not UTF-8: give it, or the file, another name")
+    if "int" in parameter.bare_type():
+        return _integer(value)
+    if value.startswith("~") and parameter.name not in TEXTS:
+        return _expanded(parameter, value)
+    return value
+
+
+def _integer(value: str) -> str:
+    """Return an integer that may be written as 1e3, 10k or 20B in digits; anything else as it is."""
+    from orchestrator import _native
+
+    try:
+        return str(_native.parse_count(value))
+    except ValueError:
+        return value
+
+
+def _expanded(parameter: Any, value: str) -> str:
+    """Return a path with the home folder in place of `~`, which the shell leaves as it is in `--input=~/text`."""
+    try:
+        return str(Path(value).expanduser())
+    except RuntimeError as error:
+        raise CommandError(f"{_name(parameter)} {value}: {error}") from error
+
+
+def _check_integers(command: Any, ctx: Any) -> None:
     for parameter in command.get_params(ctx):
-        for value in _values(strings.get(parameter.name)):
-            if not isinstance(value, str):
-                continue
-            if not value.strip() and parameter.name not in MAY_BE_EMPTY:
-                raise CommandError(
-                    f"{_name(parameter)} is empty: give it a value or leave it out (a shell variable that is not set "
-                    "is typed as nothing)"
-                )
-            if not is_utf8(value):
-                raise CommandError(f"{_name(parameter)} {value!r} is not UTF-8: give it, or the file, another name")
-
-
-def _check_integers(command: Parser, ctx: Any) -> None:
-    for parameter in command.get_params(ctx):
-        for value in _values(ctx.params.get(parameter.name)):
-            if isinstance(value, int) and abs(value) > MAX_INTEGER:
-                raise CommandError(f"{_name(parameter)} {value} is too large: at most {MAX_INTEGER} is possible")
-
-
-def _values(value: Any) -> list[Any]:
-    return list(value) if isinstance(value, (list, tuple)) else [value]
+        value = ctx.params.get(parameter.name)
+        for number in value if isinstance(value, (list, tuple)) else [value]:
+            if isinstance(number, int) and abs(number) > MAX_INTEGER:
+                raise CommandError(f"{_name(parameter)} {number} is too large: at most {MAX_INTEGER} is possible")
 
 
 def _name(parameter: Any) -> str:

@@ -141,11 +141,17 @@ def choose(settings: Settings) -> BaseConfig:
     return BaseConfig(values, f"preset {name}", is_preset=True)
 
 
-def preset_text(name: str) -> str:
-    """Return a shipped config, or raise a `CommandError` that names those there are."""
+def preset_text(name: str, flag: str = "--preset ") -> str:
+    """Return a shipped config, or raise a `CommandError` that names those there are.
+
+    Args:
+        name: Its name.
+        flag: How the name was typed, before it.
+    """
     presets = _native.presets()
     if name not in presets:
-        raise CommandError(f"--preset {name!r} is not a preset: use one of {', '.join(presets)}, or --config FILE")
+        way_out = ", or --config FILE" if flag else ""
+        raise CommandError(f"{flag}{name!r} is not a preset: use one of {', '.join(presets)}{way_out}")
     return presets[name]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import re
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -20,7 +21,9 @@ from orchestrator.screen import note, step
 from orchestrator.signals import Stopped
 
 PROMPT = "> "
-EXIT, RESET = "/exit", "/reset"
+EXIT, RESET, COMMANDS = "/exit", "/reset", "/help"
+COMMAND = re.compile(r"/[a-z?]+( .*)?")
+"""What is a command and no message; a path has another slash."""
 HELP = "/reset starts a new conversation, /exit or Ctrl-D ends; Ctrl-C ends an answer"
 
 
@@ -34,13 +37,8 @@ class Request:
     chat_template: Path | None
     device: str
     max_tokens: int
-    sampling: dict[str, str | None]
-    """The options `temperature`, `top_k`, `top_p` and `seed` of `generate` as typed; None for one not given."""
-
-    def settings(self) -> dict[str, Any]:
-        """Return the sampling settings that were typed, as numbers; the others keep their defaults."""
-        typed = {name: text for name, text in self.sampling.items() if text is not None}
-        return {name: _number(name, text) for name, text in typed.items()}
+    sampling: dict[str, Any]
+    """The sampling settings that were typed, as keyword arguments of `ChatModel.reply`."""
 
 
 @dataclass
@@ -49,8 +47,6 @@ class Conversation:
 
     model: _native.ChatModel
     request: Request
-    settings: dict[str, Any]
-    """Sampling settings, as keyword arguments of `ChatModel.reply`."""
     said: list[dict[str, str]] = field(default_factory=list)
 
     def answer(self, text: str, show: Callable[[str], None]) -> str | None:
@@ -70,7 +66,7 @@ class Conversation:
 
         try:
             messages = [*system, *self.said, asked]
-            reply = self.model.reply(messages, take, max_tokens=request.max_tokens, **self.settings)
+            reply = self.model.reply(messages, take, max_tokens=request.max_tokens, **request.sampling)
         finally:
             if pieces:
                 self.said += [asked, {"role": "assistant", "content": "".join(pieces)}]
@@ -83,10 +79,13 @@ class Conversation:
         return None
 
 
+def sampling_settings(typed: dict[str, str | None]) -> dict[str, Any]:
+    """Return the options `temperature`, `top_k`, `top_p` and `seed` of `generate` as numbers; None was not typed."""
+    return {name: _number(name, text) for name, text in typed.items() if text is not None}
+
+
 def run(request: Request) -> None:
     """Converse until the end of the input, or answer once."""
-    settings = request.settings()
-    request.source.check("chat with")
     folder = request.source.folder()
     base = base_folder(folder, request.source.base_model)
     model = _native.ChatModel(
@@ -99,7 +98,7 @@ def run(request: Request) -> None:
             "note: the model's chat template has no token that ends a turn, so that an answer may end only at the "
             f"{request.max_tokens} tokens of --max-tokens"
         )
-    conversation = Conversation(model, request, settings)
+    conversation = Conversation(model, request)
     if request.once is None and sys.stdin.isatty() and sys.stdout.isatty():
         _converse(conversation, folder)
         return
@@ -183,8 +182,11 @@ def _show(piece: str) -> None:
 
 
 def _obeyed(line: str, conversation: Conversation) -> bool:
-    """Run a line if it is a command; return whether it was one."""
-    if line != RESET:
+    """Run a line if it is a command, or say that there is no such one; return whether it was a command."""
+    if not COMMAND.fullmatch(line):
         return False
-    conversation.said.clear()
+    if line == RESET:
+        conversation.said.clear()
+    else:
+        terminal.complain(f"note: {'' if line == COMMANDS else f'there is no {line.split()[0]}: '}{HELP}")
     return True

@@ -33,6 +33,9 @@ class Type(str, enum.Enum):
     Q8_0 = "q8_0"
 
 
+NEEDS_PACKAGE = "GGUF files are written by the package gguf: pip install 'transformer-candle[export]'"
+
+
 @dataclass(frozen=True)
 class Request:
     """The options of `orchestrate export`."""
@@ -47,9 +50,20 @@ class Request:
     """Whether `out` may be another program's file."""
 
 
+def default_format(type: Type | None) -> Format:
+    """Return the format where none is typed: GGUF, or hf where the package that writes GGUF is not installed."""
+    if type is not None or _writes_gguf():
+        return Format.GGUF
+    note(f"--format hf, a folder for transformers and vLLM: {NEEDS_PACKAGE}")
+    return Format.HF
+
+
+def _writes_gguf() -> bool:
+    return importlib.util.find_spec("gguf") is not None
+
+
 def run(request: Request) -> None:
     """Write the model of a checkpoint or an experiment, and say how it is used."""
-    request.source.check("export")
     _check(request)
     if request.format is Format.GGUF:
         _write_gguf(request)
@@ -113,14 +127,13 @@ def _show(model: Model) -> None:
 
 
 def _write_gguf(request: Request) -> None:
-    if importlib.util.find_spec("gguf") is None:
-        raise CommandError("GGUF files are written by the package gguf: pip install 'transformer-candle[export]'")
+    if not _writes_gguf():
+        raise CommandError(NEEDS_PACKAGE)
     from orchestrator import gguf_file
 
     model = opened(request.source, request.merge, alone=False)
     kind = request.type or Type.F16
-    name = request.source.experiment or model.folder.absolute().name
-    target = request.out or Path(f"{name}-{kind.value}.gguf")
+    target = request.out or Path(f"{model.name}-{kind.value}.gguf")
     _check_target(target, request.overwrite)
     _show(model)
     notes = gguf_file.write(model, target, kind.value)

@@ -41,14 +41,28 @@ class Source:
     experiment: str | None
     base_model: str | None = None
 
-    def check(self, verb: str) -> None:
-        """Raise a `CommandError` unless exactly one of a folder and an experiment is given."""
-        if (self.checkpoint is None) == (self.experiment is None):
-            raise CommandError(f"say what to {verb}: --experiment NAME or --checkpoint DIR")
-
     def folder(self) -> Path:
         """Return the directory that is named; the files of a checkpoint are verified."""
         return _native.model_directory(self.checkpoint, self.experiment)
+
+
+def named_source(
+    verb: str, run: str | None, checkpoint: Path | None, experiment: str | None, base_model: str | None
+) -> Source:
+    """Return what was named, in one of the ways there are; the newest run where nothing was.
+
+    Args:
+        verb: What the command does, for messages.
+        run: A run's name, its directory, a checkpoint, a config, or a model's directory.
+        checkpoint: A folder, by `--checkpoint`.
+        experiment: A name, by `--experiment`.
+        base_model: The base model of adapters, where it has moved.
+    """
+    if sum(named is not None for named in (run, checkpoint, experiment)) > 1:
+        raise CommandError(f"say one thing to {verb}: RUN, --experiment NAME or --checkpoint DIR")
+    if checkpoint is None and experiment is None:
+        checkpoint = _native.model_of_run(run)
+    return Source(checkpoint, experiment, base_model)
 
 
 class Kind(enum.Enum):

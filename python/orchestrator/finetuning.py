@@ -16,7 +16,6 @@ from orchestrator.options import parameter
 from orchestrator.paths import shown
 from orchestrator.screen import counted, step
 from orchestrator.settings import RUN, TOKENIZER, TRAINING, OpenKeys, Settings, flag_parameters, from_flags
-from orchestrator.training_length import LONGEST_WARMUP, SEQUENCES_PER_STEP, warmup_of
 
 ABOUT = """Fine-tune a pretrained model on conversations.
 
@@ -97,6 +96,8 @@ def settings(model: str | None, epochs: int | None, **flags: Any) -> Settings:
 
 def _defaults(chosen: Settings, folder: Path, epochs: int | None) -> dict[str, str]:
     """Return the config keys that differ from the preset's, and their values."""
+    from orchestrator.training_length import LONGEST_WARMUP, SEQUENCES_PER_STEP, warmup_of
+
     model = _described(folder)
     keys = _data_defaults(chosen) | {
         "data.sequence_length": str(_sequence_length(model)),

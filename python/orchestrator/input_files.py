@@ -26,3 +26,18 @@ def read_bytes(path: Path) -> bytes:
     if (size := path.stat().st_size) > LARGEST:
         raise OSError(f"{path} has {size:,} bytes, and such a file has at most {LARGEST:,}")
     return path.read_bytes()
+
+
+def read_pointer(path: Path) -> str:
+    """Return the name of the checkpoint that `latest` or `best` points to: a link, or a text file of earlier versions.
+
+    Raises:
+        OSError: There is neither.
+    """
+    return str(path.readlink()) if path.is_symlink() else read_text(path).strip()
+
+
+def followed(path: Path) -> Path:
+    """Return the checkpoint that `latest` or `best` points to at this moment; any other path as it is."""
+    is_pointer = path.name in ("latest", "best") and (path.is_symlink() or path.is_file())
+    return path.with_name(read_pointer(path)) if is_pointer else path

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cache
 from inspect import Parameter, Signature
 from typing import Annotated, Any, Literal
 
-from typer import Argument, Option
+from typer import Argument, Exit, Option, Typer
 
-from orchestrator import _native
+from orchestrator import _native, terminal
+from orchestrator.arguments import Command
 
 # The placeholder of a value in a help text, by the schema's format or type.
 METAVARS = {
@@ -67,10 +69,6 @@ class TrainerCommand:
         chosen = [option for option in self.options if not names or option["name"] in names]
         return [_declared(option, panel) for option in chosen]
 
-    def optional_parameters(self) -> list[Parameter]:
-        """Return its options, none of which has to be typed."""
-        return [_declared({**option, "required": False}, None) for option in self.options]
-
     def words(self, typed: dict[str, Any]) -> list[str]:
         """Return the command line for the values that were typed."""
         words, arguments = [self.name], []
@@ -91,6 +89,21 @@ def trainer_command(name: str) -> TrainerCommand:
     """Return a command of the trainer's program."""
     (declared,) = (command for command in _native.declared_commands() if command["name"] == name)
     return TrainerCommand(**declared)
+
+
+def run_in_the_trainer(words: list[str]) -> int:
+    """Run a command of the trainer in this process and return its exit code."""
+    return _native.run_command(words, terminal.write, sys.stdout.isatty())
+
+
+def add_trainer_command(app: Typer, name: str) -> None:
+    """Add a command of the trainer, with the options that the trainer declares."""
+    command = trainer_command(name)
+
+    @app.command(name, cls=Command)
+    @takes(command.parameters(), command.about)
+    def run(**typed: Any) -> None:
+        raise Exit(run_in_the_trainer(command.words(typed)))
 
 
 def parameter(name: str, annotation: Any, default: Any = None) -> Parameter:

@@ -28,13 +28,13 @@ class RunLocation:
     @property
     def flags(self) -> str:
         """The flags that select this run on the command line."""
-        where = "" if self.is_usual else f" --run-dir {typed(self.folder)}"
+        where = "" if self.is_usual else f" --run-dir {quoted(self.folder)}"
         return f"--experiment {self.experiment}{where}"
 
     @property
     def model_flags(self) -> str:
         """The flags that select the run's newest checkpoint on the command line."""
-        return f"--experiment {self.experiment}" if self.is_usual else f"--checkpoint {typed(self.folder)}"
+        return f"--experiment {self.experiment}" if self.is_usual else f"--checkpoint {quoted(self.folder)}"
 
 
 @dataclass(frozen=True)
@@ -55,6 +55,14 @@ class Roots:
             tokenizers=Path(os.environ.get("ORCHESTRATE_TOKENIZER_ROOT") or Path("artifacts", "tokenizer")),
             target=Path(target) if target else None,
         )
+
+    def location_of(self, folder: Path) -> RunLocation:
+        """Return the location of a run that is there: an experiment's, or one in a folder of its own."""
+        name = folder.name
+        if folder.absolute() == (self.runs / name).absolute() and EXPERIMENT.fullmatch(name):
+            return self.location(name, None)
+        usable = re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-._") or "run"
+        return self.location(usable[:64], folder)
 
     def location(self, experiment: str, run_dir: Path | None, flag: str = "--experiment") -> RunLocation:
         """Return the location of an experiment, or raise a `CommandError` if its name cannot be that of a folder.
@@ -80,6 +88,11 @@ class Roots:
         return location
 
 
+def quoted(path: Path) -> str:
+    """Return the path as it is typed in a shell."""
+    return shlex.quote(str(path))
+
+
 def is_utf8(text: str) -> bool:
     """Whether a string from the system is valid UTF-8: Python keeps other bytes as halves of surrogate pairs."""
     return not any("\ud800" <= character <= "\udfff" for character in text)
@@ -90,15 +103,10 @@ def shown(path: Path) -> str:
     return str(path.absolute())
 
 
-def typed(path: Path) -> str:
-    """Return the path as a shell takes it."""
-    return shlex.quote(str(path))
-
-
 def this_command() -> str:
     """Return what to type for this command: its name where the shell finds it, else its path."""
     program = Path(sys.argv[0])
     found = shutil.which("orchestrate")
     if program.name != "orchestrate" or (found and Path(found).resolve() == program.resolve()):
         return "orchestrate"
-    return typed(program.relative_to(Path.cwd()) if program.is_relative_to(Path.cwd()) else program)
+    return quoted(program.relative_to(Path.cwd()) if program.is_relative_to(Path.cwd()) else program)

@@ -11,6 +11,7 @@ from orchestrator import (
     _native,
     adapters,
     base_config,
+    dataset_name,
     depth,
     launch,
     pretrained,
@@ -45,6 +46,7 @@ DEFAULT_VOCAB_SIZE = 4096
 def run(settings: Settings) -> int:
     """Run the pipeline and return the exit code. Nothing is written before every flag has been checked."""
     roots = Roots.from_environment()
+    dataset_name.check(settings.dataset, settings.split)
     _check_conflicts(settings)
     named = settings.init_from
     if typed := settings.keys.get("lora_init_from"):
@@ -56,7 +58,7 @@ def run(settings: Settings) -> int:
         settings.keys["init_from"] = str(start_model.locate(named, settings.model_flag))
         if repository := training_record.repository_of(Path(settings.keys["init_from"])):
             step("model", f"{repository[0]} at {repository[1][:12]}")
-    location = _location(settings, roots)
+    location = resume.locate(settings, roots) or _location(settings, roots)
     if settings.resume is not None:
         return _resume(settings, location, roots)
     base = base_config.choose(settings)

@@ -60,11 +60,7 @@ def run(
     max_shard_size: str | None,
 ) -> None:
     """Upload the model of a checkpoint or an experiment, and say how it is loaded."""
-    source.check("push")
-    size = hf_directory.checked_size(max_shard_size or hf_directory.MAX_SHARD_SIZE)
-    named = REPOSITORY.fullmatch(repository)
-    if named is None or named["revision"]:
-        raise CommandError(f"{repository} is not a repository of the Hub: give OWNER/NAME")
+    size = _checked(repository, max_shard_size)
     import huggingface_hub
     from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]  # public, and not in __all__
     from huggingface_hub.utils.tqdm import disable_progress_bars
@@ -91,6 +87,32 @@ def run(
                 step("tag", _tag(api, repository, tag, commit))
     step("page", f"{_native.redacted_url(api.endpoint)}/{repository}" + ("" if branch == MAIN else f"/tree/{branch}"))
     step("try it", try_it(model, repository, None if branch == MAIN else tag or branch))
+
+
+def preview(repository: str, source: Source, merge: bool, max_shard_size: str | None) -> None:
+    """Print what `run` would upload; the Hub is not asked anything."""
+    size = _checked(repository, max_shard_size)
+    model = _opened(source, merge)
+    step("model", shown(model.folder))
+    with _staging(repository) as folder:
+        hf_directory.fill(model, folder, repository.split("/")[1], repository, size)
+        sizes = {name: (folder / name).stat().st_size for name in _files(folder)}
+    for name, bytes_ in sizes.items():
+        note(f"{name}  {amount(bytes_)}")
+    step("dry run", f"{len(sizes)} files, {amount(sum(sizes.values()))}: nothing was sent to {repository}")
+
+
+def _checked(repository: str, max_shard_size: str | None) -> int | str:
+    """Return the size of a file of weights at most, in bytes; refuse what is no repository's name."""
+    named = REPOSITORY.fullmatch(repository)
+    if named is None or named["revision"]:
+        raise CommandError(f"{repository} is not a repository of the Hub: give OWNER/NAME")
+    return hf_directory.checked_size(max_shard_size or hf_directory.MAX_SHARD_SIZE)
+
+
+def _files(folder: Path) -> list[str]:
+    """Return the files in a folder, by their paths relative to it."""
+    return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
 
 
 def _opened(source: Source, merge: bool) -> Model:
@@ -172,7 +194,7 @@ def _operations(
     """Return the commit's operations: add the files but a user's own card, delete weights that are not replaced."""
     from huggingface_hub import CommitOperationAdd, CommitOperationDelete
 
-    files = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+    files = _files(folder)
     if model_card.FILE in there:
         card = Path(api.hf_hub_download(target.repository, model_card.FILE, revision=target.branch))
         if not model_card.is_generated(card.read_text(encoding="utf-8", errors="replace")):

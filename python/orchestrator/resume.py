@@ -1,4 +1,4 @@
-"""Resuming a run: what is typed about its data must be what it was started with."""
+"""Resuming a run: what is typed about its data and its start must be what it was started with."""
 
 from __future__ import annotations
 
@@ -6,13 +6,28 @@ import re
 from pathlib import Path
 from typing import Any
 
-from orchestrator import _native, base_config, run_files
+from orchestrator import _native, base_config, resume_flags, run_files
 from orchestrator.command_error import CommandError
 from orchestrator.input_files import read_text
-from orchestrator.paths import shown
+from orchestrator.paths import Roots, RunLocation, shown
 from orchestrator.settings import Settings
 
 COMMIT = re.compile(r"[0-9a-f]{7,40}")
+LATEST = "latest"
+
+
+def locate(settings: Settings, roots: Roots) -> RunLocation | None:
+    """Return the run that `--resume` names, or the newest one where nothing else names a run; None where a flag does.
+
+    A checkpoint after `--resume` names its run, and stays the checkpoint to resume from.
+    """
+    if settings.experiment or settings.run_dir or settings.input or settings.dataset or settings.resume is None:
+        return None
+    if settings.resume == LATEST:
+        return roots.location_of(_native.run_directory())
+    folder, model = _native.run_directory(settings.resume), _native.model_of_run(settings.resume)
+    settings.resume = LATEST if model == folder else str(model)
+    return roots.location_of(folder)
 
 
 def check(settings: Settings, folder: Path) -> None:
@@ -24,6 +39,7 @@ def check(settings: Settings, folder: Path) -> None:
         values = _native.parse_config(read_text(config), "yaml", overrides, config, flags)
     except (OSError, UnicodeDecodeError) as error:
         raise CommandError(f"cannot read {shown(config)}: {error}") from error
+    resume_flags.check(settings, folder, values)
     trained_on = streaming["dataset"] if streaming else "what its training.yaml names"
     for flag, typed, of_run in _typed(settings, streaming, values["data"]):
         if typed == of_run:

@@ -6,7 +6,8 @@ from pathlib import Path
 
 from orchestrator import _native, adapters, pretrained
 from orchestrator.command_error import CommandError
-from orchestrator.paths import Roots, shown, typed
+from orchestrator.input_files import followed
+from orchestrator.paths import Roots, quoted, shown
 from orchestrator.screen import note
 
 CONFIG = "config.json"
@@ -19,6 +20,7 @@ def locate(named: str, flag: str) -> Path:
         named: What was typed.
         flag: The flag that it was typed for, which messages name.
     """
+    named = str(followed(Path(named))) if Path(named).name in ("latest", "best") else named
     run = _run(named)
     folder = run or pretrained.locate(named, flag, (CONFIG, adapters.ADAPTER_CONFIG))
     if run is not None:
@@ -26,8 +28,8 @@ def locate(named: str, flag: str) -> Path:
     if adapters.has_adapters(folder):
         raise CommandError(
             f"{flag} {named}: {'its newest checkpoint' if run else 'the folder'} holds LoRA adapters, not a model: "
-            f"`--lora-init-from {typed(Path(named))}` trains them on, and `orchestrate export --checkpoint "
-            f"{typed(folder.absolute())} --merge --format hf` makes a model of them"
+            f"`--lora-init-from {quoted(Path(named))}` trains them on, and `orchestrate export --checkpoint "
+            f"{quoted(folder.absolute())} --merge --format hf` makes a model of them"
         )
     if not (folder / CONFIG).exists():
         raise CommandError(

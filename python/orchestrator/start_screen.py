@@ -16,7 +16,8 @@ Train
 
 Look
   orchestrate watch                     a run as it trains, or the last one
-  orchestrate generate --experiment demo --prompt 'def '
+  orchestrate runs                      all runs: state, step, loss, size, age
+  orchestrate generate demo --prompt 'def '
   orchestrate doctor                    can this machine train, and on what
 
   orchestrate --help                    every option and command

@@ -10,7 +10,7 @@ from typing import Any
 from orchestrator import _native
 from orchestrator.command_error import ExitCode
 from orchestrator.launch import Job
-from orchestrator.paths import RunLocation, shown, this_command, typed
+from orchestrator.paths import RunLocation, quoted, shown, this_command
 from orchestrator.run_files import read_streaming_config
 from orchestrator.screen import counted, heading, plain, warn
 from orchestrator.settings import DEMO_DATASET
@@ -30,9 +30,10 @@ OUT_OF_TIME = "stopped by the time limit"
 def show_prepared(config: Path) -> None:
     """Print what to type after the files were written without training."""
     heading("Prepared, not trained. What to type next")
-    plain(f"{this_command()} plan --config {typed(config)}   # what it needs: memory, disk, time")
-    plain(f"{this_command()} train --config {typed(config)}")
-    plain(f"cargo run train --config {typed(config)}    # the same, in a checkout")
+    typed = quoted(config)
+    plain(f"{this_command()} plan --config {typed}   # what it needs: memory, disk, time")
+    plain(f"{this_command()} train --config {typed}")
+    plain(f"cargo run train --config {typed}    # the same, in a checkout")
 
 
 def ran_out_of_time(job: Job) -> bool:
@@ -55,15 +56,15 @@ def show_stopped(job: Job, location: RunLocation) -> None:
 def show_refused(job: Job, code: int) -> None:
     """Print what finds the settings of a run that does not fit, or that diverged."""
     unstable = " --unstable" if code == ExitCode.DIVERGED else ""
-    target = job.config.with_name("stable.yaml" if unstable else "fits.yaml")
+    config, target = quoted(job.config), quoted(job.config.with_name("stable.yaml" if unstable else "fits.yaml"))
     has_checkpoint = (job.config.parent / "checkpoints" / "latest").exists()
     heading(
         "What could be changed, each setting with what it saves and costs" if not unstable else "What could be changed"
     )
-    plain(f"{this_command()} plan --config {typed(job.config)}{unstable}")
+    plain(f"{this_command()} plan --config {config}{unstable}")
     heading("The same, written as a config and trained")
-    plain(f"{this_command()} plan --config {typed(job.config)}{unstable} --apply {typed(target)}")
-    plain(f"{this_command()} train --config {typed(target)}{' --resume' if has_checkpoint else ''}")
+    plain(f"{this_command()} plan --config {config}{unstable} --apply {target}")
+    plain(f"{this_command()} train --config {target}{' --resume' if has_checkpoint else ''}")
 
 
 def show_finished(job: Job, location: RunLocation, text: Facts | None) -> None:

@@ -37,6 +37,8 @@ class Request:
     seed: int
     seeds: int
     final_tokens: str | None = None
+    run: str | None = None
+    """The run to vary, named in any way."""
 
 
 def run(request: Request) -> None:
@@ -100,11 +102,13 @@ def _count(flag: str, typed: str | None) -> int | None:
 
 
 def _config(request: Request, roots: Roots) -> Path:
-    if request.config is not None and request.experiment is None:
+    if sum(named is not None for named in (request.run, request.experiment, request.config)) > 1:
+        raise CommandError("say one run to vary: RUN, --experiment NAME or --config FILE")
+    if request.config is not None:
         return request.config
-    if request.experiment is not None and request.config is None:
+    if request.experiment is not None:
         return roots.location(request.experiment, None).folder / TRAINING_CONFIG
-    raise CommandError("say which run to vary: --experiment NAME or --config FILE")
+    return _native.config_of_run(request.run)
 
 
 def _is_on_gpu(device: str) -> bool:

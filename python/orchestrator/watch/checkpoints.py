@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from orchestrator.input_files import read_text
+from orchestrator.input_files import read_pointer
 
 STEP = re.compile(r"step-(\d{8,20})")
 
@@ -34,7 +34,7 @@ def directory_of(run: Path, config: dict[str, Any]) -> Path:
 def named(folder: Path, pointer: str) -> Checkpoint | None:
     """Return the checkpoint that `latest` or `best` names."""
     with contextlib.suppress(OSError, ValueError):
-        name = read_text(folder / pointer).strip()
+        name = read_pointer(folder / pointer)
         return _checkpoint(folder / name) if STEP.fullmatch(name) else None
     return None
 

@@ -17,14 +17,14 @@ from dataclasses import dataclass, field
 from rich.console import Console, ConsoleDimensions
 from rich.live import Live
 
-from orchestrator import terminal
+from orchestrator import _native, terminal
 from orchestrator.command_error import CommandError, ExitCode
-from orchestrator.paths import Roots, shown
+from orchestrator.paths import shown
 from orchestrator.signals import Stopped, on_forced_exit
 from orchestrator.watch import trainer_lock, wording
 from orchestrator.watch.metrics_file import MetricsFile
 from orchestrator.watch.panel import Screen
-from orchestrator.watch.run_directory import METRICS, FollowedDirectory, find
+from orchestrator.watch.run_directory import METRICS, FollowedDirectory
 from orchestrator.watch.status import Status, as_json, assess
 
 BUDGET = 16 << 20
@@ -79,7 +79,7 @@ def run(named: str | None, once: bool, json_wanted: bool, interval: float) -> No
     """
     if json_wanted and not once:
         raise CommandError("--json prints one object: give --once with it")
-    watched = Watched(FollowedDirectory(find(named, Roots.from_environment())))
+    watched = Watched(FollowedDirectory(_native.run_directory(named)))
     unicode = "utf" in (sys.stdout.encoding or "").lower()
     console = Console(file=sys.stdout, highlight=False)
     if once:

@@ -1,4 +1,4 @@
-"""The directory of a run: found by a name or a path, followed when it is moved, replaced or removed."""
+"""The directory of a run: its files, and followed when it is moved, replaced or removed."""
 
 from __future__ import annotations
 
@@ -7,50 +7,9 @@ import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from orchestrator.command_error import CommandError
-from orchestrator.paths import EXPERIMENT, Roots, shown
-
 CONFIG = "training.yaml"
 METRICS = "metrics.jsonl"
 LOCK = ".trainer.lock"
-RUN_FILES = (CONFIG, "resolved_config.json", METRICS, LOCK)
-"""A directory that holds one of these is a run's."""
-
-
-def find(named: str | None, roots: Roots) -> Path:
-    """Return the run directory of an experiment, of a path to it or into it, or of the newest run.
-
-    Raises:
-        CommandError: There is no such run, the message lists those there are; or it cannot be read.
-    """
-    if named is None:
-        return _newest(roots.runs)
-    try:
-        return _named(named, roots)
-    except OSError as error:
-        raise CommandError(f"cannot read {shown(Path(named))}: {error.strerror}") from error
-
-
-def _named(named: str, roots: Roots) -> Path:
-    if EXPERIMENT.fullmatch(named) and (roots.runs / named).is_dir():
-        return roots.runs / named
-    path = Path(named)
-    inside = next((folder for folder in (path, *path.absolute().parents) if is_run(folder)), None)
-    if inside is not None and os.path.lexists(path):
-        return inside
-    if path.is_dir():
-        raise CommandError(f"{shown(path)} is no run directory: it has none of {', '.join(RUN_FILES[:3])}")
-    names = [folder.name for folder in _runs(roots.runs)]
-    there = f"; there are: {', '.join(names)}" if names else ", nor any other"
-    missing = (
-        f"experiment {named!r}" if EXPERIMENT.fullmatch(named) else f"{shown(path)}, nor an experiment of that name"
-    )
-    raise CommandError(f"there is no {missing} in {shown(roots.runs)}{there}")
-
-
-def is_run(folder: Path) -> bool:
-    """Whether a directory is a run's."""
-    return folder.is_dir() and any(os.path.lexists(folder / name) for name in RUN_FILES)
 
 
 def last_change(folder: Path) -> float:
@@ -59,20 +18,6 @@ def last_change(folder: Path) -> float:
         with contextlib.suppress(OSError):
             return path.stat().st_mtime
     return 0.0
-
-
-def _newest(root: Path) -> Path:
-    runs = _runs(root)
-    if not runs:
-        raise CommandError(f"there is no run in {shown(root)}: name one, by its directory if it lies elsewhere")
-    return max(runs, key=last_change)
-
-
-def _runs(root: Path) -> list[Path]:
-    try:
-        return sorted(folder for folder in root.iterdir() if is_run(folder))
-    except OSError:
-        return []
 
 
 @dataclass

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from orchestrator.input_files import read_text
-from orchestrator.paths import typed
+from orchestrator.paths import quoted
 from orchestrator.screen import duration
 from orchestrator.watch import checkpoints, ranks
 from orchestrator.watch.checkpoints import Checkpoint
@@ -268,7 +268,7 @@ def _warnings(
     """Return what somebody who watches should know, one sentence each."""
     config = directory / CONFIG
     if state is State.NOT_STARTED and config.exists():
-        yield f"to start it: orchestrate train --config {typed(config.absolute())}"
+        yield f"to start it: orchestrate train --config {quoted(config.absolute())}"
     if state is State.KILLED and latest is None:
         yield "there is no checkpoint: the run has to start again"
     elif state in (State.KILLED, State.FAILED) and latest is not None:

@@ -18,7 +18,7 @@ pub fn model_directory(py: Python<'_>, checkpoint: Option<PathBuf>, experiment: 
     let stop = StopSignal::new();
     let cancel = stop.cancel_token();
     interruptible(py, &stop, || {
-        let name = ModelName { checkpoint, experiment };
+        let name = ModelName { run: None, checkpoint, experiment };
         let directory = ModelSource { name, base_model: None }.directory(&cancel)?;
         let found = Checkpoint::open(&directory)?;
         if found.is_checkpoint() {

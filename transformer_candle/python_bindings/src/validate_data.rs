@@ -31,7 +31,8 @@ value_class! {
 #[pyfunction]
 #[pyo3(signature = (run, replay = Vec::new()))]
 pub fn validate_data(py: Python<'_>, run: PathBuf, replay: Vec<Integer<u64>>) -> PyResult<DataReport> {
-    let options = ValidateDataOptions { run, replay: replay.into_iter().map(|step| step.0).collect(), json: false };
+    let options =
+        ValidateDataOptions { run: Some(run), replay: replay.into_iter().map(|step| step.0).collect(), json: false };
     let (hub, stop) = (HubSettings::from_environment(), StopSignal::new());
     interruptible(py, &stop, || command::run(&options, &hub, &stop)).map(DataReport)
 }

@@ -34,6 +34,20 @@ pub(crate) fn replace_with(path: &Path, fill: impl FnOnce(&mut BufWriter<File>) 
     }
 }
 
+/// Replaces a file or link by a symbolic link to `target`, durably.
+pub(crate) fn replace_link(path: &Path, target: &Path) -> io::Result<()> {
+    let staging = staging_path(path);
+    match fs::remove_file(&staging) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        _ => std::os::unix::fs::symlink(target, &staging)?,
+    }
+    if let Err(error) = fs::rename(&staging, path) {
+        let _ = fs::remove_file(&staging);
+        return Err(error);
+    }
+    sync_folder(path.parent().unwrap_or(Path::new(".")))
+}
+
 /// Creates a file that was not there; in particular it follows no link.
 fn create(staging: &Path) -> io::Result<File> {
     match File::create_new(staging) {

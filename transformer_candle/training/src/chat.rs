@@ -127,7 +127,8 @@ impl ChatModel {
         let encoder = conversation_encoder(checkpoint, &model.tokenizer, &model.shape, options)?;
         encoder.check_template().map_err(|error| match error {
             DataError::NoChatTemplate { path } => TrainerError::Request(format!(
-                "the model in {} has no chat template: give one by --chat-template, `chatml`, `qwen3` or a Jinja file",
+                "the model in {0} has no chat template: a base model continues texts (`orchestrate generate {0} --prompt \
+                 TEXT`); for a fine-tuned one give the template by --chat-template, `chatml`, `qwen3` or a Jinja file",
                 path.parent().unwrap_or(&path).display()
             )),
             error => error.into(),

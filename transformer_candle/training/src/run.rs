@@ -147,6 +147,9 @@ impl Session {
         for note in self.trainer.notes() {
             self.progress.print(note);
         }
+        if let Some(reason) = self.nothing_left() {
+            self.progress.print(&format!("nothing is left to train: {reason}"));
+        }
         let (plan, workers) = (self.trainer.memory_plan(), self.trainer.data_workers());
         let device = self.trainer.device();
         let gpu = device.as_cuda().map_or_else(String::new, |gpu| format!(" ({})", gpu.name()));
@@ -163,6 +166,23 @@ impl Session {
             bytes(plan.bytes),
             grouped(plan.tokens_per_step_of(self.trainer.stage())),
         ));
+    }
+
+    /// Returns why a resumed run takes no step; None where it does.
+    fn nothing_left(&self) -> Option<String> {
+        let done = self.trainer.steps_done();
+        let at = format!("the run is at step {}", grouped(done));
+        if done == 0 {
+            return None;
+        }
+        if let Some(total) = self.trainer.run().config.scheduler.total_steps.filter(|total| done >= *total) {
+            return Some(format!("{at} and ends at step {} (scheduler.total_steps)", grouped(total)));
+        }
+        if let Some(reason) = self.trainer.finished() {
+            return Some(format!("{at}, and {reason}"));
+        }
+        let max = self.max_steps.filter(|max| done >= *max)?;
+        Some(format!("{at}, and --max-steps ends this session at step {}", grouped(max)))
     }
 
     fn train(&mut self, stop: &StopSignal) -> Result<Ending> {

@@ -11,7 +11,7 @@ use super::{Gpu, KernelArg, Matmul, Memory, PoolMemory};
 use crate::{Error, Result};
 
 /// The answer to every request for a GPU.
-const REASON: &str = "this program was built without CUDA";
+const REASON: &str = "this program was built without CUDA, which `make cuda` adds";
 
 /// A GPU. This build has none.
 #[derive(Clone)]

@@ -11,12 +11,12 @@ use run_config::regular_file;
 
 use super::manifest::Manifest;
 use super::reader::Checkpoint;
-use super::staging::{remove_folder, remove_leftovers, replace_text};
+use super::staging::{remove_folder, remove_leftovers, replace_pointer};
 use crate::error::checkpoint::{CheckpointError, CorruptedCheckpoint, Result, failed};
 
-/// The file that names the checkpoint a resume starts from.
+/// The link to the checkpoint that a resume starts from.
 pub(super) const LATEST: &str = "latest";
-/// The file that names the checkpoint with the lowest held-out loss.
+/// The link to the checkpoint with the lowest held-out loss.
 const BEST: &str = "best";
 
 /// One checkpoint of a folder.
@@ -104,10 +104,16 @@ pub fn best(directory: &Path) -> Option<PathBuf> {
     pointed_to(directory, BEST)
 }
 
+/// The checkpoint that a path ending in `latest` or `best` points to; none for any other path.
+pub fn pointed_checkpoint(path: &Path) -> Option<PathBuf> {
+    let name = path.file_name()?.to_str().filter(|name| [LATEST, BEST].contains(name))?;
+    pointed_to(path.parent()?, name)
+}
+
 /// Marks a saved checkpoint as the best one.
 pub fn mark_best(directory: &Path, checkpoint: &Path) -> Result<()> {
     let name = checkpoint.file_name().unwrap_or_default().to_string_lossy();
-    replace_text(directory, BEST, &format!("{name}\n"))
+    replace_pointer(directory, BEST, &name)
 }
 
 /// The checkpoints with the lowest held-out loss measured at their own step, best first. Losses of stages with other
@@ -165,7 +171,12 @@ fn latest_step(directory: &Path, checkpoints: &[CheckpointEntry]) -> u64 {
 }
 
 fn pointed_to(directory: &Path, pointer: &str) -> Option<PathBuf> {
-    let name = regular_file::read_to_string(&directory.join(pointer)).ok()?;
+    let path = directory.join(pointer);
+    let name = match fs::read_link(&path) {
+        Ok(target) => target.to_str()?.to_owned(),
+        // Earlier versions, and file systems without symbolic links, have a text file.
+        Err(_) => regular_file::read_to_string(&path).ok()?,
+    };
     let name = name.trim();
     step_of(name)?;
     Some(directory.join(name)).filter(|path| path.is_dir())

@@ -32,7 +32,10 @@ pub use crate::error::checkpoint::{CheckpointError, CorruptedCheckpoint, Result}
 pub use base_model::BaseModel;
 pub use best::keep_best_in;
 pub use files::MANIFEST as MANIFEST_FILE_NAME;
-pub use list::{CheckpointEntry, NewestCheckpoint, PruneResult, best, latest, list, mark_best, newest_intact, prune};
+pub use list::{
+    CheckpointEntry, NewestCheckpoint, PruneResult, best, latest, list, mark_best, newest_intact, pointed_checkpoint,
+    prune,
+};
 pub use manifest::{FileRecord, Manifest};
 pub use reader::{CheckedAdapters, Checkpoint, StoredModel};
 pub use save::{CheckpointContents, check_room, expected_bytes, save, step_name};

@@ -12,6 +12,7 @@ use model::hugging_face::{self, ByteObserver, PretrainedWeights};
 use model::{LoraShape, ModelShape, Precision};
 use serde_json::Value;
 
+use super::list::pointed_checkpoint;
 use super::manifest::{FileHashes, FileRecord, Manifest, VerifiedFile};
 use super::{BaseModel, TrainerState, files, optimizer_file};
 use crate::engine::StateTensor;
@@ -47,12 +48,13 @@ pub struct Checkpoint {
 }
 
 impl Checkpoint {
-    /// Opens a directory and reads its manifest, if there is one.
+    /// Opens a directory, or the one that `latest` or `best` points to, and reads its manifest, if there is one.
     ///
     /// # Errors
     /// [`CheckpointError::Absent`] where there is neither checkpoint nor model; [`CheckpointError::Corrupted`] if the
     /// manifest is not the one that was written.
     pub fn open(directory: &Path) -> Result<Self> {
+        let directory = &pointed_checkpoint(directory).unwrap_or_else(|| directory.to_owned());
         exists(directory)?;
         let has_manifest = directory.join(files::MANIFEST).exists();
         let manifest = has_manifest.then(|| Manifest::load(directory)).transpose()?;

@@ -10,7 +10,7 @@ use model::{ModelShape, Precision, hugging_face};
 use super::files::{self, pretty};
 use super::list::{LATEST, list};
 use super::shared::{self, Leader};
-use super::staging::{Create, StagingDirectory, create_file, remove_leftovers, replace_text};
+use super::staging::{Create, StagingDirectory, create_file, remove_leftovers, replace_pointer};
 use super::{BaseModel, TokenizerFiles, TrainerState, optimizer_file};
 use crate::engine::{StateLayout, StateTensor};
 use crate::error::checkpoint::{CheckpointError, Result, failed, from_model_error, is_full};
@@ -79,7 +79,7 @@ fn save_first(
             _ => {}
         }
         let place = write(directory, contents, create, ranks)?;
-        replace_text(directory, LATEST, &format!("{}\n", step_name(step)))?;
+        replace_pointer(directory, LATEST, &step_name(step))?;
         Ok(place)
     });
     match saved {

@@ -154,10 +154,14 @@ fn exchange_in_three(folder: &Path, place: &Path) -> io::Result<()> {
     fs::rename(&old, folder)
 }
 
-/// Replaces a small text file atomically: a reader finds the old content or the new one.
-pub(super) fn replace_text(parent: &Path, name: &str, text: &str) -> Result<()> {
+/// Points `name` at a checkpoint beside it, atomically: a relative symbolic link, which `from_pretrained` follows, or a
+/// text file where the file system has no links.
+pub(super) fn replace_pointer(parent: &Path, name: &str, checkpoint: &str) -> Result<()> {
     let path = parent.join(name);
-    atomic_file::replace(&path, text.as_bytes()).map_err(failed("write", &path))
+    if atomic_file::replace_link(&path, Path::new(checkpoint)).is_ok() {
+        return Ok(());
+    }
+    atomic_file::replace(&path, format!("{checkpoint}\n").as_bytes()).map_err(failed("write", &path))
 }
 
 /// Removes a checkpoint's directory so that no reader finds part of it. If no file could be removed it keeps its name.

@@ -2,7 +2,6 @@
 //! neither tokenizer nor data.
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use clap::Args;
@@ -11,7 +10,8 @@ use kernels::{Device, cuda::Cuda, timing};
 use run_config::RunConfig;
 use serde::Serialize;
 
-use super::Output;
+use super::count::at_least_one;
+use super::{ConfigSource, Output};
 use crate::device::{self, DeviceSelection};
 use crate::engine::{Engine, StepOf, model_shape, synthetic_batch};
 use crate::memory_plan::{self, Calibration, Calibrator, MemoryPlan, Speed, StepPart, median};
@@ -32,14 +32,14 @@ const MAX_GEMM_SIZE: usize = 8192;
 /// What `bench` takes.
 #[derive(Debug, Clone, Args)]
 pub struct BenchOptions {
-    /// The config to measure: YAML, TOML or JSON.
-    #[arg(short, long, value_name = "FILE")]
-    pub config: PathBuf,
+    /// The run to measure.
+    #[command(flatten)]
+    pub source: ConfigSource,
     /// Set a key of the config, as in `runtime.threads=1`. Repeatable.
     #[arg(long = "override", value_name = "KEY=VALUE")]
     pub overrides: Vec<String>,
     /// Optimizer steps to measure, after one to warm up.
-    #[arg(long, value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, value_name = "N", default_value_t = 10, value_parser = at_least_one::<u32>)]
     pub steps: u32,
     /// Start no step that would end later than this many seconds after the command's start; at least one is measured.
     #[arg(long, value_name = "S", value_parser = clap::value_parser!(u32).range(1..))]
@@ -145,7 +145,7 @@ impl TimeBudget {
 /// Trains on synthetic tokens, and returns what was measured.
 pub fn run(options: &BenchOptions) -> Result<BenchReport> {
     let budget = TimeBudget::new(options.seconds);
-    let mut run = RunConfig::load_for_planning(&options.config, &options.overrides)?;
+    let mut run = RunConfig::load_for_planning(&options.source.file()?, &options.overrides)?;
     if run.config.stages.is_some() {
         let message = "stages: bench measures one kind of step. Add `--override stages=null` and the keys of the stage, such as \
                        `--override data.sequence_length=2048`";

@@ -5,9 +5,9 @@ use std::path::{Path, PathBuf};
 
 use clap::{Args, Subcommand};
 
-use super::Output;
 use super::model_source::{checkpoints_in, experiment_folder};
 use super::output::print_error;
+use super::{NamedRun, Output};
 use crate::Result;
 use crate::checkpoint::{self, Checkpoint, CheckpointEntry, CheckpointError};
 use crate::stop::StopSignal;
@@ -23,11 +23,11 @@ pub enum CheckpointCommand {
 
 /// Where to look.
 #[derive(Debug, Clone, Args)]
-#[group(required = true, multiple = false)]
+#[group(multiple = false)]
 pub struct CheckpointLocation {
-    /// A checkpoint, a folder of checkpoints, or a run's folder.
-    #[arg(value_name = "DIR")]
-    pub directory: Option<PathBuf>,
+    /// A run: its name or its directory; a checkpoint or a folder of checkpoints. [default: the newest run]
+    #[arg(value_name = "RUN")]
+    pub run: Option<PathBuf>,
     /// An experiment's name.
     #[arg(long, value_name = "NAME")]
     pub experiment: Option<String>,
@@ -48,14 +48,9 @@ pub(super) fn main(command: &CheckpointCommand, output: &mut dyn Output, stop: &
 impl CheckpointLocation {
     /// Returns the folder of checkpoints and the checkpoints at this location, at least one.
     fn checkpoints(&self) -> Result<(PathBuf, Vec<CheckpointEntry>)> {
-        let folder = match (&self.directory, &self.experiment) {
+        let folder = match (&self.run, &self.experiment) {
             (None, Some(name)) => experiment_folder(name)?,
-            (directory, _) => directory.clone().unwrap_or_default(),
-        };
-        // `.` has the name of a checkpoint only when it is spelt out.
-        let folder = match folder.file_name() {
-            None => folder.canonicalize().unwrap_or(folder),
-            Some(_) => folder,
+            (run, _) => NamedRun::find_or_newest(run.as_deref())?.model_folder()?,
         };
         if let Some(one) = CheckpointEntry::from_path(&folder) {
             return Ok((folder.parent().unwrap_or(&folder).to_owned(), vec![one]));

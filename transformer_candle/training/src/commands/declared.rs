@@ -88,9 +88,10 @@ mod tests {
                 assert!(!option.flags.is_empty() || option.name == "run", "{} {}", command.name, option.name);
             }
         }
-        let config = &commands[0].options[0];
+        let [run, config, ..] = commands[0].options.as_slice() else { unreachable!() };
+        assert_eq!((run.value.as_deref(), run.flags.len(), run.required), (Some("RUN"), 0, false));
         assert_eq!(config.flags, ["--config", "-c"]);
-        assert_eq!((config.value.as_deref(), config.repeatable, config.required), (Some("FILE"), false, true));
+        assert_eq!((config.value.as_deref(), config.repeatable, config.required), (Some("FILE"), false, false));
     }
 
     #[test]

@@ -4,13 +4,13 @@ use std::env;
 use std::path::{Path, PathBuf};
 
 use clap::Args;
-use clap::builder::RangedU64ValueParser;
 use dataset::hub::HubSettings;
 use dataset::{
     CancelToken, ChatSettings, DataError, DataSource, FolderSplit, HeldOut, Mixture, StreamSettings, Tokenizer,
 };
 use run_config::{DataConfig, Device, RESOLVED_CONFIG, ResolvedRun, RunConfig};
 
+use super::count::at_least_one;
 use super::{ModelSource, Output};
 use crate::checkpoint::{self, StoredModel, TrainerState};
 use crate::config_fingerprint;
@@ -45,7 +45,7 @@ pub struct EvaluateOptions {
     #[arg(long, value_name = "NAME", default_value = "text")]
     pub text_column: String,
     /// Sequences to evaluate at most. [default: as many as the run evaluates on]
-    #[arg(long, value_name = "N", value_parser = RangedU64ValueParser::<usize>::new().range(1..))]
+    #[arg(long, value_name = "N", value_parser = at_least_one::<usize>)]
     pub max_sequences: Option<usize>,
     /// Where to compute: auto, cpu, cuda or cuda:N.
     #[arg(long, value_name = "DEVICE", default_value_t = Device::Auto)]

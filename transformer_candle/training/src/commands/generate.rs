@@ -4,10 +4,10 @@ use std::ops::ControlFlow;
 use std::path::PathBuf;
 
 use clap::Args;
-use clap::builder::RangedU64ValueParser;
 use model::SamplingSettings;
 use run_config::{Device, regular_file};
 
+use super::count::at_least_one;
 use super::output::delivered;
 use super::{ModelSource, Output};
 use crate::completion::Completion;
@@ -28,7 +28,7 @@ pub struct GenerateOptions {
     #[arg(long)]
     pub special: bool,
     /// Tokens to write at most.
-    #[arg(long, value_name = "N", default_value_t = 128, value_parser = RangedU64ValueParser::<usize>::new().range(1..))]
+    #[arg(long, value_name = "N", default_value_t = 128, value_parser = at_least_one::<usize>)]
     pub max_tokens: usize,
     /// How each token is chosen.
     #[command(flatten)]

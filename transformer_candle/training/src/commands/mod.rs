@@ -4,10 +4,13 @@
 pub mod arguments;
 pub mod bench;
 pub mod checkpoint;
+mod config_source;
+mod count;
 mod declared;
 pub mod evaluate;
 pub mod generate;
 mod model_source;
+mod named_run;
 pub mod output;
 pub mod plan;
 pub mod program;
@@ -24,8 +27,11 @@ use crate::Result;
 use crate::lock::RunLock;
 use crate::stop::StopSignal;
 
+pub use config_source::ConfigSource;
+pub use count::parse_count;
 pub use declared::{DeclaredCommand, DeclaredOption, declared};
 pub use model_source::{ModelName, ModelSource};
+pub use named_run::{NamedRun, runs, runs_root};
 pub use output::{Output, Stdout};
 
 /// The commands that `transformer-candle` and `orchestrate` share.

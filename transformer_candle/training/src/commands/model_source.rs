@@ -1,13 +1,12 @@
-//! The model that a command works on: a checkpoint by its folder, or an experiment by its name.
+//! The model that a command works on: a run's newest checkpoint, or a model by its folder.
 
-use std::env;
-use std::fs;
 use std::path::{Path, PathBuf};
 
 use clap::Args;
 use dataset::CancelToken;
 use run_config::{ADAPTER_CONFIG, check_experiment_name, checkpoint_directory, model_file_problem};
 
+use super::named_run::{NamedRun, known, runs_root};
 use crate::checkpoint::{self, Checkpoint};
 use crate::{Result, TrainerError};
 
@@ -24,8 +23,11 @@ pub struct ModelSource {
 
 /// A trained model, named one way or the other.
 #[derive(Debug, Clone, Args)]
-#[group(required = true, multiple = false)]
+#[group(multiple = false)]
 pub struct ModelName {
+    /// A run: its name, its directory, a checkpoint, any other model's directory, or a config file. [default: the newest run]
+    #[arg(value_name = "RUN")]
+    pub run: Option<PathBuf>,
     /// A checkpoint, a folder of checkpoints, a run's folder, or any Llama model or adapters in Hugging Face's format.
     #[arg(long, value_name = "DIR")]
     pub checkpoint: Option<PathBuf>,
@@ -37,7 +39,7 @@ pub struct ModelName {
 impl ModelSource {
     /// Names the model in a directory or in a folder of checkpoints.
     pub fn of_directory(directory: PathBuf) -> Self {
-        Self { name: ModelName { checkpoint: Some(directory), experiment: None }, base_model: None }
+        Self { name: ModelName { run: None, checkpoint: Some(directory), experiment: None }, base_model: None }
     }
 
     /// Opens the model for reading, unless `cancel` says to stop.
@@ -64,9 +66,9 @@ impl ModelSource {
 
     fn folder(&self) -> Result<PathBuf> {
         match (&self.name.checkpoint, &self.name.experiment) {
-            (Some(directory), _) => Ok(directory.clone()),
+            (Some(directory), _) => Ok(checkpoint::pointed_checkpoint(directory).unwrap_or_else(|| directory.clone())),
             (None, Some(name)) => experiment_folder(name),
-            (None, None) => Err(TrainerError::Request("name a model with `--checkpoint` or `--experiment`".to_owned())),
+            (None, None) => NamedRun::find_or_newest(self.name.run.as_deref())?.model_folder(),
         }
     }
 }
@@ -76,18 +78,12 @@ pub fn experiment_folder(name: &str) -> Result<PathBuf> {
     // A name that is a model's file was meant as one.
     let refused = |message| TrainerError::Request(model_file_problem(Path::new(name)).unwrap_or(message));
     check_experiment_name(name).map_err(|problem| refused(problem.to_string()))?;
-    let root = env::var_os("ORCHESTRATE_RUNS_ROOT").filter(|root| !root.is_empty());
-    let root = root.map_or_else(|| PathBuf::from("runs"), PathBuf::from);
+    let root = runs_root();
     let folder = root.join(name);
     if folder.is_dir() {
         return Ok(folder);
     }
-    let missing = format!(
-        "there is no experiment {name:?} in {}{}",
-        root.display(),
-        known(&root).map_or_else(String::new, |names| format!("; there are: {names}"))
-    );
-    Err(refused(missing))
+    Err(refused(format!("there is no experiment {name:?} in {}; {}", root.display(), known(&root))))
 }
 
 /// Returns the folder of checkpoints of a run directory, or `folder` itself if it is one already.
@@ -98,12 +94,4 @@ pub fn checkpoints_in(folder: &Path) -> PathBuf {
         _ if usual.is_dir() => usual,
         _ => folder.to_owned(),
     }
-}
-
-fn known(root: &Path) -> Option<String> {
-    let entries = fs::read_dir(root).ok()?.filter_map(std::result::Result::ok);
-    let folders = entries.filter(|entry| entry.path().is_dir());
-    let mut names: Vec<String> = folders.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
-    names.sort();
-    (!names.is_empty()).then(|| names.join(", "))
 }

@@ -13,6 +13,11 @@ pub fn print_error(error: &dyn Display) {
     let _ = writeln!(io::stderr(), "error: {}", escaped(&error.to_string()));
 }
 
+/// Prints a remark to stderr, which nobody has to read either.
+pub(super) fn print_remark(text: &str) {
+    let _ = writeln!(io::stderr(), "{}", escaped(text));
+}
+
 /// A stream that takes the answer of a command.
 pub trait Output: Send {
     /// Writes a text, and shows it at once.

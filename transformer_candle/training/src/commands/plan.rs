@@ -7,7 +7,8 @@ use clap::Args;
 use run_config::{ByteSize, Format, ResolvedRun, RunConfig};
 use serde::Serialize;
 
-use super::Output;
+use super::count::at_least_one;
+use super::{ConfigSource, Output};
 use crate::memory_plan::{Change, Interconnect, MemoryPlan, PlanGpu, PlanRequest};
 use crate::stability::{self, StabilityChange};
 use crate::{Result, TrainerError, atomic_file, speed_advice::speed_advice};
@@ -18,9 +19,9 @@ const LEAST_MEMORY: u64 = 1_000_000;
 /// What `plan` takes.
 #[derive(Debug, Clone, Args)]
 pub struct PlanOptions {
-    /// The run's config: YAML, TOML or JSON.
-    #[arg(short, long, value_name = "FILE")]
-    pub config: PathBuf,
+    /// The run to plan.
+    #[command(flatten)]
+    pub source: ConfigSource,
     /// Set a key of the config, as in `data.batch_size=4`. Repeatable.
     #[arg(long = "override", value_name = "KEY=VALUE")]
     pub overrides: Vec<String>,
@@ -32,7 +33,7 @@ pub struct PlanOptions {
     #[arg(long, value_name = "SIZE", value_parser = memory_size)]
     pub memory: Option<ByteSize>,
     /// Plan for about this many tokens, such as 20B, instead of `scheduler.total_steps`.
-    #[arg(long, value_name = "COUNT", value_parser = token_count)]
+    #[arg(long, value_name = "COUNT", value_parser = at_least_one::<u64>)]
     pub tokens: Option<u64>,
     /// What the machine draws, for the cost of electricity. [default: the GPU's board power]
     #[arg(long, value_name = "W", value_parser = amount)]
@@ -66,23 +67,6 @@ pub struct PlanOptions {
     pub json: bool,
 }
 
-/// Parses a number of tokens: `20B`, `1.5T`, `300M`, `2000000`.
-fn token_count(text: &str) -> std::result::Result<u64, String> {
-    let text = text.trim();
-    let (number, factor) = match text.to_ascii_uppercase().chars().last() {
-        Some('K') => (&text[..text.len() - 1], 1e3),
-        Some('M') => (&text[..text.len() - 1], 1e6),
-        Some('B' | 'G') => (&text[..text.len() - 1], 1e9),
-        Some('T') => (&text[..text.len() - 1], 1e12),
-        _ => (text, 1.0),
-    };
-    let tokens = number.trim().replace('_', "").parse::<f64>().map(|number| number * factor);
-    match tokens {
-        Ok(tokens) if (1.0..1e18).contains(&tokens) => Ok(tokens.round() as u64),
-        _ => Err("must be a number of tokens such as `20B`, `300M` or `2000000`".to_owned()),
-    }
-}
-
 /// Parses a size of memory, `24GB`. A number alone would be bytes, which nobody means.
 fn memory_size(text: &str) -> std::result::Result<ByteSize, String> {
     let size: ByteSize = text.parse()?;
@@ -110,10 +94,10 @@ impl PlanOptions {
     }
 
     /// Returns the overrides, with the number of steps that `--tokens` amounts to.
-    fn all_overrides(&self) -> Result<Vec<String>> {
+    fn all_overrides(&self, config: &Path) -> Result<Vec<String>> {
         let mut overrides = self.overrides.clone();
         if let Some(tokens) = self.tokens {
-            let run = RunConfig::load_for_planning(&self.config, &overrides)?;
+            let run = RunConfig::load_for_planning(config, &overrides)?;
             if run.config.stages.is_some() {
                 let message = "--tokens: the config's stages say how long it trains. Change their steps, or add \
                                `--override stages=null`";
@@ -141,8 +125,9 @@ struct Planned {
 }
 
 fn plan(options: &PlanOptions) -> Result<Planned> {
-    let overrides = options.all_overrides()?;
-    let run = RunConfig::load_for_planning(&options.config, &overrides)?;
+    let config = options.source.file()?;
+    let overrides = options.all_overrides(&config)?;
+    let run = RunConfig::load_for_planning(&config, &overrides)?;
     let request = options.request();
     if let Some(out) = &options.apply {
         check_output(out)?;

@@ -10,7 +10,8 @@ use clap::builder::{PathBufValueParser, TypedValueParser};
 use clap::{Args, Parser};
 use run_config::{Device, ResolvedRun, RunConfig, TimeSpan};
 
-use super::arguments;
+use super::count::at_least_one;
+use super::{ConfigSource, NamedRun, arguments};
 use crate::Result;
 use crate::checkpoint;
 use crate::environment::VERSION;
@@ -26,9 +27,9 @@ use crate::stop::StopSignal;
 /// What `train` takes.
 #[derive(Debug, Clone, Args)]
 pub struct TrainOptions {
-    /// The run's config: YAML, TOML or JSON.
-    #[arg(short, long, value_name = "FILE")]
-    pub config: PathBuf,
+    /// The run to train.
+    #[command(flatten)]
+    pub source: ConfigSource,
     /// Set a key of the config, as in `optimizer.learning_rate=1e-3`. Repeatable.
     #[arg(long = "override", value_name = "KEY=VALUE")]
     pub overrides: Vec<String>,
@@ -48,7 +49,7 @@ pub struct TrainOptions {
     #[arg(long, value_name = "DEVICE")]
     pub device: Option<Device>,
     /// Stop after this many optimizer steps in all, with a checkpoint.
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    #[arg(long, value_name = "N", value_parser = at_least_one::<u64>)]
     pub max_steps: Option<u64>,
     /// Save and end before this much time has passed since the program was started, as in 11h50m: the time limit of a
     /// job, or the hours that are rented.
@@ -58,6 +59,27 @@ pub struct TrainOptions {
     /// <https://ui.perfetto.dev> and a summary of where the time goes are written to `profile/` in the run's folder.
     #[arg(long, value_name = "STEPS")]
     pub profile: Option<ProfileSteps>,
+}
+
+impl TrainOptions {
+    /// Returns the config to train, and the checkpoint to resume from. A checkpoint in place of the run, or after
+    /// `--resume` where no run is named, says both.
+    fn config_and_resume(&self) -> Result<(PathBuf, Option<ResumeFrom>)> {
+        let ConfigSource { run, config } = &self.source;
+        let named = match (&self.resume, run, config) {
+            (_, _, Some(config)) => return Ok((config.clone(), self.resume.clone())),
+            (Some(ResumeFrom::Directory(directory)), None, None) => NamedRun::find_or_newest(Some(directory))?,
+            (_, run, None) => NamedRun::find_or_newest(run.as_deref())?,
+        };
+        let resume = match (&self.resume, &named.model, run) {
+            (Some(_), Some(model), None) | (Some(ResumeFrom::Latest), Some(model), Some(_)) => {
+                Some(ResumeFrom::Directory(model.clone()))
+            }
+            (Some(_), None, None) => Some(ResumeFrom::Latest),
+            _ => self.resume.clone(),
+        };
+        Ok((named.config_file()?, resume))
+    }
 }
 
 /// Trains until the last step or until the signal, with a checkpoint at the end either way.
@@ -75,9 +97,9 @@ pub fn run(
     if let Some(launcher) = launcher {
         launcher.stop_with_it(stop);
     }
-    let resolved = load(&options.config, &options.overrides, options.resume.as_ref())?;
-    let TrainOptions { resume, rebatch, accept_changed_data, max_steps, device, profile, time_limit, .. } =
-        options.clone();
+    let (config, resume) = options.config_and_resume()?;
+    let resolved = load(&config, &options.overrides, resume.as_ref())?;
+    let TrainOptions { rebatch, accept_changed_data, max_steps, device, profile, time_limit, .. } = options.clone();
     let time_limit = time_limit.map(|span| SessionLimit { start, length: span.duration() });
     let options = RunOptions {
         resume,
@@ -122,7 +144,10 @@ pub(super) fn main(options: &TrainOptions, lock: Option<Arc<RunLock>>, stop: &St
 }
 
 fn resume_from(directory: PathBuf) -> ResumeFrom {
-    if directory == Path::new("latest") { ResumeFrom::Latest } else { ResumeFrom::Directory(directory) }
+    if directory == Path::new("latest") {
+        return ResumeFrom::Latest;
+    }
+    ResumeFrom::Directory(checkpoint::pointed_checkpoint(&directory).unwrap_or(directory))
 }
 
 /// Train a model from a config file.

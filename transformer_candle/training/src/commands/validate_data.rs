@@ -1,7 +1,7 @@
 //! `validate-data`: proves from a run's ledger what it was trained on.
 
 use std::fmt;
-use std::path::{Path, PathBuf, absolute};
+use std::path::{Path, PathBuf};
 
 use clap::Args;
 use dataset::hub::HubSettings;
@@ -9,8 +9,8 @@ use dataset::{Audit, AuditedComponent, AuditedEpoch, CancelToken, StreamStage, T
 use run_config::{RESOLVED_CONFIG, ResolvedRun, RunConfig};
 use serde::Serialize;
 
-use super::Output;
 use super::model_source::checkpoints_in;
+use super::{NamedRun, Output};
 
 use crate::checkpoint::{self, TrainerState};
 use crate::config_fingerprint;
@@ -22,9 +22,9 @@ use crate::{Result, TrainerError};
 /// What `validate-data` takes.
 #[derive(Debug, Clone, Args)]
 pub struct ValidateDataOptions {
-    /// The run's directory.
+    /// A run: its name, its directory, a checkpoint of it, or its config. [default: the newest run]
     #[arg(value_name = "RUN")]
-    pub run: PathBuf,
+    pub run: Option<PathBuf>,
     /// Make the batch of this step again as well, and compare it with what the step was trained on. Repeatable.
     #[arg(long = "replay", value_name = "STEP")]
     pub replay: Vec<u64>,
@@ -67,7 +67,7 @@ pub struct ComponentReport {
 /// [`TrainerError::Data`] if the ledger does not match the checkpoint's head, or the data cannot be read.
 pub fn run(options: &ValidateDataOptions, hub: &HubSettings, stop: &StopSignal) -> Result<DataReport> {
     let cancel = stop.cancel_token();
-    let directory = &absolute(&options.run).unwrap_or_else(|_| options.run.clone());
+    let directory = &NamedRun::find_or_newest(options.run.as_deref())?.run_directory()?;
     let config = directory.join(RESOLVED_CONFIG);
     if !config.exists() {
         let message =

@@ -1,6 +1,7 @@
 //! Builds a trainer from a resolved run: everything is checked before anything is written.
 
 mod changed_data;
+mod changed_schedule;
 mod opened_data;
 mod planned_run;
 
@@ -77,6 +78,7 @@ impl Trainer {
         let environment = Environment::capture(engine.pool().current_num_threads()).on(engine.device());
         let introduced = ranks::introduce(&options.ranks, &environment.host, plan.bytes)?;
         let environment = Environment { hosts: introduced.hosts.clone(), ..environment };
+        notes.extend(state.and_then(|state| changed_schedule::note(&run, state.step)));
         let (mut ledger, metrics) = {
             let position = (data.stream.mixture(), &cursor);
             open_records((&run, &environment, rank_info), state, position, &mut notes, &cancel)?

@@ -43,7 +43,7 @@ fn assert_same(workshop: &Workshop, one: &str, other: &str) {
 }
 
 fn validated(workshop: &Workshop, name: &str, replay: &[u64]) -> validate_data::DataReport {
-    let options = ValidateDataOptions { run: workshop.path().join(name), replay: replay.to_vec(), json: false };
+    let options = ValidateDataOptions { run: Some(workshop.path().join(name)), replay: replay.to_vec(), json: false };
     validate_data::run(&options, &dataset::hub::HubSettings::from_environment(), &StopSignal::new()).unwrap()
 }
 

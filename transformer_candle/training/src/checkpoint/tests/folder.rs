@@ -6,6 +6,13 @@ fn path(folder: &TempDir, step: u64) -> PathBuf {
     folder.path().join(step_name(step))
 }
 
+/// Writes `latest` as earlier versions did.
+fn write_pointer(folder: &TempDir, text: &str) {
+    let latest = folder.path().join("latest");
+    let _ = fs::remove_file(&latest);
+    fs::write(latest, text).unwrap();
+}
+
 fn steps(folder: &TempDir) -> Vec<u64> {
     list(folder.path()).unwrap().into_iter().map(|checkpoint| checkpoint.step).collect()
 }
@@ -35,11 +42,13 @@ fn other_names_are_ignored() {
 #[test]
 fn latest_and_best_name_their_checkpoints() {
     let folder = saved(&[5, 10]);
-    assert_eq!(fs::read_to_string(folder.path().join("latest")).unwrap(), "step-00000010\n");
+    let target = |name| fs::read_link(folder.path().join(name)).unwrap();
+    assert_eq!(target("latest"), Path::new("step-00000010"));
     assert_eq!(latest(folder.path()), Some(path(&folder, 10)));
     assert_eq!(best(folder.path()), None);
     mark_best(folder.path(), &path(&folder, 5)).unwrap();
-    assert_eq!(fs::read_to_string(folder.path().join("best")).unwrap(), "step-00000005\n");
+    assert_eq!(target("best"), Path::new("step-00000005"));
+    assert_eq!(Checkpoint::open(&folder.path().join("best")).unwrap().directory(), path(&folder, 5));
     assert_eq!(best(folder.path()), Some(path(&folder, 5)));
     assert_eq!(names(folder.path()), ["best", "latest", "step-00000005", "step-00000010"]);
 }
@@ -48,10 +57,20 @@ fn latest_and_best_name_their_checkpoints() {
 fn an_invalid_pointer_file_is_ignored() {
     let folder = saved(&[5, 10]);
     for text in ["", "step-", "../step-00000005", "step-00000007\n", "\0\0\0"] {
-        fs::write(folder.path().join("latest"), text).unwrap();
+        write_pointer(&folder, text);
         assert_eq!(latest(folder.path()), None, "{text:?}");
         assert_eq!(newest(folder.path()).0, path(&folder, 10));
     }
+}
+
+#[test]
+fn a_pointer_of_an_earlier_version_is_read() {
+    let folder = saved(&[5, 10]);
+    write_pointer(&folder, "step-00000005\n");
+    assert_eq!(latest(folder.path()), Some(path(&folder, 5)));
+    assert_eq!(pointed_checkpoint(&folder.path().join("latest")), Some(path(&folder, 5)));
+    assert_eq!(Checkpoint::open(&folder.path().join("latest")).unwrap().directory(), path(&folder, 5));
+    assert_eq!(pointed_checkpoint(&path(&folder, 5)), None);
 }
 
 #[test]
@@ -75,7 +94,7 @@ fn newest_intact_names_the_corrupted_ones_it_skips() {
 fn an_empty_checkpoint_folder_is_skipped() {
     let folder = saved(&[5]);
     fs::create_dir(path(&folder, 10)).unwrap();
-    fs::write(folder.path().join("latest"), "step-00000010").unwrap();
+    write_pointer(&folder, "step-00000010");
     let (chosen, corrupted) = newest(folder.path());
     assert_eq!(chosen, path(&folder, 5));
     assert_eq!(corrupted[0].name, "step-00000010");
