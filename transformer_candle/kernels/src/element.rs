@@ -80,7 +80,7 @@ macro_rules! with_element {
 }
 pub(crate) use with_element;
 
-/// Like [`with_element`], with `$O` standing for the element type of a result that `$result` names: that of the
+/// Like `with_element`, with `$O` standing for the element type of a result that `$result` names: that of the
 /// operands, or F32 beside BF16 ones.
 macro_rules! with_elements {
     ($operation:expr, $argument:expr, [$dtype:expr, $result:expr], [$E:ident, $O:ident] => $body:expr) => {
