@@ -76,7 +76,7 @@ def test_a_depth_out_of_range_is_refused(workspace: Workspace, command: list[str
 def test_two_starting_points_are_refused(workspace: Workspace) -> None:
     workspace.orchestrate("--depth=4", "--preset=1b", "--launch=none").refused(2, "--preset and --depth")
     workspace.orchestrate("plan", "--depth=4", "--preset=1b").refused(2, "--depth")
-    workspace.orchestrate("preset").refused(2, "--depth N")
+    workspace.orchestrate("preset", "1b", "--depth=4").refused(2, "--depth")
 
 
 def test_a_preset_for_a_gpu_says_how_it_fits(workspace: Workspace) -> None:

@@ -54,8 +54,11 @@ def raw_tensors(folder: Path) -> dict[str, bytes]:
 
 @pytest.mark.skipif(importlib.util.find_spec("gguf") is not None, reason="gguf is installed here")
 def test_a_missing_package_is_named_with_its_command(workspace: Workspace) -> None:
-    done = workspace.orchestrate("export", "--experiment=any")
-    done.refused(2, "pip install 'transformer-candle[export]'")
+    shutil.copytree(GOLDEN, workspace.root / "runs" / "E")
+    wanted = "pip install 'transformer-candle[export]'"
+    workspace.orchestrate("export", "E", "--format=gguf").refused(2, wanted)
+    assert wanted in workspace.orchestrate("export", "E").succeeded().out
+    assert names(workspace.root / "E-hf") >= {"model.safetensors", "config.json"}, "the other format is written"
 
 
 def test_the_folder_has_what_loads_and_no_optimizer(workspace: Workspace) -> None:
@@ -239,7 +242,9 @@ def test_a_tokenizer_of_another_model_is_not_exported(workspace: Workspace) -> N
     )
     tokenizer.write_text('{"version":')
     workspace.orchestrate(*export).refused(2, "tokenizer.json is no tokenizer that can be read")
-    workspace.orchestrate("export", "--checkpoint=model/config.json", "--format=hf").refused(2, "no checkpoint in")
+    workspace.orchestrate("export", "--checkpoint=model/config.json", "--format=hf").refused(
+        2, "is a file: name the folder"
+    )
     assert not (workspace.root / "model-hf").exists()
 
 

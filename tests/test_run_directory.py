@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import subprocess
 from pathlib import Path
 
@@ -118,19 +119,23 @@ def test_refused_command_leaves_a_live_run_as_it_is(workspace: Workspace, launch
     workspace.trainer("checkpoint", "verify", run).succeeded()
 
 
-def test_lock_outlives_a_killed_orchestrator(workspace: Workspace) -> None:
+def test_the_lock_is_the_trainer_s_and_outlives_its_launcher(workspace: Workspace) -> None:
     text = workspace.write_text()
     flags = [*TINY_MODEL, "--input", str(text), "--experiment=live"]
     process = workspace.start(ORCHESTRATE, *flags, "--steps=100000", "--launch=process")
     wait_for_line(process, "step 1/")
     owner = json.loads((workspace.run_folder("live") / ".trainer.lock").read_text())["pid"]
     assert owner != process.pid, "the trainer has signed"
+    # It cannot end while it is stopped.
+    os.kill(owner, signal.SIGSTOP)
     try:
         process.kill()
         process.wait()
         workspace.orchestrate(*flags, "--steps=3").refused(2, f"is in use by process {owner}")
     finally:
-        os.kill(owner, 15)
+        os.kill(owner, signal.SIGCONT)
+    process.communicate(timeout=120)
+    assert workspace.checkpoints("live"), "it saves and ends"
 
 
 def test_runs_of_one_default_name_keep_their_tokenizers(workspace: Workspace) -> None:

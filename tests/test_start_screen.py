@@ -60,7 +60,7 @@ FAILURES: list[tuple[BaseException, int, str]] = [
     (Panic("index out of bounds"), 1, "a bug, please report it: Panic at test_start_screen.py:"),
     (RecursionError("maximum depth"), 1, "a bug, please report it"),
     (MemoryError(), 4, "no memory left"),
-    (OSError(28, "No space left on device", "runs"), 1, "No space left on device: 'runs'"),
+    (OSError(28, "No space left on device", "runs"), 1, "/runs: the disk is full: free space"),
     (_native.DataError("rows.jsonl: not UTF-8"), 3, "orchestrate: rows.jsonl: not UTF-8\n"),
     (CommandError("say what to do"), 2, "orchestrate: say what to do\n"),
     (KeyboardInterrupt(), 130, "stopped by Ctrl-C"),

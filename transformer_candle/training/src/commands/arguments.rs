@@ -4,6 +4,7 @@ use std::ffi::OsString;
 use std::io::Write;
 use std::process;
 
+use clap::error::ErrorKind;
 use clap::parser::ArgMatches;
 use clap::{Command, CommandFactory, FromArgMatches};
 
@@ -12,6 +13,9 @@ use crate::{Result, TrainerError};
 
 /// Options that may be empty: an empty prompt starts a new text.
 const MAY_BE_EMPTY: [&str; 1] = ["prompt"];
+
+/// The last line of clap's messages.
+const HELP_ADVICE: &str = "For more information, try '--help'.";
 
 /// Parses the command line of this process. Help and version are printed here, and end the program.
 ///
@@ -48,7 +52,10 @@ fn validate<C: FromArgMatches>(mut command: Command, matches: clap::error::Resul
 
 fn refused(error: &clap::Error) -> TrainerError {
     let text = error.render().to_string();
-    TrainerError::Request(text.trim_start_matches("error: ").trim_end().to_owned())
+    let text = text.trim_start_matches("error: ").trim_end();
+    // A value that is refused says itself what it must be.
+    let text = if error.kind() == ErrorKind::ValueValidation { text.trim_end_matches(HELP_ADVICE) } else { text };
+    TrainerError::Request(text.trim_end().to_owned())
 }
 
 fn refuse_empty(command: &Command, matches: &ArgMatches) -> Result<()> {

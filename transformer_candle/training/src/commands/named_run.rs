@@ -8,7 +8,7 @@ use std::io;
 use std::path::{Path, PathBuf, absolute};
 use std::time::SystemTime;
 
-use run_config::{ADAPTER_CONFIG, Format, RESOLVED_CONFIG, check_experiment_name};
+use run_config::{ADAPTER_CONFIG, Format, RESOLVED_CONFIG, check_experiment_name, model_file_problem};
 use serde::Serialize;
 
 use super::model_source::checkpoints_in;
@@ -119,6 +119,9 @@ impl NamedRun {
         }
         if run.is_some() {
             return Ok(Self { directory: run, ..Self::default() });
+        }
+        if let Some(problem) = model_file_problem(&path) {
+            return Err(TrainerError::Request(problem));
         }
         let kind = if path.is_dir() { "directory" } else { "file" };
         Err(TrainerError::Request(format!(
