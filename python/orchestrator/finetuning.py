@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import json
 from inspect import Parameter
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,7 +10,7 @@ from typing import Annotated, Any
 from typer import Option
 
 from orchestrator.command_error import CommandError
-from orchestrator.input_files import read_text
+from orchestrator.input_files import parse_json, read_text
 from orchestrator.options import parameter
 from orchestrator.paths import shown
 from orchestrator.screen import counted, step
@@ -182,7 +181,7 @@ def _adapter_rank(chosen: Settings) -> str | None:
 def _described(folder: Path) -> dict[str, Any]:
     """Return a model's `config.json`; empty if it cannot be read: the trainer reports what is wrong with it."""
     try:
-        described = json.loads(read_text(folder / "config.json"))
+        described = parse_json(read_text(folder / "config.json"))
     except (OSError, ValueError):
         described = None
     return described if isinstance(described, dict) else {}

@@ -21,6 +21,7 @@ from orchestrator.training_record import Row
 from orchestrator.written_files import sync
 
 MAX_SHARD_SIZE = "5GB"
+LARGEST_NUMBER = 2**53
 SIZE = re.compile(r"(?P<number>\d+(\.\d+)?)(?P<unit>[KMGT]B)?", re.IGNORECASE)
 
 
@@ -29,6 +30,8 @@ def checked_size(typed: str) -> int | str:
     matched = SIZE.fullmatch(typed.replace(" ", ""))
     if matched is None or float(matched["number"]) == 0 or (matched["unit"] is None and "." in typed):
         raise CommandError(f"--max-shard-size {typed}: give a number of bytes, or one with KB, MB, GB or TB, as 5GB")
+    if float(matched["number"]) > LARGEST_NUMBER:
+        raise CommandError("--max-shard-size is larger than any disk: give a size such as 5GB")
     return matched[0].upper() if matched["unit"] else int(matched["number"])
 
 

@@ -1,8 +1,10 @@
-"""Reads files that users name. Only regular ones: opening a named pipe would block, a device may never end."""
+"""Reads files that users name, regular ones only: opening a named pipe would block, and a device may never end."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import Any
 
 LARGEST = 1 << 30
 """Bytes of a file that is read whole, such as a config or a tokenizer, at most."""
@@ -26,6 +28,14 @@ def read_bytes(path: Path) -> bytes:
     if (size := path.stat().st_size) > LARGEST:
         raise OSError(f"{path} has {size:,} bytes, and such a file has at most {LARGEST:,}")
     return path.read_bytes()
+
+
+def parse_json(text: str) -> Any:
+    """Return the value of a JSON text, or raise a `ValueError`, also for one that nests too deeply to be read."""
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("it nests too deeply") from None
 
 
 def read_pointer(path: Path) -> str:

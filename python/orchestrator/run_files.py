@@ -10,7 +10,7 @@ from typing import Any
 
 from orchestrator import tokenizer
 from orchestrator.command_error import CommandError
-from orchestrator.input_files import read_bytes, read_text
+from orchestrator.input_files import parse_json, read_bytes, read_text
 from orchestrator.paths import shown
 from orchestrator.written_files import replace
 
@@ -111,7 +111,7 @@ def read_special_tokens(path: Path) -> list[str]:
     """Return the tokens of a special_tokens.txt: a JSON array, or one token per line; empty if there is no file."""
     try:
         text = read_text(path).strip()
-        tokens = json.loads(text) if text.startswith("[") else [line for line in text.splitlines() if line.strip()]
+        tokens = parse_json(text) if text.startswith("[") else [line for line in text.splitlines() if line.strip()]
     except FileNotFoundError:
         return []
     except (OSError, ValueError) as error:
@@ -123,7 +123,7 @@ def read_streaming_config(folder: Path) -> dict[str, Any] | None:
     """Return streaming_config.json, which has at least a data set and a split; None where the run streams none."""
     path = folder / STREAMING_CONFIG
     try:
-        streaming: dict[str, Any] = json.loads(read_text(path))
+        streaming: dict[str, Any] = parse_json(read_text(path))
         return {**streaming, "dataset": str(streaming["dataset"]), "split": str(streaming["split"])}
     except FileNotFoundError:
         return None

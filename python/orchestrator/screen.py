@@ -59,6 +59,11 @@ def counted(number: int | str, unit: str) -> str:
     return f"{number} {unit}" if str(number) == "1" else f"{number} {unit}s"
 
 
+def loss_text(loss: float, digits: int = 4) -> str:
+    """Return a loss with this many digits after the point; one that no model has, shortly."""
+    return f"{loss:.{digits}f}" if abs(loss) < 1e6 else f"{loss:.2e}"
+
+
 def duration(seconds: float) -> str:
     """Return a time in its two largest units, as the trainer's progress has it: `15d 7h`, `3m 20s`, `8s`."""
     whole = round(seconds)

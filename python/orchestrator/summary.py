@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -115,7 +116,13 @@ def _suggest_for_chat(location: RunLocation, has_adapters: bool) -> None:
 def _metrics(path: Path) -> list[dict[str, Any]]:
     """Return the lines of `metrics.jsonl`."""
     with path.open(encoding="utf-8") as lines:
-        return [json.loads(line) for line in lines]
+        return [_with_nan(json.loads(line)) for line in lines]
+
+
+def _with_nan(row: dict[str, Any]) -> dict[str, Any]:
+    """Return a line with NaN for a loss that was not finite, for which JSON has no number."""
+    not_finite = {name: math.nan for name in ("loss", "perplexity") if name in row and row[name] is None}
+    return row | not_finite
 
 
 def doubts(steps: list[dict[str, Any]], config: dict[str, Any]) -> list[str]:
@@ -127,6 +134,8 @@ def doubts(steps: list[dict[str, Any]], config: dict[str, Any]) -> list[str]:
     """
     if not steps:
         return []
+    if math.isnan(steps[-1]["loss"]):
+        return ["nothing: the training loss is no longer finite. Resume from an earlier checkpoint, or lower the rate"]
     last, warmup = steps[-1]["step"], config["scheduler"]["warmup_steps"]
     if last < warmup:
         rate, peak = steps[-1]["learning_rate"], config["optimizer"]["learning_rate"]

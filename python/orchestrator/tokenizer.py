@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 
 from orchestrator import _native
 from orchestrator.command_error import CommandError, ExitCode
-from orchestrator.input_files import check_regular, read_bytes, read_text
+from orchestrator.input_files import check_regular, parse_json, read_bytes, read_text
 from orchestrator.long_words import LongWords
 from orchestrator.paths import shown
 from orchestrator.progress import Reading
@@ -246,7 +246,7 @@ def _cached_gpt2() -> Tokenizer | None:
 def _manifest(folder: Path) -> dict[str, Any] | None:
     """Return the manifest if it exists and matches the tokenizer beside it."""
     try:
-        manifest: dict[str, Any] = json.loads(read_text(folder / MANIFEST))
+        manifest: dict[str, Any] = parse_json(read_text(folder / MANIFEST))
         digest = hashlib.sha256(read_bytes(folder / "tokenizer.json")).hexdigest()
     except (OSError, ValueError):
         return None

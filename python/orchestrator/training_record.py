@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from orchestrator.command_error import CommandError
-from orchestrator.input_files import read_text
+from orchestrator.input_files import parse_json, read_text
 from orchestrator.paths import Roots, shown
 from orchestrator.run_files import read_streaming_config
 from orchestrator.settings import DEMO_DATASET
@@ -98,9 +97,14 @@ def read(model: Path, run: Path | None) -> TrainingRecord:
         config=read_object(run / "resolved_config.json"),
         environment=read_object(run / "environment.json"),
         streaming=read_streaming_config(run),
-        train=[row for row in rows if row["kind"] == "train"],
-        evaluations=[row for row in rows if row["kind"] == "evaluation"],
+        train=_with_loss(rows, "train"),
+        evaluations=_with_loss(rows, "evaluation"),
     )
+
+
+def _with_loss(rows: list[Row], kind: str) -> list[Row]:
+    """Return the lines of a kind, without those whose loss was not finite."""
+    return [row for row in rows if row["kind"] == kind and isinstance(row["loss"], int | float)]
 
 
 def run_of(model: Path, checkpoint: Path | None, experiment: str | None) -> Path | None:
@@ -121,7 +125,7 @@ def repository_of(folder: Path) -> tuple[str, str] | None:
 def read_object(path: Path) -> Row:
     """Return a JSON object; an empty one where there is no file."""
     try:
-        value = json.loads(read_text(path))
+        value = parse_json(read_text(path))
     except FileNotFoundError:
         return {}
     except (OSError, ValueError) as error:
@@ -138,7 +142,7 @@ def _read_rows(path: Path) -> list[Row]:
     """Return the lines of metrics.jsonl; a last one that is still being written is left out."""
     try:
         lines = read_text(path).splitlines(keepends=True)
-        return [json.loads(line) for line in lines if line.endswith("\n")]
+        return [parse_json(line) for line in lines if line.endswith("\n")]
     except FileNotFoundError:
         return []
     except (OSError, ValueError) as error:

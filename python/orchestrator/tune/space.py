@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -114,6 +115,8 @@ def read(path: Path) -> Space:
         document = yaml.safe_load(read_text(path))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise CommandError(f"cannot read the search space {shown(path)}: {error}") from error
+    except RecursionError:
+        raise CommandError(f"cannot read the search space {shown(path)}: it nests too deeply") from None
     form = "a mapping with `parameters:` (config keys and their values) and, optionally, `fixed_parameters:`"
     if not isinstance(document, dict) or not isinstance(document.get("parameters"), dict):
         raise CommandError(f"the search space {shown(path)} must be {form}")
@@ -179,6 +182,8 @@ def _choices(declared: list[Any], kinds: set[str]) -> Iterator[Any]:
     for value in declared:
         if isinstance(value, (list, dict)):
             raise ValueError(f"the value {value!r} is neither a number nor a string, which is all that is searched")
+        if isinstance(value, float) and not math.isfinite(value):
+            raise ValueError(f"{value!r} is not a finite number")
         # YAML reads 1e-3, which has no dot, as a string.
         yield _number(value) if isinstance(value, str) and "number" in kinds else value
 
@@ -206,8 +211,9 @@ def _range(declared: dict[str, Any], is_integer: bool) -> Range:
 
 def _number(value: Any) -> float:
     try:
-        if isinstance(value, bool):
-            raise ValueError
-        return float(value)
-    except (TypeError, ValueError):
-        raise ValueError(f"{value!r} is not a number") from None
+        number = math.nan if isinstance(value, bool) else float(value)
+    except (TypeError, ValueError, OverflowError):
+        number = math.nan
+    if not math.isfinite(number):
+        raise ValueError(f"{value!r} is not a finite number")
+    return number

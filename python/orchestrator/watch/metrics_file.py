@@ -21,6 +21,8 @@ MAX_POINTS = 4096
 """Points that a curve keeps: four times the dots across the widest terminals."""
 MAX_TEXTS = 8
 """Pieces of advice, and samples, that are kept at most."""
+MAX_CHARACTERS = 4000
+"""Characters that are kept of a sample's text."""
 PIECE = 4 << 20
 """Bytes parsed at a time."""
 MAX_LINE = 16 << 20
@@ -115,7 +117,8 @@ class Metrics:
             # Held-out losses of stages with other sequences or data are not comparable.
             self.best = None
         elif kind == "sample":
-            _keep(self.samples, str(row.get("prompt", "")), row)
+            shortened = {name: value[:MAX_CHARACTERS] for name, value in row.items() if isinstance(value, str)}
+            _keep(self.samples, str(row.get("prompt", "")), row | shortened)
         elif kind == "advice":
             _keep(self.advice, str(row.get("text", "")), row)
 
@@ -218,7 +221,7 @@ class MetricsFile:
             return
         row = None
         with contextlib.suppress(ValueError, RecursionError):
-            row = json.loads(line, parse_constant=_none)
+            row = json.loads(line, parse_constant=_none, parse_float=_finite)
         if isinstance(row, dict) and isinstance(row.get("kind"), str) and _is_step(row.get("step")):
             self.metrics.add(row)
         else:
@@ -237,6 +240,12 @@ def number(row: Row | None, key: str) -> float | None:
 
 def _none(_constant: str) -> None:
     """Return None in place of NaN and the infinities, which are not JSON."""
+
+
+def _finite(text: str) -> float | None:
+    """Return a number; None for one beyond the range of floats."""
+    value = float(text)
+    return value if math.isfinite(value) else None
 
 
 def _point(row: Row) -> TrainPoint:

@@ -12,7 +12,7 @@ from typing import Any
 
 from orchestrator import _native, terminal
 from orchestrator.paths import Roots, shown
-from orchestrator.screen import amount, duration
+from orchestrator.screen import amount, duration, loss_text
 from orchestrator.watch import trainer_lock
 from orchestrator.watch.metrics_file import MetricsFile, number
 from orchestrator.watch.run_directory import METRICS
@@ -76,6 +76,6 @@ def _size(folder: Path) -> int:
 
 def _cells(row: dict[str, Any]) -> tuple[str, ...]:
     total = f" of {row['total_steps']:,}" if row["total_steps"] else ""
-    losses = ("" if loss is None else f"{loss:.4f}" for loss in (row["loss"], row["evaluation_loss"]))
+    losses = ("" if loss is None else loss_text(loss) for loss in (row["loss"], row["evaluation_loss"]))
     age = "" if row["age_seconds"] is None else duration(row["age_seconds"])
     return row["run"], row["state"], f"{row['step']:,}{total}", *losses, amount(row["bytes"]), age

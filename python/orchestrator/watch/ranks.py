@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import statistics
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from orchestrator.input_files import read_text
+from orchestrator.input_files import parse_json, read_text
 from orchestrator.watch.metrics_file import Row
 
 
@@ -75,7 +74,7 @@ def _seconds(row: Row) -> list[float]:
 def _hosts(run: Path) -> list[str]:
     """Return the host names of the ranks' machines that the trainer wrote; empty if it wrote none."""
     try:
-        hosts = json.loads(read_text(run / "environment.json"))["hosts"]
+        hosts = parse_json(read_text(run / "environment.json"))["hosts"]
     except (OSError, ValueError, RecursionError, LookupError, TypeError):
         return []
     return [str(host) for host in hosts] if isinstance(hosts, list) else []

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import enum
-import json
+import math
 import statistics
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -11,7 +12,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from orchestrator.input_files import read_text
+from orchestrator.input_files import parse_json, read_text
 from orchestrator.paths import quoted
 from orchestrator.screen import duration
 from orchestrator.watch import checkpoints, ranks
@@ -290,7 +291,7 @@ def _warnings(
 def as_json(status: Status) -> dict[str, Any]:
     """Return a status as one JSON object; times are in seconds, shares are fractions."""
     train, evaluation = status.train, status.metrics.evaluation
-    return {
+    figures = {
         "experiment": status.name,
         "directory": str(status.directory.absolute()),
         "state": status.state.value,
@@ -321,6 +322,16 @@ def as_json(status: Status) -> dict[str, Any]:
         "lines": status.metrics.lines,
         "damaged_lines": status.metrics.damaged,
     }
+    return {name: _without_infinities(value) for name, value in figures.items()}
+
+
+def _without_infinities(value: Any) -> Any:
+    """Return a value of JSON with None for the numbers that JSON has no form for, which sums may come to."""
+    if isinstance(value, dict):
+        return {name: _without_infinities(part) for name, part in value.items()}
+    if isinstance(value, list):
+        return [_without_infinities(part) for part in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _checkpoint_json(checkpoint: Checkpoint | None, now: float) -> dict[str, Any] | None:
@@ -333,7 +344,7 @@ def _checkpoint_json(checkpoint: Checkpoint | None, now: float) -> dict[str, Any
 def _resolved_config(run: Path) -> dict[str, Any]:
     """Return the config that the trainer wrote; an empty one where there is none that can be read."""
     try:
-        config = json.loads(read_text(run / "resolved_config.json"))
+        config = parse_json(read_text(run / "resolved_config.json"))
     except (OSError, ValueError, RecursionError):
         return {}
     return config if isinstance(config, dict) else {}
@@ -359,7 +370,9 @@ def _section(config: dict[str, Any], name: str) -> dict[str, Any]:
 def _mean(metrics: Metrics, key: str) -> float | None:
     """Return the mean of the numbers under a key in the newest train rows."""
     values = _present(number(row, key) for row in metrics.recent)
-    return statistics.fmean(values) if values else None
+    with contextlib.suppress(OverflowError):  # of numbers that no run has
+        return statistics.fmean(values) if values else None
+    return None
 
 
 def _between_steps(metrics: Metrics, key: str) -> float | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from datetime import datetime
 
-from orchestrator.screen import amount, duration
+from orchestrator.screen import amount, duration, loss_text
 from orchestrator.terminal import escaped
 from orchestrator.watch import chart
 from orchestrator.watch.checkpoints import Checkpoint
@@ -220,14 +220,14 @@ def _loss(status: Status) -> str:
     if last is None:
         return UNKNOWN
     curve_of_loss = chart.smoothed(curve(status, "loss"))
-    return f"{last:.4f}, smoothed {curve_of_loss[-1][1]:.3f}"
+    return f"{loss_text(last)}, smoothed {loss_text(curve_of_loss[-1][1], 3)}"
 
 
 def _held_out(evaluation: Row | None) -> str:
     loss = number(evaluation, "loss")
     if evaluation is None or loss is None:
         return UNKNOWN
-    return f"{loss:.4f} at step {evaluation['step']:,}"
+    return f"{loss_text(loss)} at step {evaluation['step']:,}"
 
 
 def _rates(status: Status, unit: str = "") -> str:

@@ -36,6 +36,9 @@ struct PeftConfig {
     use_rslora: bool,
 }
 
+/// The largest rank of adapters that are read: no matrix of a model has more rows.
+const LARGEST_RANK: usize = 1 << 16;
+
 fn default_rank() -> usize {
     8
 }
@@ -90,8 +93,11 @@ impl PeftConfig {
         if self.peft_type != "LORA" {
             return refused("peft_type", format!("is `{}`; only `LORA` runs here", self.peft_type));
         }
-        if self.r == 0 || !self.lora_alpha.is_finite() {
-            return refused("r", format!("is {}, with lora_alpha {}", self.r, self.lora_alpha));
+        if !(1..=LARGEST_RANK).contains(&self.r) {
+            return refused("r", format!("is {}, but must be an integer from 1 to {LARGEST_RANK}", self.r));
+        }
+        if !(self.lora_alpha as f32).is_finite() {
+            return refused("lora_alpha", format!("is {:e}, which is no finite number in f32", self.lora_alpha));
         }
         Ok(())
     }

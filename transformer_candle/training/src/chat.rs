@@ -166,6 +166,10 @@ impl ChatModel {
         settings.check().map_err(TrainerError::from_request)?;
         let prompt_tokens = self.encoder.encode_prompt(messages)?;
         let (count, context) = (prompt_tokens.len(), self.context());
+        if count == 0 {
+            let problem = "the chat template makes an empty text of the conversation: name another one";
+            return Err(TrainerError::Request(problem.to_owned()));
+        }
         if count >= context {
             let problem = format!(
                 "the conversation has {count} tokens, which leaves no room for an answer in the model's context of \
