@@ -212,7 +212,7 @@ def machine(device: str) -> str:
         query = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
         return subprocess.run(query, capture_output=True, text=True, check=True).stdout.splitlines()[0]
     text = Path("/proc/cpuinfo").read_text()
-    model = next((line.split(": ")[1] for line in text.splitlines() if line.startswith("model name")), "CPU")
+    model = next((line.partition(":")[2].strip() for line in text.splitlines() if line.startswith("model name")), "CPU")
     vectors = next((name for name in ("avx512_bf16", "avx512f", "avx2") if name in text), "no AVX2")
     return f"{model}, {os.cpu_count()} cores, {vectors}"
 
