@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use dataset::CancelToken;
 use run_config::regular_file;
 
+use super::files::MANIFEST;
 use super::manifest::Manifest;
 use super::reader::Checkpoint;
 use super::staging::{remove_folder, remove_leftovers, replace_pointer};
@@ -174,12 +175,23 @@ fn pointed_to(directory: &Path, pointer: &str) -> Option<PathBuf> {
     let path = directory.join(pointer);
     let name = match fs::read_link(&path) {
         Ok(target) => target.to_str()?.to_owned(),
+        Err(_) if path.is_dir() => original_of_copy(directory, pointer)?,
         // Earlier versions, and file systems without symbolic links, have a text file.
         Err(_) => regular_file::read_to_string(&path).ok()?,
     };
     let name = name.trim();
     step_of(name)?;
     Some(directory.join(name)).filter(|path| path.is_dir())
+}
+
+/// The name of the checkpoint of which the directory `pointer` is a copy, made by a program that copied the folder and
+/// followed the link; none if it is anything else.
+pub(super) fn original_of_copy(directory: &Path, pointer: &str) -> Option<String> {
+    let path = directory.join(pointer);
+    let manifest = |folder: &Path| regular_file::read(&folder.join(MANIFEST)).ok();
+    let copied = if path.is_symlink() { None } else { manifest(&path) }?;
+    let original = list(directory).ok()?.into_iter().find(|listed| manifest(&listed.path).as_ref() == Some(&copied))?;
+    Some(original.name)
 }
 
 /// `step-00001000` -> 1000; none for any other name.

@@ -10,6 +10,7 @@ use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
 
 use super::files;
+use super::list::original_of_copy;
 use super::manifest::{FileRecord, HashingWriter, Manifest, PIECE_BYTES};
 use crate::atomic_file::{self, staged_name, staging_path};
 use crate::error::checkpoint::{CheckpointError, Result, failed};
@@ -158,6 +159,9 @@ fn exchange_in_three(folder: &Path, place: &Path) -> io::Result<()> {
 /// text file where the file system has no links.
 pub(super) fn replace_pointer(parent: &Path, name: &str, checkpoint: &str) -> Result<()> {
     let path = parent.join(name);
+    if original_of_copy(parent, name).is_some() {
+        remove_folder(parent, name)?;
+    }
     if atomic_file::replace_link(&path, Path::new(checkpoint)).is_ok() {
         return Ok(());
     }

@@ -203,3 +203,17 @@ fn a_disk_without_room_is_told_beforehand() {
     let note = check_room(folder.path(), 1000, 1 << 40).unwrap().unwrap();
     assert!(note.contains("1099511627774 more of them"), "{note}");
 }
+
+#[test]
+fn copies_that_followed_links_are_pointers_still() {
+    let folder = saved(&[5, 10]);
+    let pointer = folder.path().join("latest");
+    fs::remove_file(&pointer).unwrap();
+    fs::create_dir(&pointer).unwrap();
+    for file in fs::read_dir(path(&folder, 5)).unwrap().map(|entry| entry.unwrap().path()) {
+        fs::copy(&file, pointer.join(file.file_name().unwrap())).unwrap();
+    }
+    assert_eq!(latest(folder.path()), Some(path(&folder, 5)));
+    Tiny::at(Precision::Fp32, 15).save(folder.path(), &state_at(15));
+    assert_eq!(fs::read_link(&pointer).unwrap(), Path::new("step-00000015"));
+}
