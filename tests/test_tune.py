@@ -351,7 +351,7 @@ def test_the_report_has_history_importance_and_coordinates(prepared: Workspace) 
 def test_the_guides_search_runs_as_written(workspace: Workspace) -> None:
     guide = (REPOSITORY / "docs/guide/tuning.md").read_text(encoding="utf-8").split("\n## Stages\n")[0]
     (space,) = re.findall(r"```yaml\n(.*?)```", guide, re.DOTALL)
-    prepare, search = re.findall(r"^orchestrate (.*--experiment demo .*)$", guide, re.MULTILINE)
+    prepare, search = re.findall(r"^orchestrate (.*(?:--experiment|space.yaml) demo .*)$", guide, re.MULTILINE)
     (workspace.root / "space.yaml").write_text(space)
     workspace.orchestrate(*prepare.split(), *TINY_MODEL).succeeded()
     words = search.replace("24", "3").replace("150K", "1K").split()
