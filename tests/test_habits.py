@@ -132,6 +132,7 @@ def test_the_home_folder_is_put_in_place_of_a_tilde(
     [
         (["--dataset=./text"], "type --input ./text"),
         (["--dataset=text"], "type --input text"),
+        (["--dataset=./my text"], "type --input './my text'"),
         (["--dataset=text/a.jsonl"], "type --input text/a.jsonl"),
         (["--dataset=gone.jsonl"], "type --input gone.jsonl"),
         (["--dataset=https://huggingface.co/datasets/acme/plain"], "type --dataset acme/plain"),

@@ -16,9 +16,9 @@ from orchestrator.command_error import CommandError, ExitCode
 from orchestrator.paths import is_utf8
 
 if TYPE_CHECKING:
-    Command_ = TyperCommand
+    BaseCommand = TyperCommand
 else:
-    Command_ = object
+    BaseCommand = object
 
 MAX_INTEGER = 2**64 - 1
 # An empty prompt generates from the start of a text.
@@ -46,7 +46,7 @@ class _Parser:
         return {name: _value(parameters[name], value) for name, value in values.items()}, rest, order
 
 
-class _Checked(Command_):
+class _Checked(BaseCommand):
     """A command whose words are read by `_Parser`."""
 
     def make_parser(self, ctx: Any) -> Any:

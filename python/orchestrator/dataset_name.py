@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from pathlib import Path
 
 from orchestrator.command_error import CommandError
@@ -37,7 +38,7 @@ def _instead_of_dataset(typed: str) -> str | None:
         or (Path(typed).exists() and not is_name)
     ):
         kind = "a folder" if Path(typed).is_dir() else "a file" if Path(typed).exists() else "a path"
-        return f"{kind}: type --input {typed}"
+        return f"{kind}: type --input {shlex.quote(typed)}"
     name, at, revision = typed.partition("@")
     if at:
         return f"one with a revision: type --dataset {name} --revision {revision}"

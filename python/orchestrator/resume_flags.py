@@ -8,7 +8,7 @@ from typing import Any
 
 from orchestrator import base_config, run_files, tokenizer, training_record
 from orchestrator.command_error import CommandError
-from orchestrator.input_files import check_regular
+from orchestrator.input_files import read_bytes
 from orchestrator.paths import shown
 from orchestrator.settings import DEFAULT_TOKENIZER_LINES, Settings
 
@@ -72,8 +72,7 @@ def _of_tokenizer(settings: Settings, folder: Path, values: dict[str, Any]) -> I
 def _is_same(typed: Path, own: Path) -> bool:
     """Whether two tokenizers are the same file or have the same content."""
     try:
-        check_regular(typed)
-        return typed.read_bytes() == own.read_bytes()
+        return read_bytes(typed) == read_bytes(own)
     except OSError as error:
         raise CommandError(f"cannot read --tokenizer-json {shown(typed)}: {error.strerror}") from error
 

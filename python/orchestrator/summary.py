@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from pathlib import Path
 from statistics import fmean
@@ -16,6 +15,7 @@ from orchestrator.run_files import read_streaming_config
 from orchestrator.screen import counted, heading, plain, warn
 from orchestrator.settings import DEMO_DATASET
 from orchestrator.tokenizer import Facts
+from orchestrator.training_record import read_rows
 
 SAMPLE_TOKENS = 96
 FEW_STEPS = 10
@@ -115,8 +115,7 @@ def _suggest_for_chat(location: RunLocation, has_adapters: bool) -> None:
 
 def _metrics(path: Path) -> list[dict[str, Any]]:
     """Return the lines of `metrics.jsonl`."""
-    with path.open(encoding="utf-8") as lines:
-        return [_with_nan(json.loads(line)) for line in lines]
+    return [_with_nan(row) for row in read_rows(path)]
 
 
 def _with_nan(row: dict[str, Any]) -> dict[str, Any]:

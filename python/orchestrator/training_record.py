@@ -91,7 +91,7 @@ def read(model: Path, run: Path | None) -> TrainingRecord:
     state = read_object(model / "trainer_state.json")
     if run is None or not state:
         return TrainingRecord(state)
-    rows = [row for row in _read_rows(run / "metrics.jsonl") if row["step"] <= state["step"]]
+    rows = [row for row in read_rows(run / "metrics.jsonl") if row["step"] <= state["step"]]
     return TrainingRecord(
         state=state,
         config=read_object(run / "resolved_config.json"),
@@ -138,7 +138,7 @@ def _names(patterns: list[str]) -> str:
     return ", ".join(Path(pattern).name for pattern in patterns)
 
 
-def _read_rows(path: Path) -> list[Row]:
+def read_rows(path: Path) -> list[Row]:
     """Return the lines of metrics.jsonl; a last one that is still being written is left out."""
     try:
         lines = read_text(path).splitlines(keepends=True)

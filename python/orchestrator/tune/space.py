@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
+from orchestrator import _native
 from orchestrator.command_error import CommandError
 from orchestrator.input_files import read_text
 from orchestrator.options import schema_of
@@ -18,7 +19,6 @@ from orchestrator.paths import shown
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
 
-UNITS = {"K": 1e3, "M": 1e6, "B": 1e9}
 SHAPE_KEYS = {"model.hidden_size", "model.intermediate_size", "model.num_attention_heads", "model.num_key_value_heads"}
 """Keys that follow from the others where the number of parameters is fixed."""
 LENGTH_KEYS = {"scheduler.total_steps", "scheduler.total_epochs"}
@@ -145,15 +145,13 @@ def count(value: Any) -> int | None:
     """Return a count that may be written as `20M`."""
     if value is None:
         return None
-    text = str(value).replace("_", "").replace(",", "").strip()
-    unit = UNITS.get(text[-1:].upper(), 1.0)
     try:
-        number = float(text[:-1] if text[-1:].upper() in UNITS else text) * unit
+        number = _native.parse_count(str(value))
     except ValueError:
-        number = 0.0
-    if not 1 <= number < 2**63:
+        number = 0
+    if number < 1:
         raise ValueError(f"is {value!r}: give a number such as 2000000 or 2M")
-    return round(number)
+    return number
 
 
 def _parameter(key: str, declared: Any) -> Choice | Range:

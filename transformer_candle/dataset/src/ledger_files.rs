@@ -202,8 +202,8 @@ pub fn recorded_files(path: &Path, head: &LedgerHead, cancel: &CancelToken) -> R
     Ok(newest)
 }
 
-/// Checks that what a run has consumed of changed files, other than those that are gone, is still the same: makes the batches of all steps that consumed
-/// rows of them again. Returns the number of these steps.
+/// Checks that what a run has consumed of changed files, other than those that are gone, is still the same: makes the
+/// batches of all steps that consumed rows of them again. Returns the number of these steps.
 ///
 /// # Errors
 /// [`DataError::Ledger`] where a batch differs, or the ledger does not match its head.

@@ -29,9 +29,9 @@
 //! sizes of the shards, revision, text column, reading version, tokenizer, mixture weights, and the [`StreamSettings`]
 //! except `workers` and `epochs`. Threads, timing, retries, restarts and batch sizes change nothing.
 //!
-//! **Listing.** Local shards: the patterns in their order, the files of one pattern sorted by path; of a folder those of one split. Hub shards: the
-//! patterns of the split in their order, the files of one pattern sorted by path. A shard counts once; empty ones are
-//! left out.
+//! **Listing.** Local shards: the patterns in their order, the files of one pattern sorted by path; of a folder those of
+//! one split. Hub shards: the patterns of the split in their order, the files of one pattern sorted by path. A shard
+//! counts once; empty ones are left out.
 //!
 //! **Randomness.** `key(purpose, numbers, name)` is the first eight bytes, little-endian, of SHA-256 over the purpose,
 //! a zero byte, the count of the numbers and the numbers (each as eight bytes, little-endian) and the name. A
@@ -44,7 +44,8 @@
 //!    (`held_out_split`, which does not depend on the seed).
 //! 2. In each epoch, from 0, the shards that have training rows are permuted by `key("files", [seed, epoch], "")`, and
 //!    the row groups of each shard by `key("groups", [seed, epoch], shard name)`. The row groups of compressed JSON
-//!    Lines and of JSON arrays keep their order. `open_shards` shards are open at a time and read interleaved, as `open_shards` defines.
+//!    Lines and of JSON arrays keep their order. `open_shards` shards are open at a time and read interleaved, as
+//!    `open_shards` defines.
 //! 3. A window is the next `ceil(w * shuffle_buffer_size)` documents, or fewer once they hold `ceil(w * 64 MiB)` of
 //!    text, with `w` the component's normalised weight; but at least 256 documents and 4 MiB, or `shuffle_buffer_size`
 //!    if that is smaller. It ends early at the end of the epoch. Its documents are permuted by

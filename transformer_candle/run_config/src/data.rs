@@ -241,8 +241,8 @@ pub enum Packing {
     /// before.
     #[default]
     Concat,
-    /// Documents end to end, and attention to the `<|endoftext|>` before the document, from which its first token is predicted; with `bos` to the BOS that
-    /// starts the document. The pieces of at most 64 KiB in which a `.txt` file is shuffled have none between them and
+    /// Documents end to end, and attention to the `<|endoftext|>` before the document, from which its first token is
+    /// predicted; with `bos` to the BOS that starts the document. The pieces of at most 64 KiB in which a `.txt` file is shuffled have none between them and
     /// are not separated.
     ///
     /// Conversations are put into sequences as a whole, so that few positions are left empty.

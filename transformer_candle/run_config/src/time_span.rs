@@ -84,7 +84,7 @@ impl JsonSchema for TimeSpan {
     fn json_schema(_: &mut SchemaGenerator) -> Schema {
         json_schema!({
             "type": ["string", "integer"], "format": "time-span", "minimum": 0,
-            "pattern": "^\\s*([0-9]+|([0-9]+\\s*d\\s*)?([0-9]+\\s*h\\s*)?([0-9]+\\s*m(in)?\\s*)?([0-9]+\\s*s)?)\\s*$"
+            "pattern": "^\\s*([0-9]+|([0-9]+\\s*(d|h|m|min|s)\\s*)+)\\s*$"
         })
     }
 }

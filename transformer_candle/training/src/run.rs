@@ -86,9 +86,6 @@ pub fn run_training(mut run: ResolvedRun, options: &RunOptions, stop: &StopSigna
         let message = "--accept-changed-data is about the data of a resumed run: give it with --resume";
         return Err(TrainerError::Request(message.into()));
     }
-    if let Some(limit) = options.time_limit {
-        stop.time_limit().set(limit.start, limit.length);
-    }
     let trainer = start(run, options, stop)?;
     // Several ranks stop only after agreeing to.
     let agreed = if options.ranks.exchange().is_some() { &StopSignal::new() } else { stop };

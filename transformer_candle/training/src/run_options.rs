@@ -1,11 +1,6 @@
 //! The options of a run that are not in its config.
 
-use std::{
-    ops::RangeInclusive,
-    path::PathBuf,
-    sync::Arc,
-    time::{Duration, Instant},
-};
+use std::{ops::RangeInclusive, path::PathBuf, sync::Arc};
 
 use run_config::{Device, RunConfig};
 
@@ -24,8 +19,6 @@ pub struct RunOptions {
     pub lock: Option<Arc<RunLock>>,
     /// Leave the run, with a checkpoint, once it has taken this many steps in all. The schedule does not change.
     pub max_steps: Option<u64>,
-    /// When the run must have ended, saved.
-    pub time_limit: Option<SessionLimit>,
     /// The device to train on, instead of `runtime.device`.
     pub device: Option<Device>,
     /// Profile these steps: write a trace, and a summary of where their time goes.
@@ -49,15 +42,6 @@ impl RunOptions {
     pub(crate) fn profiled_steps(&self, config: &RunConfig, done: u64) -> Result<Option<RangeInclusive<u64>>> {
         self.profile.map(|steps| steps.resolve(done, self.last_step(config))).transpose()
     }
-}
-
-/// The time that a session may take.
-#[derive(Clone, Copy, Debug)]
-pub struct SessionLimit {
-    /// When the session began.
-    pub start: Instant,
-    /// The time from then on within which the process must have ended.
-    pub length: Duration,
 }
 
 /// The checkpoint that a run is resumed from.

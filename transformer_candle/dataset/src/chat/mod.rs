@@ -1,10 +1,11 @@
 //! Chat data: rows of conversations become token ids, with a mask of those that the loss counts (`settings`).
 //!
-//! `conversation` reads and checks a row (`message`: one of its messages; `other_formats`: Alpaca and `ShareGPT`); `template_source` finds the chat
-//! template, `template_trial` tries it before training, and `template` renders a conversation with it (`python_text`:
-//! values as Python prints them; `percent_format`: its operator `%`; `row_variables`: what it reads of the row);
-//! `loss_spans` finds what the assistant says in it; `special_tokens` keeps the special tokens of the template apart
-//! from text that spells them. `unused_fields` names what of a row is not used, and `row_warnings` tells it.
+//! `conversation` reads and checks a row (`message`: one of its messages; `other_formats`: Alpaca and `ShareGPT`);
+//! `template_source` finds the chat template, `template_trial` tries it before training, and `template` renders a
+//! conversation with it (`python_text`: values as Python prints them; `percent_format`: its operator `%`;
+//! `row_variables`: what it reads of the row); `loss_spans` finds what the assistant says in it; `special_tokens` keeps
+//! the special tokens of the template apart from text that spells them. `unused_fields` names what of a row is not used,
+//! and `row_warnings` tells it.
 
 mod conversation;
 mod loss_spans;

@@ -24,9 +24,9 @@ pub(super) struct RowVariables(Vec<RowVariable>);
 
 impl RowVariables {
     /// Makes variables of the values that the template is given, and of the names of fields that it is not given.
-    pub(super) fn new(given: impl Iterator<Item = (String, Value)>, not_given: &[String]) -> Self {
+    pub(super) fn new(given: impl Iterator<Item = (String, Value)>, not_given: impl Iterator<Item = String>) -> Self {
         let given = given.map(|(name, value)| (name, Some(value)));
-        let not_given = not_given.iter().map(|name| (name.clone(), None));
+        let not_given = not_given.map(|name| (name, None));
         let variable = |(name, value)| RowVariable { name, value, is_read: AtomicBool::new(false) };
         Self(given.chain(not_given).map(variable).collect())
     }
@@ -62,11 +62,15 @@ impl Object for TemplateVariables {
     }
 
     fn get_value_by_str(self: &Arc<Self>, key: &str) -> Option<Value> {
-        let mut of_row = self.of_row.0.iter().filter(|variable| variable.name == key);
-        let given = of_row.find_map(|variable| {
+        let of_row = self.of_row.0.iter().find(|variable| variable.name == key);
+        let given = of_row.and_then(|variable| variable.value.clone());
+        let is_given = given.is_some();
+        let value =
+            given.or_else(|| self.others.iter().rev().find(|(name, _)| name == key).map(|(_, value)| value.clone()));
+        // A field that is not given is missed only where nothing else has its name.
+        if let Some(variable) = of_row.filter(|_| is_given || value.is_none()) {
             variable.is_read.store(true, Ordering::Relaxed);
-            variable.value.clone()
-        });
-        given.or_else(|| self.others.iter().rev().find(|(name, _)| name == key).map(|(_, value)| value.clone()))
+        }
+        value
     }
 }

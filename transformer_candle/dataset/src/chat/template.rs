@@ -89,9 +89,12 @@ impl ChatTemplate {
         };
         let of_row = conversation.variables.iter().map(|(name, value)| (name.clone(), prepared(value)));
         let of_row = of_row.chain(std::iter::once((TOOLS.to_owned(), prepared(&conversation.tools))));
+        // A function such as `range` is looked up among the variables first.
+        let is_function = |name: &str| self.environment.globals().any(|(function, _)| function == name);
+        let not_given = conversation.other_fields.iter().filter(|name| !is_function(name)).cloned();
         PreparedMessages {
             messages: conversation.messages.iter().map(prepared).collect(),
-            of_row: Arc::new(RowVariables::new(of_row, &conversation.other_fields)),
+            of_row: Arc::new(RowVariables::new(of_row, not_given)),
         }
     }
 

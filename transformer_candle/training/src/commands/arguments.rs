@@ -36,8 +36,8 @@ pub(super) fn parse<C: CommandFactory + FromArgMatches>() -> Result<C> {
 /// Parses `words`, the first of which is the program's name. Help and version are refused as well.
 ///
 /// # Errors
-/// [`TrainerError::Request`] for what cannot be understood, and for a value that is empty, as a shell variable is that was never
-/// set: an empty path would be the current folder.
+/// [`TrainerError::Request`] for what cannot be understood, and for a value that is empty, as a shell variable
+/// is that was never set: an empty path would be the current folder.
 pub fn parse_from<C: CommandFactory + FromArgMatches>(words: impl IntoIterator<Item = OsString>) -> Result<C> {
     let mut command = C::command();
     let matches = command.try_get_matches_from_mut(words);

@@ -71,7 +71,8 @@ struct CommandLine {
 /// `lock` is the run directory's, where the caller has taken it already and the command is `train`.
 ///
 /// # Errors
-/// [`TrainerError::Request`](crate::TrainerError::Request) for words that make no command; else whatever the command ends with.
+/// [`TrainerError::Request`](crate::TrainerError::Request) for words that make no command; else whatever the command
+/// ends with.
 pub fn run(
     words: impl IntoIterator<Item = OsString>,
     lock: Option<Arc<RunLock>>,

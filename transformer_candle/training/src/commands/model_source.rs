@@ -25,7 +25,8 @@ pub struct ModelSource {
 #[derive(Debug, Clone, Args)]
 #[group(multiple = false)]
 pub struct ModelName {
-    /// A run: its name, its directory, a checkpoint, any other model's directory, or a config file. [default: the newest run]
+    /// A run: its name, its directory, a checkpoint, any other model's directory, or a config file. [default: the newest
+    /// run]
     #[arg(value_name = "RUN")]
     pub run: Option<PathBuf>,
     /// A checkpoint, a folder of checkpoints, a run's folder, or any Llama model or adapters in Hugging Face's format.

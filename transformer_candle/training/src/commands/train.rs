@@ -21,7 +21,7 @@ use crate::profile::ProfileSteps;
 use crate::progress::ProgressMode;
 use crate::ranks::Ranks;
 use crate::run::{RunOutcome, run_training};
-use crate::run_options::{ResumeFrom, RunOptions, SessionLimit};
+use crate::run_options::{ResumeFrom, RunOptions};
 use crate::stop::StopSignal;
 
 /// What `train` takes.
@@ -99,20 +99,12 @@ pub fn run(
     }
     let (config, resume) = options.config_and_resume()?;
     let resolved = load(&config, &options.overrides, resume.as_ref())?;
-    let TrainOptions { rebatch, accept_changed_data, max_steps, device, profile, time_limit, .. } = options.clone();
-    let time_limit = time_limit.map(|span| SessionLimit { start, length: span.duration() });
-    let options = RunOptions {
-        resume,
-        rebatch,
-        accept_changed_data,
-        lock,
-        max_steps,
-        time_limit,
-        device,
-        profile,
-        progress,
-        ranks,
-    };
+    if let Some(limit) = options.time_limit {
+        stop.time_limit().set(start, limit.duration());
+    }
+    let TrainOptions { rebatch, accept_changed_data, max_steps, device, profile, .. } = options.clone();
+    let options =
+        RunOptions { resume, rebatch, accept_changed_data, lock, max_steps, device, profile, progress, ranks };
     run_training(resolved, &options, stop)
 }
 

@@ -26,8 +26,8 @@ pub struct StepReport {
     /// Positions per second that the model computed, whether they have a target or not. Padding has none, and of
     /// conversations only what the assistant says has: there they are more than the target tokens.
     pub positions_per_second: f64,
-    /// Model FLOPs of all positions over the nominal dense BF16 peak of the GPU, or of all ranks' GPUs; none where no peak is known, as
-    /// on a CPU.
+    /// Model FLOPs of all positions over the nominal dense BF16 peak of the GPU, or of all ranks' GPUs; none where no
+    /// peak is known, as on a CPU.
     pub mfu: Option<f64>,
     /// Wall time of the step.
     pub step_seconds: f64,

@@ -29,9 +29,9 @@ pub(super) enum AgreedBatch {
 }
 
 /// Decides whether all ranks compute the next step. Signals reach them at different times, and a rank that leaves the
-/// others waiting takes the whole run down; so none stops or saves unless all do. `own_stop` is the signal of this process,
-/// `stop` the one that is raised on all ranks. `corrupted` are the corrupted rows that this rank's stream skips: the ranks
-/// train on the same batches only if they are the same.
+/// others waiting takes the whole run down; so none stops or saves unless all do. `own_stop` is the signal of this
+/// process, `stop` the one that is raised on all ranks. `corrupted` are the corrupted rows that this rank's stream
+/// skips: the ranks train on the same batches only if they are the same.
 pub(super) fn agree_on_batch(
     ranks: &Ranks,
     batch: Result<Batch>,

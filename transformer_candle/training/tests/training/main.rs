@@ -27,7 +27,6 @@ const QUIET: RunOptions = RunOptions {
     accept_changed_data: false,
     lock: None,
     max_steps: None,
-    time_limit: None,
     device: None,
     profile: None,
     progress: ProgressMode::Silent,

@@ -27,7 +27,7 @@ fn unused(template: &str, row: &Value, everything: bool) -> Vec<String> {
 /// Reads its variables as published templates do: after setting them, in conditions, in macros.
 const READS_VARIABLES: &str = "{% if custom_tools is defined %}{% set tools = custom_tools %}{% endif %}\
     {% if tools %}{{ tools | length }}{% endif %}{% set enable_thinking = enable_thinking | default(true) %}\
-    {% if not enable_thinking %}short{% endif %}";
+    {% if not enable_thinking %}short{% endif %}{% for _ in range(add_generation_prompt | int) %}{% endfor %}";
 
 fn with(fields: &Value) -> Value {
     let mut row = dialogue();
@@ -47,6 +47,7 @@ fn fields_that_the_template_does_not_use_are_named() {
         (&reading, variables, vec!["chat_template_kwargs.style"]),
         (PLAIN, json!({"enable_thinking": false, "id": 3, "source": "x"}), vec![]),
         (&reading, json!({"enable_thinking": false}), vec!["enable_thinking"]),
+        (&reading, json!({"range": 3, "add_generation_prompt": true}), vec![]),
         (&reading, json!({"enable_thinking": null, "tools": [], "documents": []}), vec![]),
         (PLAIN, json!({"documents": [{"text": "x"}], "functions": [{"name": "f"}]}), vec!["documents", "functions"]),
     ] {

@@ -59,7 +59,7 @@ impl ChangedData {
     /// Checks that what was consumed is the same, and moves the position to the changed data. Returns a note.
     ///
     /// # Errors
-    /// [`TrainerError::Request`] says which files differ, if `is_accepted` is false, if the run cannot go on with them, or
+    /// [`TrainerError::Request`] says which files differ, if `is_accepted` is false, if the run cannot continue with them, or
     /// if what was consumed differs.
     pub(super) fn accept(
         self,

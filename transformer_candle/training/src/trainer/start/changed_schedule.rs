@@ -1,8 +1,6 @@
 //! What a resume with another schedule does to the learning rate, which may jump.
 
-use std::fs;
-
-use run_config::{RESOLVED_CONFIG, ResolvedRun, RunConfig};
+use run_config::{RESOLVED_CONFIG, ResolvedRun, RunConfig, regular_file};
 
 use crate::schedule::LearningRate;
 use crate::units::grouped;
@@ -15,7 +13,7 @@ const LOW: f64 = 0.1;
 /// Returns a note if the schedule of the run's last session, whose config is still in its directory, differs from the
 /// one it is resumed with at `step`. None for a run with stages, each of which has a schedule of its own.
 pub(super) fn note(run: &ResolvedRun, step: u64) -> Option<String> {
-    let text = fs::read(run.run_directory.join(RESOLVED_CONFIG)).ok()?;
+    let text = regular_file::read(&run.run_directory.join(RESOLVED_CONFIG)).ok()?;
     let former: RunConfig = serde_json::from_slice(&text).ok()?;
     let total = run.config.scheduler.total_steps?;
     if step == 0 || step >= total || run.config.stages.is_some() || former.stages.is_some() {

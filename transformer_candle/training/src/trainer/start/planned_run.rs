@@ -52,12 +52,13 @@ impl PlannedRun {
         let device::DeviceSelection { device, notes: device_notes } = device::select_for_training(&mut run, rank_info)?;
         ranks::connect(&options.ranks, &device, &run.config)?;
         let shape = model_shape(&run.config)?;
+        let mut disk_note = None;
         if from.is_none() {
             options.profiled_steps(&run.config, 0)?;
             // A new run that does not fit leaves no trace, not even a lock.
             let plan = MemoryPlan::of_rank(&run, &device, rank_info)?;
             plan.check()?;
-            check_disk(&run, &plan, rank_info)?;
+            disk_note = check_disk(&run, &plan, rank_info)?;
         }
         let (lock, folder) = occupy(&run, options)?;
         if !rank_info.is_first() {
@@ -69,9 +70,10 @@ impl PlannedRun {
         let plan = plan(&mut run, (&device, &options.ranks), resumed.as_ref(), options.rebatch, &mut notes)?;
         let state = resumed.as_ref().map(|resumed| &resumed.state);
         let done = state.map_or(0, |state| state.step);
-        if run.config.scheduler.total_steps.is_none_or(|total| done < total) {
-            notes.extend(check_disk(&run, &plan, rank_info)?);
+        if from.is_some() && run.config.scheduler.total_steps.is_none_or(|total| done < total) {
+            disk_note = check_disk(&run, &plan, rank_info)?;
         }
+        notes.extend(disk_note);
         let profiled_steps = options.profiled_steps(&run.config, done)?;
         if let Some(state) = state {
             config_fingerprint::restore_data_versions(&state.fingerprint, &mut run);
