@@ -7,6 +7,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from test_held_back import stand_in
 from test_metrics import read_until, stopped
 from workspace import ORCHESTRATE, TINY_MODEL, TRAINER, Workspace
 
@@ -77,9 +78,12 @@ def last_record(folder: Path) -> str:
     return (folder / "metrics.jsonl").read_text().splitlines()[-1]
 
 
-@pytest.mark.parametrize("launch", ["process", "bindings"])
+@pytest.mark.parametrize("launch", LAUNCHES[1:])
 def test_a_time_limit_ends_a_run_saved(workspace: Workspace, launch: str) -> None:
-    process = start(workspace, launch, "--time-limit=0min7s")
+    later = {"LD_PRELOAD": str(stand_in(workspace.root)), "CLOCK_AHEAD": "7000"}
+    workspace = Workspace(workspace.root, later)
+    process = start(workspace, launch, "--time-limit=1h 50min")
+    (workspace.root / "jump").touch()
     out, _ = process.communicate(timeout=120)
     assert process.returncode == 0, out
     assert "the time limit (--time-limit): saving step " in out
