@@ -52,6 +52,32 @@ def test_an_integer_beyond_64_bits_is_refused(command: str, option: str, capsys:
         assert option in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("plan --gpu", "Option '--gpu' requires an argument (`orchestrate plan --help` lists what there is)"),
+        ("plan --gpus 2", "`orchestrate plan` has no option --gpus: type --ranks N"),
+        ("generate demo", "--prompt <TEXT> or --prompt-file <FILE> is missing"),
+        ("push", "Missing argument 'OWNER/NAME' (`orchestrate push --help` lists what there is)"),
+        ("runs a", "Got unexpected extra argument(s) (a) (`orchestrate runs --help` lists what there is)"),
+        ("--steps x", "Invalid value for '--steps': must be an integer (`orchestrate --help` lists what there is)"),
+        (
+            "export a --type q3",
+            "Invalid value for '--type': 'q3' is not one of 'f32', 'f16', 'bf16', 'q8_0' (`orchestrate export --help` "
+            "lists what there is)",
+        ),
+        (
+            "finetune --lora-rank 0",
+            "Invalid value for '--lora-rank': must be greater than or equal to 1 (`orchestrate finetune --help` lists "
+            "what there is)",
+        ),
+    ],
+)
+def test_a_wrong_command_line_gets_one_sentence(words: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli._run(words.split()) == 2
+    assert capsys.readouterr().err == f"orchestrate: {said}\n"
+
+
 def test_bytes_that_are_not_utf8_are_refused(workspace: Workspace) -> None:
     for program in (ORCHESTRATE, TRAINER):
         for command in (["generate", "--experiment=e", "--prompt"], ["evaluate", "--experiment=e", "--input"]):

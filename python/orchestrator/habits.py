@@ -130,6 +130,9 @@ USING = _table(
 )
 """Flags of other programs for commands on a run or a model."""
 
+PLANNING = USING | _table(("--gpus --devices --num-gpus --nproc --nproc-per-node --num-processes", "--ranks N"))
+"""Those for `plan`, which starts no processes."""
+
 COMMANDS = _table(
     ("resume continue restart", "orchestrate train RUN --resume"),
     ("merge merge-lora merge_lora", "orchestrate export RUN --merge"),
@@ -168,7 +171,7 @@ def of_flag(typed: str, known: Iterable[str], command: str | None) -> str:
     """
     known = list(known)
     where = f"`orchestrate {command}`" if command else "`orchestrate`"
-    table = TRAINING if command in (None, "finetune") else USING
+    table = {None: TRAINING, "finetune": TRAINING, "plan": PLANNING}.get(command, USING)
     hint = _fitting(table, hyphenated(typed), known)
     if hint is None:
         names = {name.lstrip("-"): name for name in known}

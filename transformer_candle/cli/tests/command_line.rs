@@ -26,7 +26,29 @@ fn what_cannot_be_done_is_one_sentence_and_exit_code_2() {
         assert_eq!(message.trim_end().lines().count(), 1, "{message}");
     }
     refused(TRANSFORMER_CANDLE, &["train"], 2);
-    refused(TRANSFORMER_CANDLE, &["no-such-command"], 2);
+}
+
+#[test]
+fn a_wrong_command_line_gets_one_sentence() {
+    let listed = "`transformer-candle plan --help` lists what there is";
+    for (arguments, expected) in [
+        (
+            ["plan", "--gpuu", "x"].as_slice(),
+            format!("unexpected argument '--gpuu' found; tip: a similar argument exists: '--gpu'; {listed}"),
+        ),
+        (&["plan", "a", "b"], format!("unexpected argument 'b' found; {listed}")),
+        (&["plan", "--gpu"], "a value is required for '--gpu <NAME>' but none was supplied".to_owned()),
+        (&["plan", "--json", "--json"], "the argument '--json' cannot be used multiple times".to_owned()),
+        (&["generate", "a"], "--prompt <TEXT> or --prompt-file <FILE> is missing".to_owned()),
+        (
+            &["trian"],
+            "unrecognized subcommand 'trian'; tip: a similar subcommand exists: 'train'; `transformer-candle --help` lists \
+             what there is"
+                .to_owned(),
+        ),
+    ] {
+        assert_eq!(refused(TRANSFORMER_CANDLE, arguments, 2), format!("error: {expected}\n"), "{arguments:?}");
+    }
 }
 
 #[test]

@@ -4,7 +4,7 @@ use std::ffi::OsString;
 use std::io::Write;
 use std::process;
 
-use clap::error::ErrorKind;
+use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::parser::ArgMatches;
 use clap::{Command, CommandFactory, FromArgMatches};
 
@@ -25,7 +25,7 @@ pub(super) fn parse<C: CommandFactory + FromArgMatches>() -> Result<C> {
     let mut command = C::command();
     let matches = command.try_get_matches_from_mut(std::env::args_os());
     if let Err(asked) = &matches
-        && !asked.use_stderr()
+        && (!asked.use_stderr() || asked.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand)
     {
         delivered(asked.print().and_then(|()| std::io::stdout().flush()))?;
         process::exit(0);
@@ -50,12 +50,35 @@ fn validate<C: FromArgMatches>(mut command: Command, matches: clap::error::Resul
     C::from_arg_matches(&matches).map_err(|error| refused(&error.format(&mut command)))
 }
 
+/// Says in one sentence what clap says in several lines, of which the last ones are the usage and advice to ask for help.
 fn refused(error: &clap::Error) -> TrainerError {
     let text = error.render().to_string();
-    let text = text.trim_start_matches("error: ").trim_end();
-    // A value that is refused says itself what it must be.
-    let text = if error.kind() == ErrorKind::ValueValidation { text.trim_end_matches(HELP_ADVICE) } else { text };
-    TrainerError::Request(text.trim_end().to_owned())
+    let (text, usage) = text.split_once("\n\nUsage: ").unwrap_or((&text, ""));
+    let text = text.trim_start_matches("error: ").trim_end().trim_end_matches(HELP_ADVICE);
+    let paragraphs = text.split("\n\n").map(|lines| lines.split_whitespace().collect::<Vec<_>>().join(" "));
+    let mut parts: Vec<String> = paragraphs.filter(|text| !text.is_empty()).collect();
+    match error.kind() {
+        ErrorKind::MissingRequiredArgument => parts = vec![format!("{} is missing", alternatives(error))],
+        // A value that is refused says itself what it must be, and a flag that is given twice which one it is.
+        ErrorKind::UnknownArgument | ErrorKind::InvalidSubcommand => {
+            let command: Vec<&str> = usage.split(' ').take_while(|word| !word.starts_with(['-', '[', '<'])).collect();
+            parts.push(format!("`{} --help` lists what there is", command.join(" ")));
+        }
+        _ => {}
+    }
+    TrainerError::Request(parts.join("; "))
+}
+
+/// `--prompt <TEXT> or --prompt-file <FILE>`: the required arguments that an error names.
+fn alternatives(error: &clap::Error) -> String {
+    let Some(ContextValue::Strings(names)) = error.get(ContextKind::InvalidArg) else {
+        return "an argument".to_owned();
+    };
+    let without_brackets = |name: &String| match name.strip_prefix("<--").and_then(|name| name.strip_suffix('>')) {
+        Some(group) => format!("--{group}").replace('|', " or "),
+        None => name.clone(),
+    };
+    names.iter().map(without_brackets).collect::<Vec<_>>().join(" and ")
 }
 
 fn refuse_empty(command: &Command, matches: &ArgMatches) -> Result<()> {
