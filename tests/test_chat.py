@@ -24,7 +24,7 @@ def tuned(workspace: Workspace, pretrained: Path) -> Workspace:
     told = workspace.orchestrate("finetune", "--model", pretrained, "--input", rows, *flags).succeeded().out
     next_commands = told[told.index("What to type next") :]
     assert "orchestrate chat chat" in next_commands
-    assert "export --experiment chat --format gguf --merge" in next_commands
+    assert "export chat --format gguf --merge" in next_commands
     assert "--prompt" not in next_commands
     return workspace
 

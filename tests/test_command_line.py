@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import inspect
 import json
+import os
+import re
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import typer
@@ -46,7 +49,7 @@ def test_plan_prints_parameters_bytes_flops_and_disk(workspace: Workspace, prese
 def test_bench_measures_a_step_whatever_the_budget(workspace: Workspace) -> None:
     config = workspace.root / "bench.yaml"
     config.write_text(f"{TINY_CONFIG}\n")
-    words = ["bench", "--config", str(config), "--override", "model.vocab_size=300", "--steps=100000000"]
+    words = ["bench", "--json", "--config", str(config), "--override", "model.vocab_size=300", "--steps=100000000"]
     report = json.loads(workspace.trainer(*words, "--seconds=1", timeout=60).succeeded().out)
     assert 1 <= report["steps"] < 100_000_000
     assert report["tokens_per_second"] > 0
@@ -105,6 +108,33 @@ def test_help_answers_at_once_and_loads_nothing_heavy(workspace: Workspace) -> N
         "sorted({'torch', 'datasets', 'transformers', 'pyarrow'} & set(sys.modules)))"
     )
     assert workspace.command(workspace.python, "-c", script).succeeded().out.split("\n")[0] == "0 []"
+
+
+@pytest.mark.parametrize("columns", [60, 80])
+@pytest.mark.parametrize("name", ["", *sorted(cli.COMMANDS)])
+def test_help_cuts_no_option(name: str, columns: int, capsys: pytest.CaptureFixture[str]) -> None:
+    group: Any = typer.main.get_command(cli.app)
+    command = group.commands[name] if name else group
+    has_more = any(parameter.name == "help_all" for parameter in command.params)
+    with patch("shutil.get_terminal_size", lambda *_: os.terminal_size((columns, 24))):
+        assert cli._run([*name.split(), "--help-all" if has_more else "--help"]) == 0
+    told = capsys.readouterr().out
+    assert max(map(len, told.splitlines())) <= columns
+    for option in command.params:
+        for word in option.opts:
+            assert not word.startswith("-") or re.search(rf"(^|[ ,]){word}([ ,]|$)", told, re.MULTILINE), word
+
+
+def test_help_shows_what_most_people_need(capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("", "finetune"):
+        assert cli._run([*name.split(), "--help"]) == 0
+        short = capsys.readouterr().out
+        assert cli._run([*name.split(), "--help-all"]) == 0
+        every = capsys.readouterr().out
+        hidden = set(re.findall(r"^  (--[a-z-]+)", every, re.MULTILINE)) - set(re.findall(r"--[a-z-]+", short))
+        assert {"--shuffle-buffer", "--rebatch", "--seed"} <= hidden
+        assert f"{len(hidden)} more options: orchestrate {name} --help-all".replace("  ", " ") in short
+        assert {"--input", "--steps", "--resume", "--device"} <= set(re.findall(r"--[a-z-]+", short))
 
 
 def test_flags_have_the_type_range_and_text_of_their_keys() -> None:

@@ -186,7 +186,7 @@ def test_bench_replaces_the_prediction(workspace: Workspace) -> None:
     config = tiny_config(workspace)
     predicted = plan(workspace, f"--config={config}", "--gpu=this")["speed"]
     assert predicted["source"] == "calibration"
-    report = json.loads(workspace.trainer("bench", f"--config={config}", "--steps=3").succeeded().out)
+    report = json.loads(workspace.trainer("bench", f"--config={config}", "--steps=3", "--json").succeeded().out)
     assert report["prediction"]["step_milliseconds"][0] > 0
     measured = plan(workspace, f"--config={config}", "--gpu=this")["speed"]
     assert measured["source"] == "bench"

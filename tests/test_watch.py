@@ -161,7 +161,7 @@ def test_a_run_of_another_machine_is_judged_by_its_last_line(workspace: Workspac
     os.utime(run / "metrics.jsonl", (then, then))
     kind, detail = state(workspace)
     assert kind == "silent"
-    assert detail == "no line for 2h 0m on gpu-7"
+    assert detail == "no line for 2 h 0 min on gpu-7"
     write_rows(run, [*train_rows(5), train_row(6, evaluation_seconds=6000.0)])
     os.utime(run / "metrics.jsonl", (then, then))
     assert state(workspace)[0] == "running", "an evaluation of this run takes that long"

@@ -57,7 +57,7 @@ def measure(programs: Programs, contender: str, steps: int) -> Row:
             "runtime.threads": programs.threads,
         }
         options = [f"--override={key}={value}" for key, value in keys.items()]
-        command = [str(programs.trainer), "bench", *counted, *options]
+        command = [str(programs.trainer), "bench", "--json", *counted, *options]
     else:
         precision, *options = PEERS[contender]
         peer = [sys.executable, str(HERE / "adapters_peer.py"), "--model", str(programs.scratch), "--rank", str(RANK)]

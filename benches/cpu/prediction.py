@@ -79,7 +79,7 @@ def configs(folder: Path, seed: int) -> Iterator[tuple[str, Path]]:
 
 def bench(program: Path, config: Path, steps: int) -> dict[str, Any]:
     """Return the report of one run of `bench`."""
-    command = [program, "bench", f"--config={config}", f"--steps={steps}"]
+    command = [program, "bench", "--json", f"--config={config}", f"--steps={steps}"]
     finished = subprocess.run(command, stdout=subprocess.PIPE, check=True, text=True)
     report: dict[str, Any] = json.loads(finished.stdout)
     return report

@@ -132,7 +132,7 @@ def installed_sanitizer() -> str | None:
 
 def measurements(program: str, python: str, config: Path, only: list[str]) -> list[Part]:
     """Return the benchmarks in order; the comparison of ours with torch.compile is repeated at the end."""
-    ours = [program, "bench", "--config", str(config), "--device", "cuda", "--steps", "6"]
+    ours = [program, "bench", "--json", "--config", str(config), "--device", "cuda", "--steps", "6"]
     torch = [python, str(HERE / "torch_llama.py"), "--config", str(config), "--device", "cuda"]
     compiled = [*torch, "--mode", "compile", "--micro-batch"]
 

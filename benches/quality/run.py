@@ -144,7 +144,7 @@ class Bench:
         measured: dict[str, list[float]] = {name: [] for name in rows}
         for _ in range(rounds):
             for name, row in rows.items():
-                bench = [str(self.program), "bench", *self.flags(row), f"--steps={steps}"]
+                bench = [str(self.program), "bench", "--json", *self.flags(row), f"--steps={steps}"]
                 done = json.loads(subprocess.run(bench, capture_output=True, check=True).stdout)
                 measured[name].append(1 / done["tokens_per_second"])
         speed = {name: median(values) for name, values in measured.items()}

@@ -45,6 +45,7 @@ __all__ = [
     "config_of_run",
     "config_to_yaml",
     "declared_commands",
+    "duration",
     "environment",
     "evaluate",
     "generate",
@@ -568,6 +569,9 @@ class Gpu:
 
 def hub_token() -> tuple[str, str] | None:
     """Return where the Hub's access token comes from, and what to do if it is not accepted; None without one."""
+
+def duration(seconds: float) -> str:
+    """Return a length of time in its two largest units: `15 d 7 h`, `3 min 20 s`, `8 s`."""
 
 def redacted_url(url: str) -> str:
     """Return a URL as messages show it: without user and password, and without its query.

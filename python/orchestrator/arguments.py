@@ -7,11 +7,11 @@ with ours. Refused are empty values, bytes that are not UTF-8 and integers beyon
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 from typer.core import TyperCommand, TyperGroup
 
-from orchestrator import habits
+from orchestrator import habits, help_text
 from orchestrator.command_error import CommandError, ExitCode
 from orchestrator.paths import is_utf8
 
@@ -23,6 +23,13 @@ else:
 MAX_INTEGER = 2**64 - 1
 # An empty prompt generates from the start of a text.
 MAY_BE_EMPTY = {"prompt"}
+# What the library that checks values says of them, and what messages say.
+PLAIN_WORDS = {
+    "Value error, ": "",
+    "Input should be a valid integer, unable to parse string as an integer": "must be an integer",
+    "Input should be a valid number, unable to parse string as a number": "must be a number",
+    "Input should be ": "must be ",
+}
 # Values that are text, in which `~` is itself.
 TEXTS = {"prompt", "once", "system", "message"}
 
@@ -48,6 +55,10 @@ class _Parser:
 
 class _Checked(BaseCommand):
     """A command whose words are read by `_Parser`."""
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Write what the command takes."""
+        help_text.write_options(self, ctx, formatter)
 
     def make_parser(self, ctx: Any) -> Any:
         """Return the parser of the command's words."""
@@ -90,9 +101,30 @@ def stopped() -> CommandError:
     return CommandError("stopped by Ctrl-C", ExitCode.INTERRUPTED)
 
 
+def usage_error(error: Any) -> str:
+    """Return what a Typer error says of a command line, and the command whose help lists what there is."""
+    context, checked = getattr(error, "ctx", None), getattr(error, "param", None)
+    text = str(error.format_message()).rstrip(".")
+    for said, plain in PLAIN_WORDS.items():
+        text = text.replace(said, plain)
+    for choice in _choices(checked):
+        # The choices are listed as words of a command line are compared.
+        text = text.replace(repr(habits.hyphenated(choice)), repr(choice))
+    return f"{text} (`{context.command_path if context else 'orchestrate'} --help` lists what there is)"
+
+
+def _choices(parameter: Any) -> list[str]:
+    """Return the values of an option whose type is an enumeration or a `Literal`; none of any other one."""
+    kind = getattr(getattr(parameter, "type_descriptor", None), "annotation", None)
+    values = getattr(kind, "__members__", {}).values() or get_args(kind)
+    return [str(getattr(value, "value", value)) for value in values]
+
+
 def _explained(error: Exception, command: Any, ctx: Any, args: list[str]) -> Exception:
-    """Return the error of an unknown option with what to type instead, any other one as it is."""
+    """Return the error of an unknown option with what to type instead, any other one with the command it is of."""
     if not hasattr(error, "possibilities"):
+        if getattr(error, "ctx", ctx) is None:
+            error.ctx = ctx  # type: ignore[attr-defined]
         return error
     known = [name for parameter in command.get_params(ctx) for name in parameter.opts if name.startswith("--")]
     name = error.option_name  # type: ignore[attr-defined]

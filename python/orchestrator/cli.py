@@ -13,10 +13,11 @@ import typer
 from typer.exceptions import Abort, TyperException
 
 from orchestrator import _native, start_screen, terminal, urls, written_files
-from orchestrator.arguments import Group, stopped
+from orchestrator.arguments import Group, stopped, usage_error
 from orchestrator.command_error import CommandError, ExitCode
 from orchestrator.commands import models, runs, training
 from orchestrator.habits import hyphenated
+from orchestrator.help_text import WIDTH
 from orchestrator.settings import Settings, takes_settings
 from orchestrator.signals import Stopped, stoppable
 
@@ -26,9 +27,13 @@ app = typer.Typer(
     help="Stream a text data set, train a tokenizer, pre-train a Llama-style model.\n\n"
     "Without a command it does all of it: resolve the data set, train the tokenizer, write the run's files, train.",
     no_args_is_help=False,
-    rich_markup_mode="rich",
+    rich_markup_mode=None,
     pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"], "token_normalize_func": hyphenated},
+    context_settings={
+        "help_option_names": ["-h", "--help"],
+        "token_normalize_func": hyphenated,
+        "max_content_width": WIDTH,
+    },
 )
 
 
@@ -75,7 +80,7 @@ def _run(arguments: list[str], before: Callable[[], None] = lambda: None) -> int
     except CommandError as failure:
         return _complain(str(failure), failure.code)
     except TyperException as error:
-        return _complain(f"{error.format_message()} (orchestrate --help lists what there is)", error.exit_code)
+        return _complain(usage_error(error), error.exit_code)
     except (Abort, KeyboardInterrupt):
         return _complain(str(stopped()), ExitCode.INTERRUPTED)
     except OSError as error:

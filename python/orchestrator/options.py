@@ -126,8 +126,7 @@ def takes(parameters: Iterable[Parameter], about: str) -> Callable[[Callable[...
 
 def _declared(option: dict[str, Any], panel: str | None) -> Parameter:
     """Return an option of the trainer. Its values stay text: the trainer checks them."""
-    text = option["help"].replace("[", r"\[")  # Rich would read a style
-    flags = {"metavar": option["value"], "help": text, "rich_help_panel": panel}
+    flags = {"metavar": option["value"], "help": option["help"], "rich_help_panel": panel}
     shape: Any = Option(*option["flags"], **flags) if option["flags"] else Argument(**flags)
     if option["value"] is None:
         return parameter(option["name"], Annotated[bool, shape], default=False)

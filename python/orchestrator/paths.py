@@ -32,9 +32,9 @@ class RunLocation:
         return f"--experiment {self.experiment}{where}"
 
     @property
-    def model_flags(self) -> str:
-        """The flags that select the run's newest checkpoint on the command line."""
-        return f"--experiment {self.experiment}" if self.is_usual else f"--checkpoint {quoted(self.folder)}"
+    def typed(self) -> str:
+        """The run as a command line names it: its name, or its folder."""
+        return self.experiment if self.is_usual else quoted(self.folder)
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,10 @@ class Reading(Protocol):
     """Receives the progress of reading the text that a tokenizer is trained on."""
 
     def advance(self, share: float, documents: int, size: int) -> None:
-        """Show the documents and bytes read so far; `share` is the fraction of the limit that they reach."""
+        """Show the documents and bytes read so far; `share` is the fraction of a limit that they reach.
+
+        The text may end long before the limit: how much there is, nobody knows before it is read.
+        """
 
     def note(self, text: str) -> None:
         """Show a remark on the reading, such as what it waits for."""
@@ -43,9 +46,10 @@ def reading() -> Iterator[Reading]:
         finally:
             lines.stop()
         return
+    # Without a total a bar moves and promises nothing: neither the text's end nor that of merging is known before.
     columns = (TextColumn(" " * LABEL_WIDTH + "{task.description}"), BarColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True) as progress:
-        yield _Bar(progress, progress.add_task("reading", total=1.0))
+        yield _Bar(progress, progress.add_task("reading", total=None))
 
 
 @dataclass
@@ -88,14 +92,13 @@ class _Bar:
     task: TaskID
 
     def advance(self, share: float, documents: int, size: int) -> None:
-        self.progress.update(self.task, completed=share, description=_described(documents, size))
+        self.progress.update(self.task, description=_described(documents, size))
 
     def note(self, text: str) -> None:
         self.progress.console.print(Text(" " * LABEL_WIDTH + text, style="dim"), soft_wrap=True)
 
     def end(self) -> None:
-        # Without a total the bar moves and promises nothing: the library does not tell how far it is.
-        self.progress.update(self.task, total=None, description="merging pairs of tokens")
+        self.progress.update(self.task, description="merging pairs of tokens")
 
 
 def _described(documents: int, size: int) -> str:

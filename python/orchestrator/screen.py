@@ -7,6 +7,7 @@ import sys
 from rich.console import Console
 from rich.text import Text
 
+from orchestrator import _native
 from orchestrator.terminal import complain, escaped
 
 LABEL_WIDTH = 11
@@ -65,14 +66,8 @@ def loss_text(loss: float, digits: int = 4) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Return a time in its two largest units, as the trainer's progress has it: `15d 7h`, `3m 20s`, `8s`."""
-    whole = round(seconds)
-    if whole >= 2 * 365 * 86_400:
-        return f"{whole // (365 * 86_400):,} years"
-    for unit, size, smaller, part in (("d", 86_400, "h", 3600), ("h", 3600, "m", 60), ("m", 60, "s", 1)):
-        if whole >= size:
-            return f"{whole // size}{unit} {whole % size // part}{smaller}"
-    return f"{whole}s"
+    """Return a time in its two largest units, as the trainer's progress has it: `15 d 7 h`, `3 min 20 s`, `8 s`."""
+    return _native.duration(seconds)
 
 
 def _print(*parts: tuple[str, str]) -> None:

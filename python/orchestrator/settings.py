@@ -14,6 +14,7 @@ from typer import Context, Exit, Option
 
 from orchestrator import _native, terminal
 from orchestrator.depth import MAX_DEPTH, MIN_DEPTH
+from orchestrator.help_text import HELP_ALL
 from orchestrator.options import ConfigFlag, parameter, takes, trainer_command
 
 DEFAULT_DATASET = "HuggingFaceFW/fineweb"
@@ -122,7 +123,18 @@ LaunchMode = Annotated[
 ]
 
 
+def _show_all_options(context: Context, is_asked: bool) -> None:
+    if is_asked:
+        context.meta[HELP_ALL] = True
+        terminal.result(context.get_help())
+        raise Exit
+
+
 Version = Annotated[bool, _flag(RUN, "Print the version.", "--version", "-V")]
+HelpAll = Annotated[
+    bool,
+    _flag(RUN, "Show every option.", HELP_ALL, is_eager=True, callback=_show_all_options),
+]
 
 
 @dataclass(frozen=True)
@@ -205,7 +217,9 @@ class Settings:
             min=1,
         ),
     ] = None
-    tokenizer_json: Annotated[Path | None, _flag(TOKENIZER, "Use this tokenizer.json instead of training one.")] = None
+    tokenizer_json: Annotated[
+        Path | None, _flag(TOKENIZER, "Use this tokenizer.json instead of training one.", metavar="FILE")
+    ] = None
     skip_tokenizer: Annotated[
         bool,
         _flag(TOKENIZER, "Use the experiment's tokenizer as it is, whatever it was trained on.", "--skip-tokenizer"),
@@ -241,10 +255,12 @@ class Settings:
             metavar="NAME",
         ),
     ] = None
-    run_dir: Annotated[Path | None, _flag(RUN, "This run's own folder. Default: runs/EXPERIMENT.")] = None
-    config: Annotated[Path | None, _flag(RUN, "Start from this config (YAML, TOML or JSON) instead of a preset.")] = (
+    run_dir: Annotated[Path | None, _flag(RUN, "This run's own folder. Default: runs/EXPERIMENT.", metavar="DIR")] = (
         None
     )
+    config: Annotated[
+        Path | None, _flag(RUN, "Start from this config (YAML, TOML or JSON) instead of a preset.", metavar="FILE")
+    ] = None
     preset: Preset = None
     depth: Depth = None
     launch: LaunchMode = Launch.AUTO
@@ -315,7 +331,7 @@ def takes_settings(command: Callable[[Context, Settings], None]) -> Callable[...
 
 def from_flags(flags: dict[str, Any]) -> Settings:
     """Return the settings from the values of `flag_parameters`, or of some of them."""
-    rest = dict(flags)
+    rest = {name: value for name, value in flags.items() if name != "help_all"}
     keys = {flag.name: rest.pop(flag.name, None) for flag in CONFIG_FLAGS}
     return Settings(keys={name: value for name, value in keys.items() if value is not None}, **rest)
 
@@ -330,4 +346,5 @@ def flag_parameters() -> list[Parameter]:
             found.append(parameter(flag.name, hints[flag.name], default))
     found += trainer_command("train").parameters(TRAINER_FLAGS, RUN)
     found += [flag.parameter() for flag in CONFIG_FLAGS]
+    found.append(parameter("help_all", HelpAll, default=False))
     return sorted(found, key=lambda option: PANELS.index(option.annotation.__metadata__[0].rich_help_panel))

@@ -20,6 +20,7 @@ Look
   orchestrate generate demo --prompt 'def '
   orchestrate doctor                    can this machine train, and on what
 
-  orchestrate --help                    every option and command
+  orchestrate --help                    commands and common options
+  orchestrate --help-all                every option
   orchestrate COMMAND --help            those of one command
 """

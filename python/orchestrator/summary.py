@@ -95,7 +95,7 @@ def show_finished(job: Job, location: RunLocation, text: Facts | None) -> None:
         _suggest_for_chat(location, has_adapters)
         return
     steps = metrics.get("train", {}).get("step", 0)
-    plain(f"{this_command()} generate {location.model_flags} --prompt '{prompt or 'The '}'")
+    plain(f"{this_command()} generate {location.typed} --prompt '{prompt or 'The '}'")
     further = f"--steps {2 * steps}"
     if str(metrics.get("end", {}).get("reason", "")).startswith(OUT_OF_PATIENCE):
         further = "--override runtime.evaluation.patience=null   # although it has stopped improving"
@@ -104,13 +104,13 @@ def show_finished(job: Job, location: RunLocation, text: Facts | None) -> None:
 
 def _suggest_for_chat(location: RunLocation, has_adapters: bool) -> None:
     """Print what one does with a model that was fine-tuned on conversations."""
-    plain(f"{this_command()} chat {location.experiment if location.is_usual else location.model_flags}")
-    plain(f"{this_command()} evaluate {location.model_flags}")
+    plain(f"{this_command()} chat {location.typed}")
+    plain(f"{this_command()} evaluate {location.typed}")
     if has_adapters:
-        plain(f"{this_command()} export {location.model_flags} --format adapter   # a directory for peft")
+        plain(f"{this_command()} export {location.typed} --format adapter   # a directory for peft")
     merge = " --merge" if has_adapters else ""
-    plain(f"{this_command()} export {location.model_flags} --format hf{merge}   # for transformers and vLLM")
-    plain(f"{this_command()} export {location.model_flags} --format gguf{merge}   # for llama.cpp and Ollama")
+    plain(f"{this_command()} export {location.typed} --format hf{merge}   # for transformers and vLLM")
+    plain(f"{this_command()} export {location.typed} --format gguf{merge}   # for llama.cpp and Ollama")
 
 
 def _metrics(path: Path) -> list[dict[str, Any]]:
@@ -168,7 +168,7 @@ def _show_losses(metrics: dict[str, dict[str, Any]], text: Facts | None) -> None
 
 
 def _show_sample(run: _native.RunConfig, prompt: str) -> None:
-    heading("A sample")
+    heading(f"A sample, continuing {prompt!r}" if prompt else "A sample, without a prompt")
     try:
         sample = _native.generate(run.checkpoint_directory, prompt, max_tokens=SAMPLE_TOKENS, top_k=40)
     except _native.TrainerError as error:

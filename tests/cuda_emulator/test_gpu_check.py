@@ -98,7 +98,7 @@ def bench(runs: Runs, *options: str) -> Finished:
     }
     path = runs.workspace.root / "bench.json"
     path.write_text(json.dumps(config))
-    return runs.program("bench", "--config", path, "--steps", "1", *options)
+    return runs.program("bench", "--json", "--config", path, "--steps", "1", *options)
 
 
 def test_bench_says_why_it_does_not_use_a_gpu(runs: Runs) -> None:

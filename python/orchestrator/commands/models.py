@@ -18,7 +18,7 @@ SAMPLING = ("temperature", "top_k", "top_p", "seed")
 Run = Annotated[
     str | None,
     typer.Argument(
-        metavar="[RUN]",
+        metavar="RUN",
         help="A run: its name, its directory, a checkpoint of it, its config, or any model's directory. Default: the "
         "newest run.",
     ),
@@ -92,7 +92,10 @@ def export(
     base_model: BaseModel = None,
     type: Annotated[
         Type | None,
-        typer.Option(help="The type of a GGUF file's matrices; q8_0 takes half of f16. Default: f16."),
+        typer.Option(
+            metavar="TYPE",
+            help="The type of a GGUF file's matrices: f32, f16, bf16, or q8_0, which takes half of f16. Default: f16.",
+        ),
     ] = None,
     max_shard_size: ShardSize = None,
     list_wanted: Annotated[

@@ -32,7 +32,7 @@ def watch(
     run: Annotated[
         str | None,
         typer.Argument(
-            metavar="[RUN]",
+            metavar="RUN",
             help="A run: its name, its directory, a checkpoint of it, or its config. Default: the newest run.",
         ),
     ] = None,

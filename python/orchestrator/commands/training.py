@@ -22,7 +22,7 @@ VocabSize = Annotated[
     int | None, typer.Option(metavar="N", min=1, help="Tokens in the vocabulary. Default: by the depth.")
 ]
 PresetName = Annotated[
-    str | None, typer.Argument(metavar="[NAME]", help="A shipped config. Without it and --depth they are listed.")
+    str | None, typer.Argument(metavar="NAME", help="A shipped config. Without it and --depth they are listed.")
 ]
 
 
@@ -134,7 +134,7 @@ def tune(
     run: Annotated[
         str | None,
         typer.Argument(
-            metavar="[RUN]",
+            metavar="RUN",
             help="The run to vary: its name, its directory, a checkpoint of it, or a config. Default: the newest run.",
         ),
     ] = None,
@@ -143,17 +143,21 @@ def tune(
     study: Annotated[
         str | None, typer.Option(metavar="NAME", help="The study's folder among the runs. Default: EXPERIMENT-tune.")
     ] = None,
-    trials: Annotated[int, typer.Option(min=1, max=100_000, help="Trials in all, the pruned ones included.")] = 24,
-    jobs: Annotated[int, typer.Option(min=1, max=256, help="Trials at a time, which share the CPU's cores.")] = 1,
+    trials: Annotated[
+        int, typer.Option(metavar="N", min=1, max=100_000, help="Trials in all, the pruned ones included.")
+    ] = 24,
+    jobs: Annotated[
+        int, typer.Option(metavar="N", min=1, max=256, help="Trials at a time, which share the CPU's cores.")
+    ] = 1,
     tokens: Annotated[
         str | None, typer.Option(metavar="COUNT", help="Tokens of a trial, such as 20M. Default: the config's own run.")
     ] = None,
-    evaluations: Annotated[int, typer.Option(min=1, max=1000, help="Evaluations of a trial.")] = 8,
+    evaluations: Annotated[int, typer.Option(metavar="N", min=1, max=1000, help="Evaluations of a trial.")] = 8,
     sampler: Annotated[Sampler, typer.Option(help="How values are drawn.")] = Sampler.TPE,
     pruner: Annotated[Pruner, typer.Option(help="Which trials end early.")] = Pruner.MEDIAN,
-    seed: Annotated[int, typer.Option(min=0, max=2**32 - 1, help="Seed of the sampler.")] = 0,
+    seed: Annotated[int, typer.Option(metavar="N", min=0, max=2**32 - 1, help="Seed of the sampler.")] = 0,
     seeds: Annotated[
-        int, typer.Option(min=0, max=100, help="Seeds with which base and winner are trained afterwards.")
+        int, typer.Option(metavar="N", min=0, max=100, help="Seeds with which base and winner are trained afterwards.")
     ] = 3,
     final_tokens: Annotated[
         str | None, typer.Option(metavar="COUNT", help="Tokens of these runs. Default: the config's own run.")

@@ -32,7 +32,7 @@ def _tail(status: Status) -> str:
 
 
 def progress(status: Status) -> str:
-    """Return the progress: `step 1,260 of 2,000, 63.0 %, stage 2 of 3, ETA 3m 20s (14:05)`."""
+    """Return the progress: `step 1,260 of 2,000, 63.0 %, stage 2 of 3, ETA 3 min 20 s (14:05)`."""
     parts = [f"step {status.step:,}"]
     if status.total_steps and status.progress is not None:
         parts[0] += f" of {status.total_steps:,}"

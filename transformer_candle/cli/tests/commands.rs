@@ -160,7 +160,7 @@ fn bench_measures_a_config_that_has_no_data() {
                   num_attention_heads: 4}\ndata: {sequence_length: 16, batch_size: 2, gradient_accumulation_steps: 2}\n\
                   scheduler: {total_steps: 10}\n";
     fs::write(workshop.path().join("bench.yaml"), config).unwrap();
-    let report = answer(&workshop, &["bench", "--config", "bench.yaml", "--steps", "2", "--device", "cpu"]);
+    let report = answer(&workshop, &["bench", "--json", "--config", "bench.yaml", "--steps", "2", "--device", "cpu"]);
     assert_eq!(report["device"], "cpu");
     for key in ["tokens_per_second", "model_flops_per_second", "memory_bytes"] {
         assert!(report[key].as_f64().unwrap() > 0.0, "{key}");

@@ -7,6 +7,7 @@ use dataset::FolderSplit;
 use dataset::hub::{AccessToken, HubSettings, proxy_of, redacted};
 use pyo3::prelude::*;
 use run_config::{DataConfig, NEWEST_READING_VERSION, StreamingConfig};
+use training::units;
 
 use crate::arguments::Integer;
 use crate::errors::raised;
@@ -23,6 +24,12 @@ pub fn hub_token() -> Option<(String, String)> {
 #[pyfunction]
 pub fn hub_proxy(url: &str) -> Option<String> {
     proxy_of(url)
+}
+
+/// A length of time in its two largest units: `15 d 7 h`, `3 min 20 s`, `8 s`.
+#[pyfunction]
+pub fn duration(seconds: f64) -> String {
+    units::time(seconds.max(0.0))
 }
 
 /// A URL as messages show it: without user and password, and without its query, which may hold a signature or a key.

@@ -69,6 +69,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(gpu_state::gpu_state, module)?)?;
     module.add_function(wrap_pyfunction!(data::hub_token, module)?)?;
     module.add_function(wrap_pyfunction!(data::hub_proxy, module)?)?;
+    module.add_function(wrap_pyfunction!(data::duration, module)?)?;
     module.add_function(wrap_pyfunction!(data::redacted_url, module)?)?;
     module.add_function(wrap_pyfunction!(machine::gpus, module)?)?;
     module.add_function(wrap_pyfunction!(machine::check_threads, module)?)?;

@@ -381,7 +381,7 @@ mod tests {
     fn memory_that_grows_steadily_is_found_once() {
         let found = growth(|number| (2 << 30) + number * (10 << 20));
         assert_eq!(found.len(), 1);
-        assert!(found[0].contains("from 2.15 GB to 2.99 GB in 13m 20s"), "{}", found[0]);
+        assert!(found[0].contains("from 2.15 GB to 2.99 GB in 13 min 20 s"), "{}", found[0]);
         assert_eq!(growth(|number| (2 << 30) + number * (1 << 20)), growth(|number| (2 << 30) + number * (1 << 20)));
     }
 

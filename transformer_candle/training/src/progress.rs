@@ -1,31 +1,31 @@
 //! Progress output of a run: one live line on a terminal, plain lines where stdout is a file or a pipe.
 
+mod waits;
+
 use std::{
     io::{self, IsTerminal},
     path::Path,
-    sync::{
-        Mutex, PoisonError,
-        mpsc::{self, RecvTimeoutError},
-    },
+    sync::mpsc::{self, RecvTimeoutError},
     thread,
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use dataset::hub::RetryStatus;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
+pub use self::waits::WaitMessages;
 use crate::{
     report::{EvaluationReport, LogInterval, StepReport, UtilizationReport},
-    terminal::{escaped, print_line},
+    terminal::{columns, escaped, print_line},
     units::{duration, grouped},
 };
+
+/// Columns of the bar in a live line.
+const BAR: usize = 10;
 
 /// Weight of the newest step in the exponential moving average of the step time.
 const SMOOTHING: f64 = 0.1;
 
-/// Shorter waits are not reported; longer ones are reported at this interval.
-const MIN_REPORTED_WAIT: Duration = Duration::from_secs(1);
-const WAIT_REPORT_INTERVAL: Duration = Duration::from_mins(1);
 /// How often the retry status is polled.
 const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
@@ -56,18 +56,6 @@ pub struct Progress {
     stage: usize,
     /// The wait for data, as reported by plain lines.
     waits: WaitMessages,
-}
-
-/// Decides when a wait for data is reported: after a second, when its reason changes, and once a minute.
-#[derive(Debug, Default)]
-pub struct WaitMessages(Mutex<Option<ReportedWait>>);
-
-/// The last report of a wait for data.
-#[derive(Debug)]
-struct ReportedWait {
-    began: Instant,
-    reason: String,
-    reported: Instant,
 }
 
 #[derive(Debug)]
@@ -111,8 +99,9 @@ impl Progress {
         self.steps_seen = 0;
     }
 
-    /// Shows a step, and the utilization of its machine.
-    pub fn step(&mut self, report: &StepReport, utilization: Option<&UtilizationReport>) {
+    /// Shows a step, in which epoch of the data it is where the run has only one source, and the utilization of its
+    /// machine.
+    pub fn step(&mut self, report: &StepReport, epoch: Option<u64>, utilization: Option<&UtilizationReport>) {
         self.end_wait();
         let smoothed = match self.smoothed_step_seconds {
             // The first step includes the wait for the first data.
@@ -124,9 +113,12 @@ impl Progress {
         match &self.sink {
             Sink::Live(bar) => {
                 bar.set_position(report.step);
-                bar.set_message(self.line(report, utilization));
+                let beside_bar = columns().map_or(usize::MAX, |columns| columns.saturating_sub(BAR + 2));
+                bar.set_message(fitting(&self.parts(report, epoch, utilization), beside_bar));
             }
-            Sink::Plain if self.log_interval.includes(report.step) => print_line(&self.line(report, utilization)),
+            Sink::Plain if self.log_interval.includes(report.step) => {
+                print_line(&fitting(&self.parts(report, epoch, utilization), usize::MAX));
+            }
             Sink::Plain | Sink::Silent => {}
         }
     }
@@ -203,27 +195,27 @@ impl Progress {
         }
     }
 
-    /// Formats a step: `step 120/2,000  loss 3.4567  12,345 tokens/s  CPU 1.9 cores 812.3 MB  ETA 3m 20s`.
-    fn line(&self, report: &StepReport, utilization: Option<&UtilizationReport>) -> String {
+    /// Formats what a line says of a step, the most important first: `step 120/2,000`, `loss 3.4567`,
+    /// `ETA 3 min 20 s`, `12,345 tokens/s`, `CPU 1.9 cores 812.3 MB`.
+    fn parts(&self, report: &StepReport, epoch: Option<u64>, utilization: Option<&UtilizationReport>) -> Vec<String> {
         let total = self.total_steps.map(|total| format!("/{}", grouped(total)));
         let mut parts = vec![format!("step {}{}", grouped(report.step), total.unwrap_or_default())];
         if self.stages.len() > 1 {
             parts.push(format!("stage {}/{}", self.stage + 1, self.stages.len()));
         }
+        parts.extend(epoch.filter(|epoch| *epoch > 1).map(|epoch| format!("epoch {}", grouped(epoch))));
         parts.push(format!("loss {:.4}", report.loss));
-        parts.push(report.rates());
-        parts.extend(report.mfu.map(|mfu| format!("MFU {:.1} %", 100.0 * mfu)));
-        parts.extend(report.ranks.as_ref().map(|ranks| ranks.summary(report.step_seconds)));
-        parts.extend(utilization.map(UtilizationReport::summary));
         if let (Some(total), Some(seconds)) = (self.total_steps, self.smoothed_step_seconds) {
             let left = self.steps_left(report.step, total) * seconds;
             parts.push(format!("ETA {}", duration(Duration::from_secs_f64(left))));
         }
-        parts.join("  ")
+        parts.push(report.rates());
+        parts.extend(report.mfu.map(|mfu| format!("MFU {:.1} %", 100.0 * mfu)));
+        parts.extend(report.ranks.as_ref().map(|ranks| ranks.summary(report.step_seconds)));
+        parts.extend(utilization.map(UtilizationReport::summary));
+        parts
     }
-}
 
-impl Progress {
     /// Returns the steps left after `step`, as the number of steps of the current stage that cost as much.
     fn steps_left(&self, step: u64, total: u64) -> f64 {
         let Some((_, current)) = self.stages.get(self.stage) else {
@@ -239,24 +231,10 @@ impl Progress {
     }
 }
 
-impl WaitMessages {
-    /// Returns the line to print for the current wait, if one is due; it counts as reported. `waiting` is None once the
-    /// wait is over.
-    pub fn line(&self, waiting: Option<&RetryStatus>) -> Option<String> {
-        let mut wait = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let Some(waiting) = waiting else {
-            return wait.take().map(|last| format!("data resumed after {}", duration(last.began.elapsed())));
-        };
-        let known =
-            |last: &ReportedWait| last.reason == waiting.reason && last.reported.elapsed() < WAIT_REPORT_INTERVAL;
-        if waiting.since.elapsed() < MIN_REPORTED_WAIT || wait.as_ref().is_some_and(known) {
-            return None;
-        }
-        let now = Instant::now();
-        let began = wait.as_ref().map_or(now, |last| last.began);
-        *wait = Some(ReportedWait { began, reason: waiting.reason.clone(), reported: now });
-        Some(waiting.to_string())
-    }
+/// Joins the first parts, as many as fit into `columns`, and at least one.
+fn fitting(parts: &[String], columns: usize) -> String {
+    let mut lines = (1..=parts.len()).rev().map(|count| parts[..count].join("  "));
+    lines.find(|line| line.chars().count() <= columns).unwrap_or_else(|| parts[0].clone())
 }
 
 /// Formats a prompt and its completion as lines that begin with `  | `.
@@ -267,7 +245,7 @@ fn quoted(prompt: &str, text: &str) -> String {
 
 fn live_line(done: u64, total_steps: Option<u64>) -> ProgressBar {
     let bar = ProgressBar::with_draw_target(total_steps, ProgressDrawTarget::stdout());
-    let template = if total_steps.is_some() { "{bar:20} {wide_msg}" } else { "{spinner} {wide_msg}" };
+    let template = if total_steps.is_some() { "{bar:10} {wide_msg}" } else { "{spinner} {wide_msg}" };
     bar.set_style(ProgressStyle::with_template(template).expect("the templates above are well formed"));
     bar.set_position(done);
     bar
@@ -297,17 +275,38 @@ mod tests {
         }
     }
 
+    fn line(progress: &Progress, report: &StepReport, utilization: Option<&UtilizationReport>) -> String {
+        fitting(&progress.parts(report, None, utilization), usize::MAX)
+    }
+
     #[test]
-    fn a_line_shows_step_loss_speed_and_eta() {
+    fn a_line_shows_step_loss_eta_and_speed() {
         let mut progress = Progress::new(ProgressMode::Silent, 0, Some(2000), 10);
-        progress.step(&report(1900), None);
-        assert_eq!(progress.line(&report(1900), None), "step 1,900/2,000  loss 3.4568  12,345 tokens/s  ETA 3m 20s");
+        progress.step(&report(1900), None, None);
+        assert_eq!(
+            line(&progress, &report(1900), None),
+            "step 1,900/2,000  loss 3.4568  ETA 3 min 20 s  12,345 tokens/s"
+        );
+    }
+
+    #[test]
+    fn a_live_line_drops_what_does_not_fit_from_its_end() {
+        let mut progress = Progress::new(ProgressMode::Silent, 0, Some(20_000), 10);
+        let report = StepReport { mfu: Some(0.546), step_seconds: 80.0, ..report(19_285) };
+        progress.step(&report, None, None);
+        let parts = progress.parts(&report, Some(3), None);
+        let whole = "step 19,285/20,000  epoch 3  loss 3.4568  ETA 15 h 53 min  12,345 tokens/s  MFU 54.6 %";
+        for (columns, expected) in
+            [(86, whole), (85, &whole[..74]), (74, &whole[..74]), (73, &whole[..57]), (1, &whole[..18])]
+        {
+            assert_eq!(fitting(&parts, columns), expected, "{columns}");
+        }
     }
 
     #[test]
     fn a_line_names_positions_where_some_have_no_target() {
         let progress = Progress::new(ProgressMode::Silent, 0, None, 10);
-        let line = progress.line(&StepReport { positions_per_second: 40_000.0, ..report(7) }, None);
+        let line = line(&progress, &StepReport { positions_per_second: 40_000.0, ..report(7) }, None);
         assert_eq!(line, "step 7  loss 3.4568  12,345 tokens/s (40,000 positions/s)");
     }
 
@@ -323,8 +322,8 @@ mod tests {
             ranks: None,
             gpu: None,
         };
-        progress.step(&report(7), Some(&utilization));
-        let line = progress.line(&report(7), Some(&utilization));
+        progress.step(&report(7), None, Some(&utilization));
+        let line = line(&progress, &report(7), Some(&utilization));
         assert_eq!(line, "step 7  loss 3.4568  12,345 tokens/s  CPU 1.9 cores 812.3 MB");
     }
 
@@ -333,39 +332,39 @@ mod tests {
         let mut progress = Progress::new(ProgressMode::Silent, 0, None, 10);
         let ranks = RankTimes { compute_seconds: vec![1.0, 1.5], exchange_seconds: 0.3, is_even: true };
         let report = StepReport { ranks: Some(ranks), ..report(7) };
-        progress.step(&report, None);
-        let line = progress.line(&report, None);
+        progress.step(&report, None, None);
+        let line = line(&progress, &report, None);
         assert_eq!(line, "step 7  loss 3.4568  12,345 tokens/s  exchange 15 %, rank 1 takes 1.5x");
     }
 
     #[test]
     fn the_eta_ignores_the_slow_first_step() {
         let mut progress = Progress::new(ProgressMode::Silent, 0, Some(2000), 10);
-        progress.step(&StepReport { step_seconds: 100.0, ..report(1) }, None);
-        progress.step(&report(2), None);
-        progress.step(&report(3), None);
-        assert!(progress.line(&report(1900), None).ends_with("ETA 3m 20s"));
+        progress.step(&StepReport { step_seconds: 100.0, ..report(1) }, None, None);
+        progress.step(&report(2), None, None);
+        progress.step(&report(3), None, None);
+        assert!(line(&progress, &report(1900), None).contains("  ETA 3 min 20 s  "));
     }
 
     #[test]
     fn the_eta_counts_the_cost_of_later_stages() {
         let progress = Progress::new(ProgressMode::Silent, 0, Some(2000), 10);
         let mut progress = progress.with_stages(vec![(1000, 1.0), (1900, 2.0), (2000, 4.0)], 0);
-        progress.step(&report(900), None);
-        let line = progress.line(&report(900), None);
-        assert!(line.starts_with("step 900/2,000  stage 1/3  loss"), "{line}");
+        progress.step(&report(900), None, None);
+        let first = line(&progress, &report(900), None);
+        assert!(first.starts_with("step 900/2,000  stage 1/3  loss"), "{first}");
         // 100 steps, 900 of twice and 100 of four times the cost, 2 seconds each.
-        assert!(line.ends_with("ETA 1h 16m"), "{line}");
+        assert!(first.contains("ETA 1 h 16 min"), "{first}");
         progress.enter_stage(2);
-        progress.step(&report(1901), None);
-        assert!(progress.line(&report(1901), None).ends_with("stage 3/3  loss 3.4568  12,345 tokens/s  ETA 3m 18s"));
+        progress.step(&report(1901), None, None);
+        assert!(line(&progress, &report(1901), None).contains("stage 3/3  loss 3.4568  ETA 3 min 18 s  12,345"));
     }
 
     #[test]
     fn without_total_steps_there_is_no_eta() {
         let mut progress = Progress::new(ProgressMode::Silent, 0, None, 10);
-        progress.step(&report(7), None);
-        assert!(!progress.line(&report(7), None).contains("ETA"));
+        progress.step(&report(7), None, None);
+        assert!(!line(&progress, &report(7), None).contains("ETA"));
     }
 
     #[test]
@@ -373,27 +372,5 @@ mod tests {
         let progress = Progress::new(ProgressMode::Plain, 0, Some(25), 10);
         let shown: Vec<u64> = (1..=25).filter(|step| progress.log_interval.includes(*step)).collect();
         assert_eq!(shown, [1, 10, 20, 25]);
-    }
-
-    #[test]
-    fn a_wait_is_reported_once_a_minute_or_on_a_new_reason() {
-        let messages = WaitMessages::default();
-        let is_reported = |waiting: &RetryStatus| messages.line(Some(waiting)).is_some();
-        let ago = |seconds| Instant::now().checked_sub(Duration::from_secs(seconds)).unwrap();
-        let waiting = |since, reason: &str| RetryStatus {
-            url: "http://hub/x".to_owned(),
-            reason: reason.to_owned(),
-            since: ago(since),
-            next_attempt: Instant::now(),
-        };
-        assert!(!is_reported(&waiting(0, "reset")), "it may pass in a moment");
-        assert!(is_reported(&waiting(2, "reset")));
-        assert!(!is_reported(&waiting(3, "reset")));
-        assert!(is_reported(&waiting(3, "it answered 503")));
-        messages.0.lock().unwrap().as_mut().unwrap().reported = ago(61);
-        assert!(is_reported(&waiting(70, "it answered 503")));
-        assert_eq!(messages.line(None).unwrap(), "data resumed after 0s");
-        assert_eq!(messages.line(None), None);
-        assert!(is_reported(&waiting(2, "it answered 503")), "another wait");
     }
 }

@@ -13,8 +13,9 @@ use crate::{
     progress::{Progress, ProgressMode},
     run_options::RunOptions,
     stop::{StopReason, StopSignal},
+    terminal::typed,
     trainer::{Step, Trainer},
-    units::{bytes, grouped},
+    units::{bytes, counted, grouped},
 };
 
 /// How a run ended without an error. Its last weights are saved in either case.
@@ -146,8 +147,9 @@ impl Session {
         }
         if let Some(reason) = self.nothing_left() {
             self.progress.print(&format!("nothing is left to train: {reason}"));
+            return;
         }
-        let (plan, workers) = (self.trainer.memory_plan(), self.trainer.data_workers());
+        let plan = self.trainer.memory_plan();
         let device = self.trainer.device();
         let gpu = device.as_cuda().map_or_else(String::new, |gpu| format!(" ({})", gpu.name()));
         let ranks = plan.ranks.map_or_else(String::new, |ranks| format!(" in {ranks} ranks, each"));
@@ -156,13 +158,25 @@ impl Session {
             adapters => format!("{} parameters of adapters beside {}", grouped(adapters), grouped(plan.parameters)),
         };
         self.progress.print(&format!(
-            "training {trained} on {device}{gpu}{ranks} with {} threads, {workers} data worker{}; {} of buffers; {} tokens per \
-             step",
-            self.trainer.threads(),
-            if workers == 1 { "" } else { "s" },
+            "training {trained} on {device}{gpu}{ranks} with {}, {}; {} of buffers; {} tokens per step",
+            counted(self.trainer.threads() as u64, "thread"),
+            counted(self.trainer.data_workers() as u64, "data worker"),
             bytes(plan.bytes),
             grouped(plan.tokens_per_step_of(self.trainer.stage())),
         ));
+        self.progress.print(&self.where_to_watch());
+    }
+
+    /// Returns what to type to see the run while it trains.
+    fn where_to_watch(&self) -> String {
+        let run = self.trainer.run();
+        let watch = format!("`orchestrate watch {}` shows this run", typed(&run.run_directory));
+        let logging = &run.config.runtime.logging;
+        let curves = logging.tensorboard_directory.as_deref().filter(|_| logging.tensorboard);
+        curves.map_or_else(
+            || watch.clone(),
+            |folder| format!("{watch}, `tensorboard --logdir {}` its curves", typed(folder)),
+        )
     }
 
     /// Returns why a resumed run takes no step; None where it does.
@@ -212,7 +226,7 @@ impl Session {
             match step {
                 Ok(Step::Done(report)) => {
                     self.report_stage();
-                    self.progress.step(&report, self.trainer.utilization());
+                    self.progress.step(&report, self.epoch(), self.trainer.utilization());
                     self.report_epochs();
                 }
                 Ok(Step::Abandoned) => {}
@@ -222,6 +236,14 @@ impl Session {
                 }
                 Err(error) => return Err(error),
             }
+        }
+    }
+
+    /// Returns the epoch that the data is in; None for a mixture, whose sources have epochs of their own.
+    fn epoch(&self) -> Option<u64> {
+        match self.trainer.epochs_done()[..] {
+            [done] => Some(done + 1),
+            _ => None,
         }
     }
 

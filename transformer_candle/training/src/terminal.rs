@@ -1,8 +1,13 @@
 //! Terminal output: control characters are escaped, and a failing write does not stop the program.
 
 use std::borrow::Cow;
+use std::env;
 use std::fmt::Write as _;
-use std::io::{self, Write};
+use std::io::{self, IsTerminal, Write};
+use std::path::Path;
+
+use rustix::termios::tcgetwinsize;
+use textwrap::{Options, WordSplitter};
 
 /// Escapes terminal control characters in text, such as ESC as `\u{1b}`.
 pub fn escaped(text: &str) -> Cow<'_, str> {
@@ -21,6 +26,42 @@ pub fn escaped_json(json: &str) -> Cow<'_, str> {
 pub fn print_line(line: &str) {
     let mut stdout = io::stdout().lock();
     let _ = writeln!(stdout, "{}", escaped(line)).and_then(|()| stdout.flush());
+}
+
+/// Returns the columns of the terminal that stdout is; None where it is none, or does not say.
+pub(crate) fn columns() -> Option<usize> {
+    let stdout = io::stdout();
+    let size = stdout.is_terminal().then(|| tcgetwinsize(&stdout).ok()).flatten()?;
+    Some(usize::from(size.ws_col)).filter(|columns| *columns > 0)
+}
+
+/// Breaks lines to fit into `columns`. What continues a line stands below the text behind its label, which two spaces or
+/// more end.
+pub(crate) fn wrapped(text: &str, columns: usize) -> String {
+    let broken = text.split('\n').map(|line| {
+        let label = line.find("  ").unwrap_or(0);
+        let spaces = line[label..].len() - line[label..].trim_start_matches(' ').len();
+        let (label, rest) = line.split_at(if spaces < 2 { 0 } else { label + spaces });
+        let below = " ".repeat(label.chars().count());
+        let options = Options::new(columns).initial_indent(label).subsequent_indent(&below).break_words(false);
+        // No line begins with a percent sign.
+        let rest = rest.replace(" %", "\u{a0}%");
+        textwrap::fill(&rest, options.word_splitter(WordSplitter::NoHyphenation)).replace("\u{a0}%", " %")
+    });
+    broken.collect::<Vec<_>>().join("\n")
+}
+
+/// Formats a path as it is typed in a shell in the current folder.
+pub(crate) fn typed(path: &Path) -> String {
+    let here = env::current_dir().ok();
+    let relative = here.and_then(|here| path.strip_prefix(here).ok()).filter(|path| !path.as_os_str().is_empty());
+    let text = relative.unwrap_or(path).display().to_string();
+    let is_plain = |character: char| character.is_alphanumeric() || "/._-+=:,@%".contains(character);
+    if text.chars().all(is_plain) && !text.starts_with('-') {
+        text
+    } else {
+        format!("'{}'", text.replace('\'', r"'\''"))
+    }
 }
 
 /// Whether a character controls the terminal: control characters other than newline and tab, line and paragraph
@@ -78,6 +119,25 @@ mod tests {
         let escaped_text = escaped(HOSTILE);
         assert_eq!(escaped_text, "a\\u{1b}]0;x\\u{7}\\u{d}\\u{9b}2J\\u{7f}\\u{202e}\\u{2066}\\u{2028}\\u{61c}");
         assert_eq!(escaped(&escaped_text), escaped_text, "twice is once");
+    }
+
+    #[test]
+    fn lines_are_broken_below_their_text() {
+        let plan =
+            "step       1,024 tokens: 16 sequences of 64\n           gemm 37 %, attention 17 %\n\nIt does not fit in";
+        let narrow = "step       1,024 tokens:\n           16 sequences\n           of 64\n           gemm 37 %,\n           \
+                      attention 17 %\n\nIt does not fit in";
+        assert_eq!(wrapped(plan, 25), narrow);
+        assert_eq!(wrapped(plan, 80), plan);
+        assert_eq!(wrapped("a /very/long/path", 5), "a\n/very/long/path");
+        assert_eq!(wrapped("gemm 41 %", 8), "gemm\n41 %");
+    }
+
+    #[test]
+    fn paths_can_be_typed() {
+        let here = env::current_dir().unwrap();
+        assert_eq!(typed(&here.join("runs/my-run_1")), "runs/my-run_1");
+        assert_eq!(typed(Path::new("/data/a book's")), r"'/data/a book'\''s'");
     }
 
     #[test]

@@ -25,16 +25,47 @@ pub(crate) fn grouped(number: u64) -> String {
     text
 }
 
-/// Formats a duration in its two largest units: `15d 7h`, `3m 20s`, `8s`.
+/// Formats a number of things: `1 thread`, `3 threads`.
+pub(crate) fn counted(number: u64, unit: &str) -> String {
+    format!("{} {unit}{}", grouped(number), if number == 1 { "" } else { "s" })
+}
+
+/// Formats a duration in its two largest units: `15 d 7 h`, `3 min 20 s`, `8 s`.
 pub(crate) fn duration(length: Duration) -> String {
     let seconds = length.as_secs_f64().round() as u64;
     let (days, hours, minutes) = (seconds / 86_400, seconds / 3600 % 24, seconds / 60 % 60);
     match seconds {
         63_072_000.. => format!("{} years", days / 365),
-        86_400.. => format!("{days}d {hours}h"),
-        3600.. => format!("{hours}h {minutes}m"),
-        60.. => format!("{minutes}m {}s", seconds % 60),
-        _ => format!("{seconds}s"),
+        86_400.. => format!("{days} d {hours} h"),
+        3600.. => format!("{hours} h {minutes} min"),
+        60.. => format!("{minutes} min {} s", seconds % 60),
+        _ => format!("{seconds} s"),
+    }
+}
+
+/// Formats the seconds that a run takes; `forever` for more than there are.
+pub fn time(seconds: f64) -> String {
+    Duration::try_from_secs_f64(seconds).map_or_else(|_| "forever".to_owned(), duration)
+}
+
+/// Formats the seconds that a step takes: `6.56 s`, `41 ms`, `21 h 47 min`.
+pub(crate) fn step_time(seconds: f64) -> String {
+    match seconds {
+        600.0.. => time(seconds),
+        10.0.. => format!("{seconds:.1} s"),
+        1.0.. => format!("{seconds:.2} s"),
+        0.01.. => format!("{:.0} ms", seconds * 1e3),
+        _ => format!("{:.1} ms", seconds * 1e3),
+    }
+}
+
+/// Formats a number of FLOPs: `8.416 GFLOP`.
+pub(crate) fn flops(number: f64) -> String {
+    match number {
+        1e12.. => format!("{:.1} TFLOP", number / 1e12),
+        1e9.. => format!("{:.3} GFLOP", number / 1e9),
+        1e6.. => format!("{:.3} MFLOP", number / 1e6),
+        _ => format!("{} FLOP", grouped(number.round() as u64)),
     }
 }
 
@@ -52,7 +83,7 @@ mod tests {
         let shown = |seconds| duration(Duration::from_secs(seconds));
         assert_eq!(
             [shown(8), shown(200), shown(7260), shown(1_321_200), shown(1 << 32)],
-            ["8s", "3m 20s", "2h 1m", "15d 7h", "136 years"]
+            ["8 s", "3 min 20 s", "2 h 1 min", "15 d 7 h", "136 years"]
         );
     }
 }

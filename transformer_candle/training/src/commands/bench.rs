@@ -1,6 +1,8 @@
 //! `bench`: how fast a config trains on this machine, on synthetic tokens, and the time of each part of a step. Needs
 //! neither tokenizer nor data.
 
+mod report;
+
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
@@ -8,15 +10,18 @@ use clap::Args;
 use dataset::Batch;
 use kernels::{Device, cuda::Cuda, timing};
 use run_config::RunConfig;
-use serde::Serialize;
 
+pub use self::report::BenchReport;
+use self::report::StepPrediction;
 use super::count::at_least_one;
+use super::output::print_remark;
 use super::{ConfigSource, Output};
 use crate::device::{self, DeviceSelection};
 use crate::engine::{Engine, StepOf, model_shape, synthetic_batch};
-use crate::memory_plan::{self, Calibration, Calibrator, MemoryPlan, Speed, StepPart, median};
+use crate::memory_plan::{self, Calibrator, MemoryPlan, StepPart, median};
 use crate::ranks::RankInfo;
 use crate::stop::StopSignal;
+use crate::units::counted;
 use crate::{Result, TrainerError};
 
 /// Duration in seconds of the pass that times operations one by one, and its minimum and maximum number of steps.
@@ -47,78 +52,9 @@ pub struct BenchOptions {
     /// Where to compute: auto, cpu, cuda or cuda:N. [default: the config's runtime.device]
     #[arg(long, value_name = "DEVICE")]
     pub device: Option<run_config::Device>,
-}
-
-/// The result of `bench`: means over the steps.
-#[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct BenchReport {
-    /// The device: `cpu`, or the GPU with its driver and library.
-    pub device: String,
-    /// Optimizer steps measured, as many as were asked for or as the budget allowed.
-    pub steps: u32,
-    /// Target tokens per second.
-    pub tokens_per_second: f64,
-    /// Model FLOPs per token: 6 per weight in a matmul, plus 6 L A T for causal attention, regardless of what is
-    /// recomputed ([`model::ModelShape::flops_per_token`]).
-    pub model_flops_per_token: f64,
-    /// Model FLOPs per second.
-    pub model_flops_per_second: f64,
-    /// `model_flops_per_second` over `nominal_flops_per_second`.
-    pub mfu: Option<f64>,
-    /// The GPU's nominal BF16 peak, dense; none where it is not known, as on a CPU or a MIG slice.
-    pub nominal_flops_per_second: Option<f64>,
-    /// `model_flops_per_second` over `product_flops_per_second`; none on a CPU.
-    pub mfu_measured: Option<f64>,
-    /// FLOPs per second of a large BF16 GEMM measured in the same run; none on a CPU.
-    pub product_flops_per_second: Option<f64>,
-    /// Bytes of the planned buffers.
-    pub memory_bytes: u64,
-    /// Bytes of the GPU's memory that were taken between its opening and the last step's end; none on a CPU.
-    pub memory_used_bytes: Option<u64>,
-    /// Sequences of a micro-batch.
-    pub micro_batch: u64,
-    /// Tokens of an optimizer step.
-    pub tokens_per_step: u64,
-    /// Milliseconds of an optimizer step, and of its parts, which [`StepPart`] names. The step is measured as it is
-    /// trained; the parts in a pass of their own, one operation after the other, and left out where the budget has no
-    /// step left for it. `other` is the rest of the step: negative where operations overlap in it.
-    pub milliseconds: BTreeMap<&'static str, f64>,
-    /// Milliseconds of the median step, which `plan` shows from then on.
-    pub median_step_milliseconds: f64,
-    /// What `plan` would have predicted without this measurement; none where it cannot predict, or has no time for it.
-    pub prediction: Option<StepPrediction>,
-}
-
-/// A step's predicted time.
-#[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct StepPrediction {
-    /// Milliseconds, pessimistic and optimistic; one number on a CPU, whose operations are timed.
-    pub step_milliseconds: [f64; 2],
-    /// `step_milliseconds` over the median step's.
-    pub over_measured: [f64; 2],
-    /// The fraction of a step that each part takes.
-    pub parts: Option<BTreeMap<&'static str, f64>>,
-    /// What the prediction is based on.
-    pub origin: String,
-}
-
-impl StepPrediction {
-    fn new(calibrator: Option<&Calibrator<'_>>, roofline: Option<Speed>, measured: f64) -> Option<Self> {
-        let of_range = |seconds: [f64; 2], parts, origin| Self {
-            step_milliseconds: seconds.map(|seconds| seconds * 1e3),
-            over_measured: seconds.map(|seconds| seconds / measured),
-            parts,
-            origin,
-        };
-        let by_roofline = roofline.map(|speed| of_range(speed.step_seconds, speed.parts, speed.origin));
-        by_roofline.or_else(|| {
-            let Calibration { seconds, parts } = calibrator?.predict();
-            let sum: f64 = parts.values().sum();
-            let shares = parts.into_iter().map(|(part, seconds)| (part.name(), seconds / sum)).collect();
-            let origin = "from operations of this config, timed in turns with the steps".to_owned();
-            Some(of_range([seconds; 2], Some(shares), origin))
-        })
-    }
+    /// Print one JSON object.
+    #[arg(long)]
+    pub json: bool,
 }
 
 /// The deadline for measuring; None without a limit.
@@ -145,7 +81,8 @@ impl TimeBudget {
 /// Trains on synthetic tokens, and returns what was measured.
 pub fn run(options: &BenchOptions) -> Result<BenchReport> {
     let budget = TimeBudget::new(options.seconds);
-    let mut run = RunConfig::load_for_planning(&options.source.file()?, &options.overrides)?;
+    let file = options.source.file()?;
+    let mut run = RunConfig::load_for_planning(&file, &options.overrides)?;
     if run.config.stages.is_some() {
         let message = "stages: bench measures one kind of step. Add `--override stages=null` and the keys of the stage, such as \
                        `--override data.sequence_length=2048`";
@@ -164,6 +101,11 @@ pub fn run(options: &BenchOptions) -> Result<BenchReport> {
     let mut calibrator = has_time.then(|| MemoryPlan::calibrator(step, &device)).transpose()?.flatten();
     let free = device.as_cuda().map(free_bytes).transpose()?;
     let gemm = device.as_cuda().map(|cuda| gemm_flops(cuda, &run.config)).transpose()?;
+    print_remark(&format!(
+        "measuring {} of {}, on synthetic tokens; the first step warms up",
+        counted(options.steps.into(), "step"),
+        file.display()
+    ));
     let mut bench = Bench::new(&run.config, &plan, &device)?;
     let TimedSteps { count: steps, mean: seconds, median } =
         bench.time_steps(options.steps, budget, calibrator.as_mut())?;
@@ -195,9 +137,14 @@ pub fn run(options: &BenchOptions) -> Result<BenchReport> {
     })
 }
 
-/// Prints the measurement as JSON; returns the exit code.
+/// Prints the measurement; returns the exit code.
 pub(super) fn main(options: &BenchOptions, output: &mut dyn Output) -> Result<u8> {
-    output.print_json(&run(options)?)?;
+    let report = run(options)?;
+    if options.json {
+        output.print_json(&report)?;
+    } else {
+        output.print_wrapped(&format!("{report}\n"))?;
+    }
     Ok(0)
 }
 

@@ -5,7 +5,7 @@ use std::io::{self, IsTerminal, Write};
 
 use serde::Serialize;
 
-use crate::terminal::{escaped, escaped_json};
+use crate::terminal::{columns, escaped, escaped_json, wrapped};
 use crate::{Result, TrainerError};
 
 /// Prints `error: ...` to stderr. That nobody can read it is no reason to fail differently.
@@ -49,6 +49,14 @@ impl dyn Output + '_ {
     /// Prints text for people: escaped wherever it goes, as a pipe may end at a terminal.
     pub fn print(&mut self, text: &str) -> Result<()> {
         delivered(self.write(&escaped(text)))
+    }
+
+    /// Prints text for people, whose lines a terminal gets broken to its width.
+    pub(super) fn print_wrapped(&mut self, text: &str) -> Result<()> {
+        match columns().filter(|_| self.is_terminal()) {
+            Some(columns) => self.print(&wrapped(text, columns)),
+            None => self.print(text),
+        }
     }
 
     /// Prints a value as one line of JSON.

@@ -177,18 +177,18 @@ fn check_written(options: &PlanOptions, Planned { plan, changes, .. }: &Planned)
 
 fn print(options: &PlanOptions, planned: &Planned, output: &mut dyn Output) -> Result<()> {
     let Planned { plan, advice, against_divergence, changes } = planned;
-    output.print(&format!("{plan}\n"))?;
+    output.print_wrapped(&format!("{plan}\n"))?;
     if !advice.is_empty() {
-        output.print(&format!("\nFaster:\n  {}\n", advice.join("\n  ")))?;
+        output.print_wrapped(&format!("\nFaster:\n  {}\n", advice.join("\n  ")))?;
     }
     if let Some(changes) = against_divergence {
-        output.print(&format!("\n{}\n", shown(changes)))?;
+        output.print_wrapped(&format!("\n{}\n", shown(changes)))?;
     }
     match (changes, &options.apply) {
-        (Some(changes), Some(out)) => output.print(&format!("\n{}\n", written(changes, out))),
-        (None, _) if !plan.options.is_empty() => output.print("\nNo combination of these is enough.\n"),
+        (Some(changes), Some(out)) => output.print_wrapped(&format!("\n{}\n", written(changes, out))),
+        (None, _) if !plan.options.is_empty() => output.print_wrapped("\nNo combination of these is enough.\n"),
         (Some(_), None) if !plan.options.is_empty() => {
-            output.print("\n`--apply OUT.yaml` writes the config with the changes that make it fit.\n")
+            output.print_wrapped("\n`--apply OUT.yaml` writes the config with the changes that make it fit.\n")
         }
         _ => Ok(()),
     }

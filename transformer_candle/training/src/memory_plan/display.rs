@@ -1,6 +1,6 @@
 //! Formats a plan for people.
 
-use std::{collections::BTreeMap, fmt, time::Duration};
+use std::{collections::BTreeMap, fmt};
 
 use run_config::Precision;
 
@@ -10,7 +10,7 @@ use super::{
 };
 use crate::{
     error::shortage::recompute,
-    units::{bytes, duration, grouped},
+    units::{bytes, flops, grouped, step_time, time},
 };
 
 /// Above this share of a step's FLOPs in the optimizer's GEMMs, more tokens per step are suggested.
@@ -25,15 +25,6 @@ fn precision(precision: Precision) -> &'static str {
     }
 }
 
-/// `8.416 GFLOP`
-fn flops(number: f64) -> String {
-    match number {
-        1e9.. => format!("{:.3} GFLOP", number / 1e9),
-        1e6.. => format!("{:.3} MFLOP", number / 1e6),
-        _ => format!("{number:.0} FLOP"),
-    }
-}
-
 /// `26.4 B`
 fn tokens(number: u64) -> String {
     match number {
@@ -44,7 +35,7 @@ fn tokens(number: u64) -> String {
     }
 }
 
-/// `15d 7h to 19d 1h`, or one of them where both are the same.
+/// `15 d 7 h to 19 d 1 h`, or one of them where both are the same.
 fn range(low: &str, high: &str) -> String {
     if low == high { low.to_owned() } else { format!("{low} to {high}") }
 }
@@ -60,10 +51,6 @@ fn rates([low, high]: [f64; 2]) -> String {
     } else {
         range(&rounded(low), &rounded(high))
     }
-}
-
-fn time(seconds: f64) -> String {
-    Duration::try_from_secs_f64(seconds).map_or_else(|_| "forever".to_owned(), duration)
 }
 
 /// `1,234` or `3.21`: an amount of money.
@@ -93,7 +80,7 @@ impl fmt::Display for MemoryPlan {
         let exchange = self.speed.as_ref().and_then(|speed| speed.exchange.as_ref());
         rows.extend(exchange.map(|exchange| ("exchange", self::exchange(exchange))));
         rows.extend(self.training_time.as_ref().and_then(training_time).map(|text| ("time", text)));
-        rows.extend(self.cost.as_ref().map(|cost| ("cost", self::cost(cost))));
+        rows.extend(self.cost.as_ref().map(|cost| ("cost", self::cost(cost, self.ranks))));
         let lines: Vec<String> = rows.iter().map(|(name, text)| format!("{name:<11}{text}")).collect();
         f.write_str(&lines.join("\n"))?;
         let Some(shortage) = &self.shortage else { return Ok(()) };
@@ -205,16 +192,18 @@ impl MemoryPlan {
     fn largest(&self) -> Vec<String> {
         let line = |fit: &super::FittingMicroBatch| {
             let requirement = &fit.requirement;
-            let speed = fit.tokens_per_second.map(|speed| format!(", {}", self.rates(speed)));
+            let speed = fit.tokens_per_second.map(|speed| format!("  {}", self.rates(speed)));
             format!(
-                "micro-batch {:>3} with activation_recompute: {:<9} {:>10}{}",
-                requirement.micro_batch,
+                "{:<9} {:>5} {:>11}{}",
                 recompute(requirement.activation_recompute),
+                requirement.micro_batch,
                 bytes(requirement.bytes),
                 speed.unwrap_or_default()
             )
         };
-        self.largest_micro_batches.iter().map(line).collect()
+        let lines: Vec<String> = self.largest_micro_batches.iter().map(line).collect();
+        let heading = (!lines.is_empty()).then(|| "micro-batch that fits, by activation_recompute:".to_owned());
+        heading.into_iter().chain(lines).collect()
     }
 
     /// `14,900 to 19,900 tokens/s`: of conversations positions/s, of which only some are target tokens.
@@ -288,17 +277,6 @@ fn exchange(exchange: &ExchangeSpeed) -> String {
     )
 }
 
-/// `6.56 s`, `41 ms`, `21h 47m`
-fn step_time(seconds: f64) -> String {
-    match seconds {
-        600.0.. => time(seconds),
-        10.0.. => format!("{seconds:.1} s"),
-        1.0.. => format!("{seconds:.2} s"),
-        0.01.. => format!("{:.0} ms", seconds * 1e3),
-        _ => format!("{:.1} ms", seconds * 1e3),
-    }
-}
-
 fn option(option: &FitOption) -> String {
     let FitOption { name, changes, bytes: needed, saves_bytes, fits, relative_speed, costs } = option;
     let keys: Vec<String> = changes.iter().map(super::Change::as_override).collect();
@@ -330,19 +308,22 @@ fn optimizer(share: f64) -> String {
 
 fn training_time(training: &TrainingTime) -> Option<String> {
     let [slow, fast] = training.seconds?;
-    let time = range(&self::time(fast), &self::time(slow));
+    let length = range(&time(fast), &time(slow));
     let ends = training.end_dates.as_ref().map(|[late, early]| {
         let days = if early == late { format!("on {early}") } else { format!("between {early} and {late}") };
         format!("; started now, it ends {days} (UTC)")
     });
-    Some(format!("{time} of training steps{}", ends.unwrap_or_default()))
+    Some(format!("{length} of training steps{}", ends.unwrap_or_default()))
 }
 
-fn cost(cost: &Cost) -> String {
+/// Formats a cost; the power is that of all ranks, where there are several.
+fn cost(cost: &Cost, ranks: Option<u64>) -> String {
+    let in_all = if ranks.is_some_and(|ranks| ranks > 1) { " in all" } else { "" };
     let amounts = |[most, least]: [f64; 2]| range(&money(least), &money(most));
     let power = cost.kilowatt_hours.zip(cost.watts).map(|(used, watts)| {
         let price = cost.electricity.map(|price| format!(", {}", amounts(price)));
-        format!("electricity: {} kWh at {watts:.0} W{}", amounts(used), price.unwrap_or_default())
+        let watts = grouped(watts.round() as u64);
+        format!("electricity: {} kWh at {watts} W{in_all}{}", amounts(used), price.unwrap_or_default())
     });
     let power =
         power.or_else(|| cost.power_is_unknown.then(|| "electricity: add --watts, what this machine draws".into()));
