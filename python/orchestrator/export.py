@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from orchestrator import extras
 from orchestrator.command_error import CommandError
 from orchestrator.paths import shown
 from orchestrator.screen import amount, note, step
@@ -33,9 +34,6 @@ class Type(str, enum.Enum):
     Q8_0 = "q8_0"
 
 
-NEEDS_PACKAGE = "GGUF files are written by the package gguf: pip install 'transformer-candle[export]'"
-
-
 @dataclass(frozen=True)
 class Request:
     """The options of `orchestrate export`."""
@@ -54,8 +52,12 @@ def default_format(type: Type | None) -> Format:
     """Return the format where none is typed: GGUF, or hf where the package that writes GGUF is not installed."""
     if type is not None or _writes_gguf():
         return Format.GGUF
-    note(f"--format hf, a folder for transformers and vLLM: {NEEDS_PACKAGE}")
+    note(f"--format hf, a folder for transformers and vLLM: {_needs_package()}")
     return Format.HF
+
+
+def _needs_package() -> str:
+    return f"GGUF files are written by the package gguf: {extras.install_command('export')}"
 
 
 def _writes_gguf() -> bool:
@@ -128,7 +130,7 @@ def _show(model: Model) -> None:
 
 def _write_gguf(request: Request) -> None:
     if not _writes_gguf():
-        raise CommandError(NEEDS_PACKAGE)
+        raise CommandError(_needs_package())
     from orchestrator import gguf_file
 
     model = opened(request.source, request.merge, alone=False)

@@ -109,4 +109,9 @@ def this_command() -> str:
     found = shutil.which("orchestrate")
     if program.name != "orchestrate" or (found and Path(found).resolve() == program.resolve()):
         return "orchestrate"
-    return quoted(program.relative_to(Path.cwd()) if program.is_relative_to(Path.cwd()) else program)
+    return typed(program)
+
+
+def typed(path: Path) -> str:
+    """Return the path as it is typed in a shell in the current folder."""
+    return quoted(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)

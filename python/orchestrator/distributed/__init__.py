@@ -10,6 +10,7 @@ import signal
 from importlib.util import find_spec
 from types import FrameType
 
+from orchestrator import extras
 from orchestrator.command_error import CommandError, ExitCode
 from orchestrator.signals import SAVE_REQUESTS
 
@@ -18,8 +19,7 @@ def require_torch() -> None:
     """Raise a `CommandError` that says what to install if PyTorch is missing."""
     if find_spec("torch") is None:
         raise CommandError(
-            "several processes train under torchrun, which comes with PyTorch: pip install "
-            "'transformer-candle[distributed]'"
+            "several processes train under torchrun, which comes with PyTorch: " + extras.install_command("distributed")
         )
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from orchestrator import _native, signals
+from orchestrator import _native, extras, signals
 from orchestrator.command_error import CommandError
 from orchestrator.paths import Roots, shown
 from orchestrator.run_files import TRAINING_CONFIG
@@ -44,7 +44,7 @@ class Request:
 def run(request: Request) -> None:
     """Search, write the best config and the report, train base and winner, and print the result."""
     if missing := [name for name in NEEDED if importlib.util.find_spec(name) is None]:
-        raise CommandError(f"searches need {' and '.join(missing)}: pip install 'transformer-candle[tune]'")
+        raise CommandError(f"searches need {' and '.join(missing)}: {extras.install_command('tune')}")
     from orchestrator.tune import search, winner
 
     roots = Roots.from_environment()

@@ -52,7 +52,7 @@ impl Gpu {
             let (cublas_major, cublas_minor) = self.cublas;
             format!(
                 "{name} has compute capability {major}.{minor}, which cuBLAS {cublas_major}.{cublas_minor} does not know: \
-                 `pip install 'transformer-candle[cuda]'`, or with a driver older than 580 `pip install --upgrade \
+                 `pip install 'nvidia-cublas~=13.0'`, or with a driver older than 580 `pip install --upgrade \
                  nvidia-cublas-cu12`, brings one that does"
             )
         })

@@ -14,7 +14,9 @@ pub(super) use self::versions::{cublas_version, dotted};
 use self::wanted::Wanted;
 use crate::cuda::search_path::folders;
 
-const EXTRA: &str = "`pip install 'transformer-candle[cuda]'` brings it and what it needs";
+/// The packages of the extra `cuda`.
+const EXTRA: &str = "`pip install 'nvidia-cublas~=13.0' 'nvidia-curand~=10.4' 'nvidia-cuda-runtime~=13.0'` brings it and \
+                     what it needs";
 
 /// The libraries that Candle's device or a GEMM needs beside the driver. cuBLAS is built on cuBLASLt, which comes
 /// first.
