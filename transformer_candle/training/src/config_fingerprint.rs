@@ -23,6 +23,8 @@ const BOS: &str = "data.bos";
 const PARSE: &str = "data.parse_special_tokens";
 const MIXTURE: &str = "data.mixture";
 const ARCHITECTURE: &str = "model.architecture";
+/// Key of the hash of the tokenizer.
+const TOKENIZER: &str = "tokenizer.tokenizer_json (SHA-256)";
 /// Key of the precision policy.
 pub(crate) const PRECISION: &str = "runtime.precision";
 const ALGORITHM: &str = "optimizer.algorithm";
@@ -67,6 +69,11 @@ pub fn changes(checkpoint: &ConfigFingerprint, config: &ConfigFingerprint) -> Ve
         .map(|key| Change { key: key.clone(), was: value(checkpoint, key), is: value(config, key) })
         .filter(|change| change.was != change.is)
         .collect()
+}
+
+/// Whether a checkpoint was trained with the tokenizer of this hash.
+pub fn is_tokenizer_of(checkpoint: &ConfigFingerprint, tokenizer_hash: &str) -> bool {
+    checkpoint.get(TOKENIZER).is_none_or(|recorded| recorded == tokenizer_hash)
 }
 
 /// Returns the checkpoint's fingerprint with the number and size of local files of another one.
@@ -149,7 +156,7 @@ pub fn compute(run: &ResolvedRun, tokenizer_hash: &str, sources: &[SourceDescrip
         add("data.overlong_conversations", json!(data.overlong_conversations));
     }
     add("data.shuffle_buffer_size", json!(data.shuffle_buffer_size));
-    add("tokenizer.tokenizer_json (SHA-256)", json!(tokenizer_hash));
+    add(TOKENIZER, json!(tokenizer_hash));
     let held_out = if data.validation_shards.is_empty() { data.held_out_fraction } else { 0.0 };
     add("data.held_out_fraction (0 with data.validation_shards)", json!(held_out));
     if let Some(streaming) = &run.streaming {

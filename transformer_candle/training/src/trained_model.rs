@@ -96,11 +96,12 @@ impl TrainedModel {
     }
 }
 
-/// Loads the tokenizer of a model directory. A checkpoint stops at the token that its documents were ended with; other
-/// models may stop at several, such as those that end a turn.
+/// Loads the tokenizer of a model directory; a checkpoint's is first compared with its manifest. A checkpoint stops at the
+/// token that its documents were ended with; other models may stop at several, such as those that end a turn.
 pub(crate) fn load_tokenizer(checkpoint: &Checkpoint, stop_tokens: &[u32]) -> Result<Tokenizer> {
     let directory = checkpoint.tokenizer_directory();
     if checkpoint.is_checkpoint() && directory == checkpoint.directory() {
+        checkpoint.tokenizer()?;
         return Ok(Tokenizer::of_checkpoint(&directory, stop_tokens.first().copied())?);
     }
     Ok(Tokenizer::of_model(&directory)?)

@@ -42,4 +42,4 @@ pub use save::{CheckpointContents, check_room, expected_bytes, save, step_name};
 pub use state::{
     BestEvaluation, Execution, FORMAT_VERSION, Improvement, MatmulAlgorithms, StageExecution, TrainerState,
 };
-pub use tokenizer_files::{TokenizerFiles, newest_tokenizer, tokenizer_in};
+pub use tokenizer_files::{TokenizerFiles, newest_tokenizer, restore_tokenizer, tokenizer_in};

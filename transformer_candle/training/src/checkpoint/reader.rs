@@ -14,7 +14,7 @@ use serde_json::Value;
 
 use super::list::pointed_checkpoint;
 use super::manifest::{FileHashes, FileRecord, Manifest, VerifiedFile};
-use super::{BaseModel, TrainerState, files, optimizer_file};
+use super::{BaseModel, TrainerState, files, optimizer_file, tokenizer_files};
 use crate::engine::StateTensor;
 use crate::error::checkpoint::{CheckpointError, Result, failed, from_model_error};
 
@@ -101,15 +101,20 @@ impl Checkpoint {
         TrainerState::from_bytes(&self.directory, &self.manifest()?.read(&self.directory, files::STATE)?)
     }
 
-    /// Verifies its `tokenizer.json` and returns the path.
+    /// Verifies the files of its tokenizer and returns the path of its `tokenizer.json`.
     pub fn tokenizer(&self) -> Result<PathBuf> {
-        self.manifest()?.read(&self.directory, files::TOKENIZER)?;
+        let manifest = self.manifest()?;
+        let listed = tokenizer_files::NAMES.into_iter().filter(|name| manifest.files.contains_key(*name));
+        for name in listed.chain([files::TOKENIZER]) {
+            manifest.read(&self.directory, name)?;
+        }
         Ok(self.directory.join(files::TOKENIZER))
     }
 
     /// The directory of its tokenizer: its own, or that of the model that its adapters belong to.
     pub fn tokenizer_directory(&self) -> PathBuf {
-        let own = self.directory.join(files::TOKENIZER).exists() || !self.has_adapters();
+        let is_listed = self.manifest.as_ref().is_some_and(|manifest| manifest.files.contains_key(files::TOKENIZER));
+        let own = is_listed || self.directory.join(files::TOKENIZER).exists() || !self.has_adapters();
         let base = if own { None } else { self.base().ok() };
         base.map_or_else(|| self.directory.clone(), |base| base.directory)
     }

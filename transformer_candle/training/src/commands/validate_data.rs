@@ -82,6 +82,9 @@ pub fn run(options: &ValidateDataOptions, hub: &HubSettings, stop: &StopSignal) 
     let head = state.ledger.clone().ok_or_else(|| no_ledger(directory))?;
     let (mut data, cursor) =
         (DataPlan::new(&run, model_shape(&run.config)?.vocab_size, hub, &cancel)?, cursor_of(&state)?);
+    if !config_fingerprint::is_tokenizer_of(&state.fingerprint, data.tokenizer.content_hash()) {
+        return Err(other_tokenizer(data.tokenizer.path(), newest.directory()));
+    }
     data.mixture = data.mixture.arranged(&cursor);
     data.mixture.restore(&cursor, &data.settings);
     let (stages, tokenizer) = (data.stages(&run)?, &data.tokenizer);
@@ -178,6 +181,14 @@ fn ended(run: &ResolvedRun, state: &TrainerState, data: &DataPlan, cancel: &Canc
     let DataPlan { mixture, settings, tokenizer } = data;
     let mut stream = TokenStream::open(mixture, settings, tokenizer, Some(cursor_of(state)?))?;
     Ok(stream.next_sequences_unless(1, &|| cancel.is_cancelled())?.is_empty())
+}
+
+fn other_tokenizer(tokenizer_json: &Path, checkpoint: &Path) -> TrainerError {
+    TrainerError::Request(format!(
+        "{} is not the tokenizer that the run was trained with: put back the tokenizer.json of {}",
+        tokenizer_json.display(),
+        checkpoint.display()
+    ))
 }
 
 fn no_ledger(directory: &Path) -> TrainerError {
