@@ -1,4 +1,4 @@
-"""A run is used with the tokenizer that it was trained with: a lost one is its checkpoint's, a changed one is refused."""
+"""A run is used with its own tokenizer: a lost one is its checkpoint's, a changed one is refused."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def model(workspace: Workspace, pretrained: Path) -> Path:
 def start(workspace: Workspace, model: Path, experiment: str, steps: int) -> Path:
     (workspace.root / "own.jinja").write_text(TEMPLATE)
     rows = write_rows(workspace.root / "rows.jsonl")
-    flags = [*SMALL, "--input", rows, "--chat-template=own.jinja", "--schedule=constant", f"--steps={steps}"]
+    flags = [*SMALL, "--input", str(rows), "--chat-template=own.jinja", "--schedule=constant", f"--steps={steps}"]
     workspace.orchestrate("finetune", "--model", model, f"--experiment={experiment}", *flags).succeeded()
     return workspace.run_folder(experiment)
 

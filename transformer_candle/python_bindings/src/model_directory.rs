@@ -18,13 +18,13 @@ pub fn model_directory(py: Python<'_>, checkpoint: Option<PathBuf>, experiment: 
     let stop = StopSignal::new();
     let cancel = stop.cancel_token();
     interruptible(py, &stop, || {
-        let name = ModelName { run: None, checkpoint, experiment };
-        let directory = ModelSource { name, base_model: None }.directory(&cancel)?;
-        let found = Checkpoint::open(&directory)?;
-        if found.is_checkpoint() {
-            found.verified(&cancel)?;
-        }
-        Ok(directory)
+        let name = ModelName { run: None, checkpoint: checkpoint.clone(), experiment: experiment.clone() };
+        ModelSource { name, base_model: None }.read(&cancel, |found| {
+            if found.is_checkpoint() {
+                found.verify(&cancel)?;
+            }
+            Ok(found.directory().to_owned())
+        })
     })
 }
 

@@ -9,10 +9,10 @@ use dataset::{Audit, AuditedComponent, AuditedEpoch, CancelToken, StreamStage, T
 use run_config::{RESOLVED_CONFIG, ResolvedRun, RunConfig};
 use serde::Serialize;
 
-use super::model_source::checkpoints_in;
+use super::model_source::{checkpoints_in, read_present};
 use super::{NamedRun, Output};
 
-use crate::checkpoint::{self, TrainerState};
+use crate::checkpoint::{self, Checkpoint, TrainerState};
 use crate::config_fingerprint;
 use crate::engine::model_shape;
 use crate::stop::StopSignal;
@@ -74,22 +74,33 @@ pub fn run(options: &ValidateDataOptions, hub: &HubSettings, stop: &StopSignal) 
             format!("{} is no run's folder: it lacks the {RESOLVED_CONFIG} that training writes", directory.display());
         return Err(TrainerError::Request(message));
     }
-    let newest = checkpoint::newest_intact(&checkpoints_in(directory), &cancel)?.checkpoint;
-    let mut run =
-        RunConfig::load_with_checkpoint(&config, &[], &|_| Some(checkpoint::tokenizer_in(newest.directory())))?;
-    let state = newest.state()?;
+    let find = || Ok(checkpoint::newest_intact(&checkpoints_in(directory), &cancel)?.checkpoint.directory().to_owned());
+    read_present(&cancel, find, |newest| report(directory, newest, options, hub, &cancel))
+}
+
+/// Audits the run in `directory` up to its checkpoint `newest`.
+fn report(
+    directory: &Path,
+    newest: &Path,
+    options: &ValidateDataOptions,
+    hub: &HubSettings,
+    cancel: &CancelToken,
+) -> Result<DataReport> {
+    let (config, tokenizer_json) = (directory.join(RESOLVED_CONFIG), checkpoint::tokenizer_in(newest));
+    let mut run = RunConfig::load_with_checkpoint(&config, &[], &|_| Some(tokenizer_json.clone()))?;
+    let state = Checkpoint::open(newest)?.state()?;
     config_fingerprint::restore_data_versions(&state.fingerprint, &mut run);
     let head = state.ledger.clone().ok_or_else(|| no_ledger(directory))?;
     let (mut data, cursor) =
-        (DataPlan::new(&run, model_shape(&run.config)?.vocab_size, hub, &cancel)?, cursor_of(&state)?);
+        (DataPlan::new(&run, model_shape(&run.config)?.vocab_size, hub, cancel)?, cursor_of(&state)?);
     if !config_fingerprint::is_tokenizer_of(&state.fingerprint, data.tokenizer.content_hash()) {
-        return Err(other_tokenizer(data.tokenizer.path(), newest.directory()));
+        return Err(other_tokenizer(data.tokenizer.path(), newest));
     }
     data.mixture = data.mixture.arranged(&cursor);
     data.mixture.restore(&cursor, &data.settings);
     let (stages, tokenizer) = (data.stages(&run)?, &data.tokenizer);
     let path = directory.join(LEDGER);
-    let ended = ended(&run, &state, &data, &cancel)?;
+    let ended = ended(&run, &state, &data, cancel)?;
     let Audit { steps, targets, components, stage_sequences, problems } = audit(&path, &head, &stages, ended)?;
     let first = state.step + 1 - steps.min(state.step);
     for &step in &options.replay {
