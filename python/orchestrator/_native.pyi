@@ -39,6 +39,7 @@ __all__ = [
     "cache_root",
     "check_adapter_config",
     "check_profile",
+    "check_start_adapters",
     "check_threads",
     "checked_adapters",
     "checked_model_config",
@@ -793,6 +794,16 @@ def check_adapter_config(file: _Path, config: dict[str, Any]) -> None:
     Args:
         file: The adapter_config.json, for the message.
         config: Its content.
+    """
+
+def check_start_adapters(directory: _Path, model: _Path) -> None:
+    """Raise an error unless training can start from adapters beside a model.
+
+    They were trained beside it, as far as they say, and their weights are whole, of the right shapes and finite.
+
+    Args:
+        directory: The adapters.
+        model: Their base model.
     """
 
 def checked_adapters(directory: _Path, base_model: _Path | None = None) -> dict[str, Any]:

@@ -66,6 +66,8 @@ def run(settings: Settings) -> int:
         if named is not None:
             pretrained.download(named, base.pretrained, settings.model_flag)
         pretrained.check(base.pretrained, settings.tokenizer_json or base.tokenizer_json)
+        if (start := base.values["lora"]["init_from"]) is not None:
+            _native.check_start_adapters(start, base.pretrained)
     _native.check_threads(base.values["runtime"]["threads"], base.values["data"]["num_workers"])
     if settings.profile is not None:
         _native.check_profile(settings.profile, base.values["scheduler"]["total_steps"])

@@ -79,6 +79,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(model_directory::model_file_problem, module)?)?;
     module.add_function(wrap_pyfunction!(model_directory::checked_model_config, module)?)?;
     module.add_function(wrap_pyfunction!(model_directory::checked_adapters, module)?)?;
+    module.add_function(wrap_pyfunction!(model_directory::check_start_adapters, module)?)?;
     module.add_function(wrap_pyfunction!(model_directory::model_tokens, module)?)?;
     module.add_function(wrap_pyfunction!(named_run::run_directory, module)?)?;
     module.add_function(wrap_pyfunction!(named_run::config_of_run, module)?)?;

@@ -57,6 +57,20 @@ pub fn checked_adapters(py: Python<'_>, directory: PathBuf, base_model: Option<P
     json::to_python(py, &adapters)
 }
 
+/// Check adapters that training is to start from beside a model: they were trained beside it, and their weights are whole,
+/// of the right shapes and finite.
+#[pyfunction]
+pub fn check_start_adapters(py: Python<'_>, directory: PathBuf, model: PathBuf) -> PyResult<()> {
+    let stop = StopSignal::new();
+    let cancel = stop.cancel_token();
+    interruptible(py, &stop, || {
+        let adapters = Checkpoint::open(&directory)?.beside(Some(&model));
+        adapters.check_base(&model, &cancel)?;
+        adapters.pretrained_adapters(&adapters.model()?.shape, &cancel)?;
+        Ok(())
+    })
+}
+
 /// Return the tokenizer of a model with its special tokens, chat templates and the tokens that end a text or a turn.
 #[pyfunction]
 #[pyo3(signature = (directory, base_model = None, date = None))]
