@@ -37,6 +37,7 @@ __all__ = [
     "TrainerError",
     "__version__",
     "cache_root",
+    "changes_on_resume",
     "check_adapter_config",
     "check_profile",
     "check_start_adapters",
@@ -869,6 +870,14 @@ def json_schema() -> dict[str, Any]:
 
 def presets() -> dict[str, str]:
     """Return the shipped configs: the text of each by its name."""
+
+def changes_on_resume(run: dict[str, Any], config: dict[str, Any]) -> list[tuple[str, Any, Any]]:
+    """Return the keys that must not change on resume and that differ, with both values.
+
+    Args:
+        run: The values of the run's config.
+        config: The values to resume it with.
+    """
 
 def vocab_size(tokenizer_json: _Path) -> int:
     """Return the size of the vocabulary of a `tokenizer.json`: one more than the highest token id."""

@@ -59,6 +59,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(config::config_to_yaml, module)?)?;
     module.add_function(wrap_pyfunction!(config::json_schema, module)?)?;
     module.add_function(wrap_pyfunction!(config::parse_config, module)?)?;
+    module.add_function(wrap_pyfunction!(config::changes_on_resume, module)?)?;
     module.add_function(wrap_pyfunction!(config::presets, module)?)?;
     module.add_function(wrap_pyfunction!(config::vocab_size, module)?)?;
     module.add_function(wrap_pyfunction!(config::check_adapter_config, module)?)?;
