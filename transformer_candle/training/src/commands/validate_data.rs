@@ -10,6 +10,7 @@ use run_config::{RESOLVED_CONFIG, ResolvedRun, RunConfig};
 use serde::Serialize;
 
 use super::model_source::{checkpoints_in, read_present};
+use super::replayed_step::ReplayedStep;
 use super::{NamedRun, Output};
 
 use crate::checkpoint::{self, Checkpoint, TrainerState};
@@ -46,6 +47,8 @@ pub struct DataReport {
     pub components: Vec<ComponentReport>,
     /// Steps whose batch was rebuilt and is identical.
     pub replayed: Vec<u64>,
+    /// What these batches were made of.
+    pub batches: Vec<ReplayedStep>,
     /// What is inconsistent; empty where every document was used exactly once.
     pub problems: Vec<String>,
 }
@@ -102,6 +105,7 @@ fn report(
     let path = directory.join(LEDGER);
     let ended = ended(&run, &state, &data, cancel)?;
     let Audit { steps, targets, components, stage_sequences, problems } = audit(&path, &head, &stages, ended)?;
+    let mut batches = Vec::with_capacity(options.replay.len());
     let first = state.step + 1 - steps.min(state.step);
     for &step in &options.replay {
         if !(first..=state.step).contains(&step) {
@@ -109,12 +113,12 @@ fn report(
             let message = format!("step {step} cannot be replayed: {ledger} has steps {first} to {last}");
             return Err(TrainerError::Request(message));
         }
-        replay(&path, &head, step, &stages, tokenizer)?;
+        batches.push(ReplayedStep::new(step, &replay(&path, &head, step, &stages, tokenizer)?, tokenizer)?);
     }
     let component = |(index, audited)| ComponentReport { audited, share: share(&stages, &stage_sequences, index) };
     let components = components.into_iter().enumerate().map(component).collect();
     let replayed = options.replay.clone();
-    Ok(DataReport { step: state.step, steps, targets, components, replayed, problems })
+    Ok(DataReport { step: state.step, steps, targets, components, replayed, batches, problems })
 }
 
 pub(super) fn main(options: &ValidateDataOptions, output: &mut dyn Output, stop: &StopSignal) -> Result<u8> {
@@ -166,9 +170,7 @@ impl fmt::Display for DataReport {
                 writeln!(f, "epoch {epoch}: {documents} documents, {state}")?;
             }
         }
-        for step in &self.replayed {
-            writeln!(f, "step {step}: its batch was rebuilt and is identical")?;
-        }
+        self.batches.iter().try_for_each(|batch| batch.fmt(f))?;
         self.problems.iter().try_for_each(|problem| writeln!(f, "problem: {problem}"))
     }
 }
