@@ -41,7 +41,8 @@ pub struct SourceRow {
 }
 
 impl ReplayedBatch {
-    /// Returns the text of sequence `k`, from its first input to its last target, with special tokens as they are spelled.
+    /// Returns the text of sequence `k`, from its first input to its last target, with special tokens as they are
+    /// spelled.
     ///
     /// # Errors
     /// [`DataError::Tokenizer`] if the tokenizer cannot decode it.

@@ -143,7 +143,8 @@ impl TokenStream {
         }
     }
 
-    /// Like [`Self::next_sequences_unless`], with the rows of each sequence. After an error the stream must not be used.
+    /// Like [`Self::next_sequences_unless`], with the rows of each sequence. After an error the stream must not be
+    /// used.
     pub(crate) fn next_sequences_with_rows(
         &mut self,
         n: usize,

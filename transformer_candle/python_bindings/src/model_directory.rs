@@ -57,8 +57,8 @@ pub fn checked_adapters(py: Python<'_>, directory: PathBuf, base_model: Option<P
     json::to_python(py, &adapters)
 }
 
-/// Check adapters that training is to start from beside a model: they were trained beside it, and their weights are whole,
-/// of the right shapes and finite.
+/// Check adapters that training is to start from beside a model: they were trained beside it, and their weights are
+/// whole, of the right shapes and finite.
 #[pyfunction]
 pub fn check_start_adapters(py: Python<'_>, directory: PathBuf, model: PathBuf) -> PyResult<()> {
     let stop = StopSignal::new();

@@ -176,9 +176,9 @@ fn find_outputs(run: &mut ResolvedRun) {
     runtime.logging.tensorboard_directory.get_or_insert_with(|| run.run_directory.join(TENSORBOARD));
 }
 
-/// Sets the tokenizer to the one that the config names, the one beside its `vocab.json`, or the run's own. Where that file
-/// is gone, to a checkpoint's, which the run was trained with, or else to the first of these: the pretrained model's, the
-/// one that the streaming config names, the one trained for the experiment.
+/// Sets the tokenizer to the one that the config names, the one beside its `vocab.json`, or the run's own. Where that
+/// file is gone, to a checkpoint's, which the run was trained with, or else to the first of these: the pretrained
+/// model's, the one that the streaming config names, the one trained for the experiment.
 fn find_tokenizer(run: &mut ResolvedRun, surroundings: &Surroundings) {
     let tokenizer = &run.config.tokenizer;
     let beside_vocab = || Some(tokenizer.vocab.as_ref()?.with_file_name("tokenizer.json"));

@@ -72,8 +72,8 @@ pub fn list(directory: &Path) -> Result<Vec<CheckpointEntry>> {
 }
 
 /// The newest intact checkpoint. `latest` says which one is newest: later ones were abandoned by a resume from an
-/// earlier checkpoint, and are used only if no other one is intact. Those that a live run removes meanwhile do not count.
-/// `cancel` stops the verification.
+/// earlier checkpoint, and are used only if no other one is intact. Those that a live run removes meanwhile do not
+/// count. `cancel` stops the verification.
 pub fn newest_intact(directory: &Path, cancel: &CancelToken) -> Result<NewestCheckpoint> {
     loop {
         let mut candidates = list(directory)?;

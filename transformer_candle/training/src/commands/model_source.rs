@@ -95,8 +95,8 @@ impl ModelSource {
     }
 }
 
-/// Reads with `read` the checkpoint that `find` finds, and the next one where it is removed meanwhile, as a live run does
-/// with old ones; unless `cancel` says to stop.
+/// Reads with `read` the checkpoint that `find` finds, and the next one where it is removed meanwhile, as a live run
+/// does with old ones; unless `cancel` says to stop.
 pub(super) fn read_present<T>(
     cancel: &CancelToken,
     find: impl Fn() -> Result<PathBuf>,

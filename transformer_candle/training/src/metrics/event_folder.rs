@@ -1,7 +1,7 @@
 //! Which event files of a folder a run has written, wherever it lies and whatever its directory is called by now.
 //!
-//! A folder inside the run's directory holds no other run's files, so that every file of this program is the run's. In a
-//! folder that several runs share, those whose names end with the name of the run's directory are.
+//! A folder inside the run's directory holds no other run's files, so that every file of this program is the run's. In
+//! a folder that several runs share, those whose names end with the name of the run's directory are.
 
 use std::fs;
 use std::io;

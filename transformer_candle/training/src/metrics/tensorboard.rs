@@ -25,8 +25,8 @@ pub(super) struct EventFile {
 }
 
 impl MetricsSink for EventFile {
-    /// Opens an event file for a run with its events up to the step `rewind_to`, without it empty. Files of other programs
-    /// in the folder stay, and those of other runs in a folder that is shared.
+    /// Opens an event file for a run with its events up to the step `rewind_to`, without it empty. Files of other
+    /// programs in the folder stay, and those of other runs in a folder that is shared.
     fn open(folder: &Path, run_directory: &Path, rewind_to: Option<u64>) -> Result<Self> {
         fs::create_dir_all(folder).map_err(TrainerError::io("create", folder))?;
         let earlier = event_folder::take_over(folder, run_directory).map_err(TrainerError::io("rewind", folder))?;

@@ -210,8 +210,8 @@ fn saved(run: &ResolvedRun, resumed: Option<&ResumePoint>) -> Option<PathBuf> {
     (path.canonicalize().ok()? == directory).then_some(path)
 }
 
-/// Puts the tokenizer back into the run directory where the run takes it from its checkpoints, which are pruned; returns
-/// a note if it did.
+/// Puts the tokenizer back into the run directory where the run takes it from its checkpoints, which are pruned;
+/// returns a note if it did.
 fn restore_tokenizer(run: &mut ResolvedRun, checkpoint: &Path) -> Result<Option<String>> {
     let own = run.run_directory.join(OWN_TOKENIZER);
     let in_use = run.config.tokenizer.tokenizer_json.as_deref().and_then(Path::parent);
