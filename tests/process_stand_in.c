@@ -1,6 +1,7 @@
-/* Loaded into a trainer with LD_PRELOAD, holds it back as a machine in trouble does, by what is in its environment:
+/* Loaded into a program with LD_PRELOAD, holds it back as a machine in trouble does, by what is in its environment:
  * PROCESSOR: the processor's name in /proc/cpuinfo. SWAPPED_KIB: what /proc/self/status says is swapped out. FSYNC_SECONDS: how long a file takes to reach the disk.
  * CLOCK_AHEAD: how many seconds the monotonic clock jumps ahead once the file `jump` is in the current folder.
+ * AT_OPENING: the file that is opened, for the OPENING-th time, when the shell command MEANWHILE has run.
  * GROWTH_MIB: resident memory that it gains each second; mappings of the same pages, so that the machine loses none. */
 
 #define _GNU_SOURCE
@@ -33,9 +34,22 @@ static int with_value(int original, const char *name, const char *value) {
     return changed;
 }
 
+/* Runs the command of another process that is due before this file is opened. */
+static void meanwhile(const char *path) {
+    static int openings;
+    const char *file = getenv("AT_OPENING"), *command = getenv("MEANWHILE"), *opening = getenv("OPENING");
+    if (!file || !command || !opening || strcmp(path, file) || ++openings != atoi(opening))
+        return;
+    unsetenv("AT_OPENING");
+    unsetenv("LD_PRELOAD");
+    if (system(command))
+        abort();
+}
+
 int open64(const char *path, int flags, ...) {
     static int (*next)(const char *, int, ...);
     next = next ? next : (int (*)(const char *, int, ...))dlsym(RTLD_NEXT, "open64");
+    meanwhile(path);
     va_list rest;
     va_start(rest, flags);
     int file = next(path, flags, va_arg(rest, mode_t));

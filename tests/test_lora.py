@@ -5,8 +5,11 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 from workspace import TINY_MODEL, Workspace
 
 RUN = "--seq-len=32 --steps=6 --log-every=1 --evaluate-every=3 --eval-batches=2 --checkpoint-every=3".split()
@@ -211,3 +214,40 @@ def test_adapters_of_another_model_are_refused(workspace: Workspace, base: Path,
     workspace.orchestrate(*start).refused(2, f"adapters in {first}", f"not trained beside the model in {other}")
     (first / "MANIFEST.json").unlink()
     workspace.orchestrate(*start).refused(2, f"adapters in {first}", f"not trained beside the model in {other}")
+
+
+@pytest.mark.parametrize("existing", [False, True])
+def test_bad_adapters_are_refused_before_anything_is_written(
+    workspace: Workspace, base: Path, text: Path, existing: bool
+) -> None:
+    first = train(workspace, base, text, "first") / "step-00000006"
+    flags = [f"--input={text}", "--experiment=second", *RUN, *CUT, "--preset=smoke_cpu", "--device=cpu"]
+    if existing:
+        workspace.orchestrate(*flags, f"--init-from={base}", "--launch=none").succeeded()
+    before = contents(workspace.root / "runs") | contents(workspace.root / "artifacts")
+    weights = load_file(first / "adapter_model.safetensors")
+    name, matrix = next(iter(weights.items()))
+    config = json.loads((first / "adapter_config.json").read_text())
+    damages: dict[str, tuple[dict[str, Any], Any, bytes | None]] = {
+        "not finite": (weights | {name: np.full_like(matrix, np.nan)}, config, None),
+        "shape": (weights | {name: matrix[:, :-1].copy()}, config, None),
+        "rank": (weights, config | {"r": 2}, None),
+        name: ({other: matrix for other, matrix in weights.items() if other != name}, config, None),
+        "adapter_model.safetensors": (weights, config, (first / "adapter_model.safetensors").read_bytes()[:-5]),
+    }
+    for number, (words, (tensors, adapter_config, content)) in enumerate(damages.items()):
+        adapters = workspace.root / f"adapters-{number}"
+        adapters.mkdir()
+        save_file(tensors, adapters / "adapter_model.safetensors")
+        if content is not None:
+            (adapters / "adapter_model.safetensors").write_bytes(content)
+        (adapters / "adapter_config.json").write_text(json.dumps(adapter_config))
+        refused = workspace.orchestrate(*flags, f"--lora-init-from={adapters}", f"--init-from={base}")
+        assert refused.code in (2, 5), refused
+        refused.refused(refused.code, str(adapters))
+        assert contents(workspace.root / "runs") | contents(workspace.root / "artifacts") == before, words
+        assert words in refused.err or words == "rank", refused.err
+
+
+def contents(folder: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}

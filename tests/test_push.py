@@ -17,7 +17,7 @@ import pytest
 from fake_hub import FakeHub
 from fake_hub.faults import Kind, Refusal
 from orchestrator import push
-from orchestrator.exported_model import Source
+from orchestrator.model_source import Source
 from workspace import ORCHESTRATE, REPOSITORY, TINY_MODEL, Workspace
 
 TOKEN = "hf_CANARYabcdefghijklmnopqrstuvwxyz0123"

@@ -50,6 +50,13 @@ def here(
         (["--force-retrain-tokenizer"], ["--force-retrain-tokenizer"]),
         (["--tokenizer-seed=3"], ["--tokenizer-seed 3", "1"]),
         (["--tokenizer-max-lines=7"], ["--tokenizer-max-lines 7"]),
+        (["--layers=4"], ["--layers 4 is not its 2 (model.num_layers)"]),
+        (["--heads=2"], ["--heads 2 is not its 4 (model.num_attention_heads)"]),
+        (["--hidden-size=64", "--seq-len=16"], ["--hidden-size 64 is not its 32", "--seq-len 16 is not its 32"]),
+        (["--seed=8"], ["--seed 8 is not its 7 (runtime.seed)"]),
+        (["--precision=bf16"], ["--precision bf16 is not its fp32"]),
+        (["--lora-rank=2", "--init-from=elsewhere"], ["it was started without --init-from (elsewhere)"]),
+        (["--override=model.num_layers=3"], ["--override model.num_layers=3 is not its 2 (model.num_layers)"]),
         (["--preset=1b"], ["--preset 1b", "model.hidden_size", "32"]),
         (["--depth=4"], ["--depth 4", "model.num_layers 4 (the run's is 2)"]),
         (["--config=nowhere.yaml"], ["nowhere.yaml"]),
@@ -92,3 +99,32 @@ def test_a_bare_resume_takes_the_newest_run(here: Here) -> None:
     assert "using the newest run," in done.err
     assert "orchestrate --experiment run --resume" in done.out
     here("--resume", "run/checkpoints/step-00000004", "--steps=6").succeeded()
+
+
+@pytest.fixture
+def continued(here: Here) -> Path:
+    """A run that starts from the newest checkpoint of the run; return that checkpoint."""
+    flags = ["--init-from=run", "--input=book.txt", "--experiment=continued", "--steps=2", "--preset=smoke_cpu"]
+    here(*flags, "--seq-len=32", "--batch-size=2", "--grad-accum=2", "--device=cpu").succeeded()
+    return Path("runs/run/checkpoints/step-00000004").absolute()
+
+
+def test_the_model_of_the_start_is_accepted(here: Here, continued: Path) -> None:
+    linked = continued.with_name("linked")
+    linked.symlink_to(continued)
+    names = ["run", str(continued), "runs/run/checkpoints/latest", "runs/run", str(linked)]
+    for number, named in enumerate(names):
+        resumed = here("--experiment=continued", "--resume", f"--init-from={named}", f"--steps={3 + number}")
+        assert f"step {3 + number}" in resumed.succeeded().out
+    continued.rename(continued.with_name("gone"))
+    here("--experiment=continued", "--resume", f"--init-from={continued}", "--steps=9").succeeded()
+
+
+def test_another_model_of_the_start_is_refused(here: Here, continued: Path) -> None:
+    other = continued.parent / "other"
+    other.mkdir()
+    for named in (str(other), "nowhere", "owner/name"):
+        refused = here("--experiment=continued", "--resume", f"--init-from={named}", "--steps=3")
+        refused.refused(2, f"--init-from {named} is not its {continued}")
+    adapters = here("--experiment=continued", "--resume", f"--lora-init-from={other}", "--steps=3")
+    adapters.refused(2, f"it was started without --lora-init-from ({other})")

@@ -10,7 +10,9 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from test_interrupt_and_resume import wait_for_line
+from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
+from tensorboard.summary.writer.event_file_writer import EventFileWriter
+from test_interrupt_and_resume import tensorboard_steps, wait_for_line
 from workspace import ORCHESTRATE, TINY_MODEL, TRAINER, Finished, Workspace
 
 SHORT = [*TINY_MODEL, "--steps=4", "--checkpoint-every=2", "--evaluate-every=4"]
@@ -65,6 +67,36 @@ def test_moved_run_without_artifacts_is_proven_and_resumes(workspace: Workspace)
     for name in ("model.safetensors", "optimizer.safetensors"):
         last = Path("checkpoints", "step-00000008", name)
         assert (moved / last).read_bytes() == (straight / last).read_bytes()
+
+
+@pytest.mark.parametrize("relocate", ["move", "copy"])
+def test_relocated_run_shows_each_step_once(workspace: Workspace, relocate: str) -> None:
+    run = train(workspace, "exp", workspace.write_text(), "--tensorboard")
+    relocated = workspace.root / "elsewhere" / "renamed"
+    if relocate == "move":
+        relocated.parent.mkdir()
+        run.rename(relocated)
+    else:
+        shutil.copytree(run, relocated, symlinks=True)
+    EventFileWriter(str(relocated / "tensorboard"), filename_suffix=".exp").close()
+    (others,) = [path for path in (relocated / "tensorboard").iterdir() if writer_of(path) != "transformer_candle"]
+    before = others.read_bytes()
+    shutil.rmtree(relocated / "checkpoints/step-00000004")
+    for steps in (5, 6):
+        resumed = workspace.orchestrate("--run-dir", relocated, "--experiment=exp", "--resume", f"--steps={steps}")
+        resumed.succeeded()
+        assert tensorboard_steps(relocated, "loss/train") == list(range(1, steps + 1))
+    logged = [json.loads(line) for line in (relocated / "metrics.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in logged if row["kind"] == "train"] == [1, 2, 3, 4, 5, 6]
+    assert others.read_bytes() == before
+    if relocate == "copy":
+        assert tensorboard_steps(run, "loss/train") == [1, 2, 3, 4]
+
+
+def writer_of(path: Path) -> str:
+    """Return the writer that an event file's header names."""
+    header = next(iter(EventFileLoader(str(path)).Load()))
+    return str(header.source_metadata.writer)
 
 
 def test_copied_run_is_verified_by_its_own_files(workspace: Workspace) -> None:

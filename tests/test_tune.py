@@ -274,6 +274,18 @@ def test_another_space_needs_another_study(prepared: Workspace) -> None:
     tune(prepared, "--study=../x").refused(2, "--study '../x' is not a name")
 
 
+@pytest.mark.parametrize("study", ["E", "linked", "other"])
+def test_a_study_is_not_searched_in_a_run(prepared: Workspace, study: str) -> None:
+    run = prepared.run_folder("E")
+    prepared.run_folder("linked").symlink_to(run)
+    shutil.copytree(run, prepared.run_folder("other"))
+    before = {path: path.read_bytes() for path in (prepared.root / "runs").rglob("*") if path.is_file()}
+    whose = "another run" if study == "other" else "the run that is varied"
+    said = f"--study {study}: {prepared.run_folder(study)} is the directory of {whose}"
+    tune(prepared, f"--study={study}").refused(2, said)
+    assert {path: path.read_bytes() for path in (prepared.root / "runs").rglob("*") if path.is_file()} == before
+
+
 def test_values_are_shown_as_yaml_has_them(prepared: Workspace) -> None:
     (prepared.root / "space.yaml").write_text(
         "parameters: {data.tokens_per_step: [128, 256], optimizer.max_grad_norm: [null], model.tie_embeddings: [true]}"

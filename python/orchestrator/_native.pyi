@@ -37,8 +37,10 @@ __all__ = [
     "TrainerError",
     "__version__",
     "cache_root",
+    "changes_on_resume",
     "check_adapter_config",
     "check_profile",
+    "check_start_adapters",
     "check_threads",
     "checked_adapters",
     "checked_model_config",
@@ -799,6 +801,16 @@ def check_adapter_config(file: _Path, config: dict[str, Any]) -> None:
         config: Its content.
     """
 
+def check_start_adapters(directory: _Path, model: _Path) -> None:
+    """Raise an error unless training can start from adapters beside a model.
+
+    They were trained beside it, as far as they say, and their weights are whole, of the right shapes and finite.
+
+    Args:
+        directory: The adapters.
+        model: Their base model.
+    """
+
 def checked_adapters(directory: _Path, base_model: _Path | None = None) -> dict[str, Any]:
     """Compare adapters with the model that they belong to.
 
@@ -862,6 +874,14 @@ def json_schema() -> dict[str, Any]:
 
 def presets() -> dict[str, str]:
     """Return the shipped configs: the text of each by its name."""
+
+def changes_on_resume(run: dict[str, Any], config: dict[str, Any]) -> list[tuple[str, Any, Any]]:
+    """Return the keys that must not change on resume and that differ, with both values.
+
+    Args:
+        run: The values of the run's config.
+        config: The values to resume it with.
+    """
 
 def vocab_size(tokenizer_json: _Path) -> int:
     """Return the size of the vocabulary of a `tokenizer.json`: one more than the highest token id."""

@@ -8,8 +8,8 @@ from pathlib import Path
 from orchestrator import training_record
 from orchestrator.adapters import ADAPTER_CONFIG, has_adapters, named_base
 from orchestrator.command_error import CommandError
-from orchestrator.exported_model import Source
 from orchestrator.input_files import read_pointer
+from orchestrator.model_source import Source
 from orchestrator.paths import Roots, shown
 from orchestrator.terminal import escaped, result
 
@@ -24,7 +24,8 @@ def run(source: Source) -> None:
     found = _directories(folder)
     if not found:
         raise CommandError(f"there are no LoRA adapters in {shown(folder)}: no directory there has {ADAPTER_CONFIG}")
-    rows = [HEADS, *map(_row, found)]
+    # A live run removes old checkpoints meanwhile, whose files then read as empty.
+    rows = [HEADS, *(row for folder, row in [(folder, _row(folder)) for folder in found] if folder.is_dir())]
     widths = [max(len(row[column]) for row in rows) for column in range(len(HEADS))]
     lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows)
     result("\n".join(map(escaped, lines)))

@@ -15,7 +15,7 @@ from orchestrator import _native, converted_adapters, signals, terminal
 from orchestrator.adapters import base_folder, has_adapters
 from orchestrator.arguments import MAX_INTEGER
 from orchestrator.command_error import CommandError
-from orchestrator.exported_model import Source
+from orchestrator.model_source import Source
 from orchestrator.paths import is_utf8, shown
 from orchestrator.screen import note, step
 from orchestrator.signals import Stopped
@@ -86,13 +86,7 @@ def sampling_settings(typed: dict[str, str | None]) -> dict[str, Any]:
 
 def run(request: Request) -> None:
     """Converse until the end of the input, or answer once."""
-    folder = request.source.folder()
-    base = base_folder(folder, request.source.base_model)
-    model = _native.ChatModel(
-        converted_adapters.plain(folder, base) if has_adapters(folder) else folder,
-        base_model=base, chat_template=request.chat_template,
-        date=datetime.datetime.now().astimezone().date().isoformat(), device=request.device,
-    )  # fmt: skip
+    model, folder = request.source.read(lambda source: (_opened(request, source), source.folder()))
     if not model.ends_turns:
         terminal.complain(
             "note: the model's chat template has no token that ends a turn, so that an answer may end only at the "
@@ -110,6 +104,16 @@ def run(request: Request) -> None:
                 _answer(conversation, line)
     except BrokenPipeError:
         return  # the reader of the answers has closed the pipe
+
+
+def _opened(request: Request, source: Source) -> _native.ChatModel:
+    folder = source.folder()
+    base = base_folder(folder, source.base_model)
+    return _native.ChatModel(
+        converted_adapters.plain(folder, base) if has_adapters(folder) else folder,
+        base_model=base, chat_template=request.chat_template,
+        date=datetime.datetime.now().astimezone().date().isoformat(), device=request.device,
+    )  # fmt: skip
 
 
 def _lines() -> Iterator[str]:

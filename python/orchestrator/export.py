@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import enum
 import importlib.util
 from dataclasses import dataclass
@@ -14,7 +15,8 @@ from orchestrator.paths import shown
 from orchestrator.screen import amount, note, step
 
 if TYPE_CHECKING:
-    from orchestrator.exported_model import Model, Source
+    from orchestrator.exported_model import Model
+    from orchestrator.model_source import Source
 
 
 class Format(str, enum.Enum):
@@ -67,10 +69,8 @@ def _writes_gguf() -> bool:
 def run(request: Request) -> None:
     """Write the model of a checkpoint or an experiment, and say how it is used."""
     _check(request)
-    if request.format is Format.GGUF:
-        _write_gguf(request)
-    else:
-        _write_directory(request)
+    write = _write_gguf if request.format is Format.GGUF else _write_directory
+    request.source.read(lambda source: write(dataclasses.replace(request, source=source)))
 
 
 def _check(request: Request) -> None:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from orchestrator import _native, model_tokenizer, training_record
 from orchestrator.adapters import ADAPTER_CONFIG, Adapters, has_adapters, open_adapters
 from orchestrator.command_error import CommandError, ExitCode
+from orchestrator.model_source import Source
 from orchestrator.model_tokenizer import ModelTokens
 from orchestrator.paths import shown
 from orchestrator.safetensors_shards import StoredTensor, stored_tensors, tensors_of_file
@@ -31,38 +32,6 @@ TEMPLATES = "additional_chat_templates"
 """Folder of the chat templates other than the default one."""
 F16_MAX = 65504
 CONFIG, GENERATION_CONFIG = "config.json", "generation_config.json"
-
-
-@dataclass(frozen=True)
-class Source:
-    """The options that name a model: a folder or an experiment, and the base model of adapters where it has moved."""
-
-    checkpoint: Path | None
-    experiment: str | None
-    base_model: str | None = None
-
-    def folder(self) -> Path:
-        """Return the directory that is named; the files of a checkpoint are verified."""
-        return _native.model_directory(self.checkpoint, self.experiment)
-
-
-def named_source(
-    verb: str, run: str | None, checkpoint: Path | None, experiment: str | None, base_model: str | None
-) -> Source:
-    """Return what was named, in one of the ways there are; the newest run where nothing was.
-
-    Args:
-        verb: What the command does, for messages.
-        run: A run's name, its directory, a checkpoint, a config, or a model's directory.
-        checkpoint: A folder, by `--checkpoint`.
-        experiment: A name, by `--experiment`.
-        base_model: The base model of adapters, where it has moved.
-    """
-    if sum(named is not None for named in (run, checkpoint, experiment)) > 1:
-        raise CommandError(f"say one thing to {verb}: RUN, --experiment NAME or --checkpoint DIR")
-    if checkpoint is None and experiment is None:
-        checkpoint = _native.model_of_run(run)
-    return Source(checkpoint, experiment, base_model)
 
 
 class Kind(enum.Enum):
@@ -203,7 +172,11 @@ def _with_tokens(model: Model, base: Path) -> Model:
     """Return the model with its tokenizer and generation settings; refuse one whose tokenizer is another model's."""
     folder, base_model = (model.folder, None) if model.adapters is None else (model.adapters.folder, base)
     tokens = model_tokenizer.read(folder, model.tokenizer_folder, base_model, model.checked_config["vocab_size"])
-    return dataclasses.replace(model, tokens=tokens, generation=_generation(model.folder, base))
+    model = dataclasses.replace(model, tokens=tokens, generation=_generation(model.folder, base))
+    if not model.folder.exists():
+        # Files that are missing read as empty, so that this one may have been read in part.
+        raise FileNotFoundError(f"{shown(model.folder)} was removed while it was read")
+    return model
 
 
 def _generation(folder: Path, base: Path) -> Row:

@@ -48,24 +48,26 @@ def run(settings: Settings) -> int:
     roots = Roots.from_environment()
     dataset_name.check(settings.dataset, settings.split)
     _check_conflicts(settings)
+    location = resume.locate(settings, roots) or _location(settings, roots)
+    if settings.resume is not None:
+        return _resume(settings, location, roots)
     named = settings.init_from
     if typed := settings.keys.get("lora_init_from"):
         start = adapters.locate(typed, "--lora-init-from")
         settings.keys["lora_init_from"] = str(start)
-        if settings.resume is None and settings.config is None:
+        if settings.config is None:
             named = named or adapters.named_base(start)
     if named is not None:
         settings.keys["init_from"] = str(start_model.locate(named, settings.model_flag))
         if repository := training_record.repository_of(Path(settings.keys["init_from"])):
             step("model", f"{repository[0]} at {repository[1][:12]}")
-    location = resume.locate(settings, roots) or _location(settings, roots)
-    if settings.resume is not None:
-        return _resume(settings, location, roots)
     base = base_config.choose(settings)
     if base.pretrained is not None:
         if named is not None:
             pretrained.download(named, base.pretrained, settings.model_flag)
         pretrained.check(base.pretrained, settings.tokenizer_json or base.tokenizer_json)
+        if (start := base.values["lora"]["init_from"]) is not None:
+            _native.check_start_adapters(start, base.pretrained)
     _native.check_threads(base.values["runtime"]["threads"], base.values["data"]["num_workers"])
     if settings.profile is not None:
         _native.check_profile(settings.profile, base.values["scheduler"]["total_steps"])

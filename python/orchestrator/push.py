@@ -9,6 +9,7 @@ from __future__ import annotations
 import fcntl
 import logging
 import os
+import shutil
 import sys
 import warnings
 from collections.abc import Iterator
@@ -22,8 +23,9 @@ from orchestrator import _native, hf_directory, model_card
 from orchestrator.adapters import has_adapters
 from orchestrator.command_error import CommandError
 from orchestrator.export import opened, try_it
-from orchestrator.exported_model import Model, Source
+from orchestrator.exported_model import Model
 from orchestrator.hub_errors import explained
+from orchestrator.model_source import Source
 from orchestrator.paths import shown
 from orchestrator.pretrained import REPOSITORY
 from orchestrator.screen import amount, note, step, warn
@@ -73,11 +75,9 @@ def run(
     with explained(api, repository):
         validate_repo_id(repository)
         user = api.whoami()["name"]
-    model = _opened(source, merge)
-    step("model", shown(model.folder))
-    tag = None if model.record.step is None else f"step-{model.record.step:08}"
     with _staging(repository) as folder:
-        hf_directory.fill(model, folder, repository.split("/")[1], repository, size)
+        model = source.read(lambda found: _filled(folder, repository, found, merge, size))
+        tag = None if model.record.step is None else f"step-{model.record.step:08}"
         with explained(api, repository):
             _prepare(api, target, user)
             commit = _upload(api, target, folder, message or f"Upload {model.name}" + (f", {tag}" if tag else ""))
@@ -92,10 +92,8 @@ def run(
 def preview(repository: str, source: Source, merge: bool, max_shard_size: str | None) -> None:
     """Print what `run` would upload; the Hub is not asked anything."""
     size = _checked(repository, max_shard_size)
-    model = _opened(source, merge)
-    step("model", shown(model.folder))
     with _staging(repository) as folder:
-        hf_directory.fill(model, folder, repository.split("/")[1], repository, size)
+        source.read(lambda found: _filled(folder, repository, found, merge, size))
         sizes = {name: (folder / name).stat().st_size for name in _files(folder)}
     for name, bytes_ in sizes.items():
         note(f"{name}  {amount(bytes_)}")
@@ -113,6 +111,16 @@ def _checked(repository: str, max_shard_size: str | None) -> int | str:
 def _files(folder: Path) -> list[str]:
     """Return the files in a folder, by their paths relative to it."""
     return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+
+
+def _filled(folder: Path, repository: str, source: Source, merge: bool, size: int | str) -> Model:
+    """Open the model and write what is uploaded into a folder, in place of what is there."""
+    model = _opened(source, merge)
+    step("model", shown(model.folder))
+    shutil.rmtree(folder)
+    folder.mkdir()
+    hf_directory.fill(model, folder, repository.split("/")[1], repository, size)
+    return model
 
 
 def _opened(source: Source, merge: bool) -> Model:

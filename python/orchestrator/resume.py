@@ -34,12 +34,14 @@ def check(settings: Settings, folder: Path) -> None:
     """Refuse flags that the config's rules forbid, or that name other data than the run in `folder` is trained on."""
     streaming = run_files.read_streaming_config(folder)
     config = folder / run_files.TRAINING_CONFIG
-    overrides, flags = settings.config_overrides(), settings.flags_of_keys()
     try:
-        values = _native.parse_config(read_text(config), "yaml", overrides, config, flags)
+        text = read_text(config)
     except (OSError, UnicodeDecodeError) as error:
         raise CommandError(f"cannot read {shown(config)}: {error}") from error
-    resume_flags.check(settings, folder, values)
+    run = _native.parse_config(text, "yaml", [], config)
+    resume_flags.check_models(settings, folder, run)
+    values = _native.parse_config(text, "yaml", settings.config_overrides(), config, settings.flags_of_keys())
+    resume_flags.check(settings, folder, run, values)
     trained_on = streaming["dataset"] if streaming else "what its training.yaml names"
     for flag, typed, of_run in _typed(settings, streaming, values["data"]):
         if typed == of_run:

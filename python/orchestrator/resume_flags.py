@@ -6,11 +6,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from orchestrator import base_config, run_files, tokenizer, training_record
+from orchestrator import _native, base_config, resume_models, run_files, tokenizer, training_record
 from orchestrator.command_error import CommandError
 from orchestrator.input_files import read_bytes
 from orchestrator.paths import shown
 from orchestrator.settings import DEFAULT_TOKENIZER_LINES, Settings
+from orchestrator.watch import checkpoints
 
 FROM_THE_DATA = (
     "tokenizer.", "model.vocab_size", "data.train_shards", "data.validation_shards", "data.split", "data.max_samples",
@@ -21,20 +22,42 @@ NAMED_KEYS = 3
 """Keys that a message names at most."""
 
 
-def check(settings: Settings, folder: Path, values: dict[str, Any]) -> None:
+def check(settings: Settings, folder: Path, run: dict[str, Any], values: dict[str, Any]) -> None:
     """Refuse flags whose value is not the one that the run in `folder` was started with.
 
     Args:
         settings: The flags.
         folder: The run's folder.
+        run: The run's config.
         values: The run's config, with the flags that set a key of it.
     """
-    problems = [*_of_start(settings, values), *_of_tokenizer(settings, folder, values)]
+    changed = _of_keys(settings, run, values)
+    refuse(folder, [*changed, *_of_start(settings, values), *_of_tokenizer(settings, folder, values)])
+
+
+def check_models(settings: Settings, folder: Path, run: dict[str, Any]) -> None:
+    """Like `check`, for the flags that name the models that the run started from, which it has no need of any more."""
+    refuse(folder, resume_models.problems(settings, run))
+
+
+def refuse(folder: Path, problems: list[str]) -> None:
+    """Raise a `CommandError` if there are any problems."""
     if problems:
         raise CommandError(
             f"{shown(folder)} keeps what it was started with when it is resumed, and {'; '.join(problems)}: leave the "
             "flag out, or start a run of another --experiment"
         )
+
+
+def _of_keys(settings: Settings, run: dict[str, Any], values: dict[str, Any]) -> Iterator[str]:
+    """Yield which flags and overrides change a key that a run keeps, such as a size of the model."""
+    overridden = {override.partition("=")[0].strip() for override in settings.override or []}
+    flags = {**settings.flags_of_keys(), **{key: f"--override {key}=" for key in overridden}}
+    for key, was, value in _native.changes_on_resume(run, values):
+        # --vocab-size is compared with what the tokenizer was asked to have.
+        if key in flags and flags[key] != "--vocab-size":
+            flag = flags[key] if flags[key].endswith("=") else f"{flags[key]} "
+            yield f"{flag}{_said(value)} is not its {_said(was)} ({key})"
 
 
 def _of_start(settings: Settings, values: dict[str, Any]) -> Iterator[str]:
@@ -53,7 +76,7 @@ def _of_start(settings: Settings, values: dict[str, Any]) -> Iterator[str]:
 
 def _of_tokenizer(settings: Settings, folder: Path, values: dict[str, Any]) -> Iterator[str]:
     """Yield which flags ask for another tokenizer than the run's."""
-    own = folder / run_files.TOKENIZER
+    own = _own_tokenizer(folder, values)
     request = training_record.read_object(own.with_name(tokenizer.MANIFEST)).get("request", {})
     size = request.get("vocab_size") or values["model"]["vocab_size"]
     if settings.vocab_size not in (None, size, values["model"]["vocab_size"]):
@@ -69,12 +92,19 @@ def _of_tokenizer(settings: Settings, folder: Path, values: dict[str, Any]) -> I
         yield f"--tokenizer-max-lines {lines} is not its {_said(documents)}"
 
 
+def _own_tokenizer(folder: Path, values: dict[str, Any]) -> Path:
+    """Return the run's tokenizer; where that is gone, its newest checkpoint's."""
+    own = folder / run_files.TOKENIZER
+    newest = None if own.exists() else checkpoints.newest(checkpoints.directory_of(folder, values))
+    return own if newest is None else newest.path / own.name
+
+
 def _is_same(typed: Path, own: Path) -> bool:
     """Whether two tokenizers are the same file or have the same content."""
     try:
         return read_bytes(typed) == read_bytes(own)
     except OSError as error:
-        raise CommandError(f"cannot read --tokenizer-json {shown(typed)}: {error.strerror}") from error
+        raise CommandError(f"cannot compare --tokenizer-json {shown(typed)} with the run's: {error}") from error
 
 
 def _said(value: object) -> str:

@@ -21,7 +21,7 @@ def locate(named: str, flag: str) -> Path:
         flag: The flag that it was typed for, which messages name.
     """
     named = str(followed(Path(named))) if Path(named).name in ("latest", "best") else named
-    run = _run(named)
+    run = run_named(named)
     folder = run or pretrained.locate(named, flag, (CONFIG, adapters.ADAPTER_CONFIG))
     if run is not None:
         folder = _native.model_directory(run).absolute()
@@ -41,7 +41,7 @@ def locate(named: str, flag: str) -> Path:
     return folder
 
 
-def _run(named: str) -> Path | None:
+def run_named(named: str) -> Path | None:
     """Return the folder of the run that was named; None for anything else."""
     folder = Path(named).expanduser()
     if not folder.exists() and "/" not in named:

@@ -13,7 +13,7 @@ import pytest
 import torch
 from fake_hub.fineweb import documents
 from orchestrator import _native, exported_model, hf_directory
-from orchestrator.exported_model import Source
+from orchestrator.model_source import Source
 from peft import AutoPeftModelForCausalLM, LoraConfig, PeftModel, get_peft_model
 from test_adapter_export import TOKENS, load, logits
 from tiny_models import make_model, write_tokenizer

@@ -67,7 +67,7 @@ def chat(once: str | None, system: str | None, chat_template: Path | None, max_t
     """Converse in the terminal, or answer what a script asks."""
     from orchestrator.chat import Request, sampling_settings
     from orchestrator.chat import run as converse
-    from orchestrator.exported_model import named_source
+    from orchestrator.model_source import named_source
 
     sampling = sampling_settings({name: typed[name] for name in SAMPLING})
     source = named_source("chat with", typed["run"], typed["checkpoint"], typed["experiment"], typed["base_model"])
@@ -114,7 +114,7 @@ def export(
     from orchestrator import adapter_list
     from orchestrator.export import Request, default_format
     from orchestrator.export import run as write
-    from orchestrator.exported_model import named_source
+    from orchestrator.model_source import named_source
 
     source = named_source("list" if list_wanted else "export", run, checkpoint, experiment, base_model)
     if list_wanted:
@@ -144,7 +144,7 @@ def push(
     ] = False,
 ) -> None:
     """Upload a trained model to the Hugging Face Hub."""
-    from orchestrator.exported_model import named_source
+    from orchestrator.model_source import named_source
     from orchestrator.push import preview
     from orchestrator.push import run as upload
 

@@ -13,6 +13,7 @@ from orchestrator.command_error import CommandError
 from orchestrator.paths import Roots, shown
 from orchestrator.run_files import TRAINING_CONFIG
 from orchestrator.screen import counted, heading, plain, step
+from orchestrator.watch.run_directory import METRICS
 
 if TYPE_CHECKING:
     from orchestrator.tune.search import Plan
@@ -84,12 +85,25 @@ def _plan(request: Request, roots: Roots) -> Plan:
     if request.jobs > 1 and _is_on_gpu(base.values["runtime"]["device"]):
         raise CommandError("--jobs is for CPUs: trials on a GPU run one at a time; add --device cpu or leave it out")
     check_bounds(base, searched)
-    name = request.study or f"{config.absolute().parent.name}-tune"
-    folder = roots.location(name, None, "--study").folder.absolute()
+    folder = _study_folder(request.study, config.absolute().parent, roots)
     return Plan(
         folder, base, searched, request.trials, request.jobs, request.evaluations, request.sampler, request.pruner,
         request.seed, final_tokens or base.full_tokens,
     )  # fmt: skip
+
+
+def _study_folder(named: str | None, base: Path, roots: Roots) -> Path:
+    """Return the folder of the study, which must not be a run's: trials are written into it."""
+    from orchestrator.tune.search import DATABASE
+
+    name = named or f"{base.name}-tune"
+    folder = roots.location(name, None, "--study").folder.absolute()
+    is_base = folder.exists() and folder.samefile(base)
+    is_run = any((folder / file).exists() for file in (TRAINING_CONFIG, METRICS)) and not (folder / DATABASE).exists()
+    if is_base or is_run:
+        whose = "the run that is varied" if is_base else "another run"
+        raise CommandError(f"--study {name}: {shown(folder)} is the directory of {whose}: give the search another name")
+    return folder
 
 
 def _count(flag: str, typed: str | None) -> int | None:

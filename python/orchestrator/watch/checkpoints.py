@@ -33,9 +33,13 @@ def directory_of(run: Path, config: dict[str, Any]) -> Path:
 
 def named(folder: Path, pointer: str) -> Checkpoint | None:
     """Return the checkpoint that `latest` or `best` names."""
+    name = None
     with contextlib.suppress(OSError, ValueError):
-        name = read_pointer(folder / pointer)
-        return _checkpoint(folder / name) if STEP.fullmatch(name) else None
+        # A live run may move the pointer and remove its former target after it was read.
+        while (target := read_pointer(folder / pointer)) != name and STEP.fullmatch(target):
+            if found := _checkpoint(folder / target):
+                return found
+            name = target
     return None
 
 

@@ -10,7 +10,7 @@ use rayon::ThreadPool;
 use crate::cancel::receive;
 use crate::cursor::{ComponentPosition, WindowStart};
 use crate::held_out_split::HeldOutSplit;
-use crate::ledger::{SequenceRange, WindowRecord};
+use crate::ledger::{RowRange, SequenceRange, WindowRecord};
 use crate::sequence_packer::PackedSequences;
 use crate::shuffle_window::Window;
 use crate::skip_notices::SkipNotices;
@@ -90,6 +90,11 @@ impl ComponentStream {
             *delivered += 1;
             window.sequence(*delivered - 1)
         }))
+    }
+
+    /// Returns the rows of the sequence that was delivered last.
+    pub(crate) fn delivered_rows(&self) -> Vec<RowRange> {
+        self.window.as_ref().map_or_else(Vec::new, |(window, delivered)| window.rows_of(delivered - 1))
     }
 
     /// Waits for the next window, unless one is in use or the last epoch is over.

@@ -20,6 +20,10 @@ pub(crate) struct PackedConversations {
     ids: Vec<u32>,
     /// Whether the loss counts each token as a target.
     counted: Vec<bool>,
+    /// For each conversation, the index of its first token in `ids` and that of its document among those appended.
+    documents: Vec<(usize, usize)>,
+    /// Number of documents that were appended, of which some are no conversations.
+    appended: usize,
     /// For each sequence, the ranges of its conversations in `ids` and `counted`, in the order of their positions.
     sequences: Vec<Vec<Range<usize>>>,
     sequence_length: usize,
@@ -34,6 +38,8 @@ impl PackedConversations {
         Self {
             ids: Vec::new(),
             counted: Vec::new(),
+            documents: Vec::new(),
+            appended: 0,
             sequences: Vec::new(),
             sequence_length,
             packing,
@@ -42,16 +48,19 @@ impl PackedConversations {
         }
     }
 
-    /// Puts these conversations into new sequences.
-    pub(crate) fn append(&mut self, conversations: &[EncodedConversation]) {
-        let mut ranges = Vec::with_capacity(conversations.len());
-        for conversation in conversations {
+    /// Puts these documents into new sequences, but for those that are no conversations.
+    pub(crate) fn append(&mut self, documents: &[Option<EncodedConversation>]) {
+        let mut ranges = Vec::with_capacity(documents.len());
+        for (index, document) in documents.iter().enumerate() {
+            let Some(conversation) = document else { continue };
             let start = self.ids.len();
+            self.documents.push((start, self.appended + index));
             self.ids.extend_from_slice(&conversation.ids);
             self.counted.extend_from_slice(&conversation.counted);
             self.targets += conversation.counted.iter().skip(1).filter(|&&counted| counted).count();
             ranges.push(start..self.ids.len());
         }
+        self.appended += documents.len();
         if self.packing == Packing::Documents {
             self.fill(ranges);
         } else {
@@ -90,6 +99,15 @@ impl PackedConversations {
     /// Number of tokens of all conversations.
     pub(crate) fn tokens(&self) -> usize {
         self.ids.len()
+    }
+
+    /// Indices of the documents in sequence `k`, in the order of their positions.
+    pub(crate) fn documents(&self, k: usize) -> Vec<usize> {
+        let document_of = |range: &Range<usize>| {
+            let conversation = self.documents.partition_point(|&(start, _)| start < range.start);
+            self.documents[conversation].1
+        };
+        self.sequences[k].iter().map(document_of).collect()
     }
 
     /// Appends sequence `k` to a batch.
@@ -142,10 +160,12 @@ mod tests {
     fn short_conversations_share_a_sequence() {
         let mut packed = PackedConversations::new(6, Packing::Documents, 99);
         packed.append(&[
-            conversation(&[1, 2, 3], &[2, 3]),
-            conversation(&[11, 12, 13, 14, 15], &[14, 15]),
-            conversation(&[21, 22, 23, 24], &[21, 24]),
+            Some(conversation(&[1, 2, 3], &[2, 3])),
+            None,
+            Some(conversation(&[11, 12, 13, 14, 15], &[14, 15])),
+            Some(conversation(&[21, 22, 23, 24], &[21, 24])),
         ]);
+        assert_eq!([0, 1].map(|k| packed.documents(k)), [vec![2, 0], vec![3]]);
         let batch = batch_of(&packed);
         assert_eq!(batch.inputs, [11, 12, 13, 14, 1, 2, 21, 22, 23, 99, 99, 99]);
         assert_eq!(batch.targets, [X, X, 14, 15, 2, 3, X, X, 24, X, X, X]);
@@ -156,7 +176,7 @@ mod tests {
     #[test]
     fn padded_conversations_have_a_sequence_each() {
         let mut packed = PackedConversations::new(3, Packing::Padded, 99);
-        packed.append(&[conversation(&[1, 2], &[2]), conversation(&[3, 4, 5, 6], &[6])]);
+        packed.append(&[Some(conversation(&[1, 2], &[2])), Some(conversation(&[3, 4, 5, 6], &[6]))]);
         let batch = batch_of(&packed);
         assert_eq!(batch.inputs, [1, 99, 99, 3, 4, 5]);
         assert_eq!(batch.targets, [2, X, X, X, X, 6]);
@@ -166,13 +186,12 @@ mod tests {
     proptest! {
         #[test]
         fn each_conversation_is_in_one_sequence(lengths in prop::collection::vec(2_usize..18, 0..60)) {
-            let conversations: Vec<EncodedConversation> = lengths
+            let conversations: Vec<Option<EncodedConversation>> = lengths
                 .iter()
                 .enumerate()
-                .map(|(index, &length)| EncodedConversation {
-                    ids: vec![index as u32; length],
-                    counted: vec![true; length],
-                    ..EncodedConversation::default()
+                .map(|(index, &length)| {
+                    let (ids, counted) = (vec![index as u32; length], vec![true; length]);
+                    Some(EncodedConversation { ids, counted, ..EncodedConversation::default() })
                 })
                 .collect();
             let mut packed = PackedConversations::new(17, Packing::Documents, 99);

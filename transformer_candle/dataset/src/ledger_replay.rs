@@ -2,10 +2,66 @@
 
 use std::path::Path;
 
+use serde::Serialize;
+
+use crate::batch::IGNORED_TARGET;
 use crate::cursor::WindowStart;
-use crate::ledger::{LedgerHead, LedgerRecord, StepRecord, WindowRecord, batch_hash, for_each_record};
+use crate::ledger::{LedgerHead, LedgerRecord, RowRange, StepRecord, WindowRecord, batch_hash, for_each_record};
 use crate::sequence_packer::SequencePacker;
+use crate::stream::DeliveredRows;
 use crate::{Batch, CorruptedRows, Cursor, DataError, Mixture, StreamFingerprint, StreamStage, TokenStream, Tokenizer};
+
+/// The batch of a step, made again.
+#[derive(Debug)]
+pub struct ReplayedBatch {
+    /// The batch.
+    pub batch: Batch,
+    /// What each of its sequences was made of.
+    pub sequences: Vec<SequenceRows>,
+}
+
+/// What a sequence was made of.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct SequenceRows {
+    /// The name of the data set or of the files.
+    pub source: String,
+    /// The rows whose documents have targets in the sequence.
+    pub rows: Vec<SourceRow>,
+}
+
+/// A row of a source. Row groups and rows are counted from 0; a file without row groups has one.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct SourceRow {
+    /// The file's name.
+    pub file: String,
+    /// The row group in the file.
+    pub row_group: u64,
+    /// The row in the row group.
+    pub row: u64,
+}
+
+impl ReplayedBatch {
+    /// Returns the text of sequence `k`, from its first input to its last target, with special tokens as they are
+    /// spelled.
+    ///
+    /// # Errors
+    /// [`DataError::Tokenizer`] if the tokenizer cannot decode it.
+    pub fn text(&self, k: usize, tokenizer: &Tokenizer) -> Result<String, DataError> {
+        let length = self.batch.sequence_length;
+        let (inputs, targets) = (&self.batch.inputs[k * length..], &self.batch.targets[k * length..]);
+        let last_target = targets[..length].iter().rposition(|&target| target != IGNORED_TARGET);
+        let used = last_target.map_or(0, |last| last + 1);
+        let mut ids = Vec::with_capacity(used + 1);
+        for position in 0..used {
+            ids.push(inputs[position]);
+            // Where a conversation ends, its last token is no input.
+            let target = u32::try_from(targets[position]).ok();
+            let next_input = (position + 1 < used).then(|| inputs[position + 1]);
+            ids.extend(target.filter(|_| target != next_input));
+        }
+        tokenizer.decode_with_special_tokens(&ids)
+    }
+}
 
 /// Makes the batch of `step` again and compares it with the checksum in the ledger. Reads only the windows that the
 /// step took sequences of. `stages` are those of the run, at least one.
@@ -18,7 +74,7 @@ pub fn replay(
     step: u64,
     stages: &[StreamStage],
     tokenizer: &Tokenizer,
-) -> Result<Batch, DataError> {
+) -> Result<ReplayedBatch, DataError> {
     let ledger_error = |message: String| DataError::Ledger { path: path.to_owned(), message };
     let FoundStep { stage, before, record } = find_step(path, head, step, &stages[0].mixture)?
         .ok_or_else(|| ledger_error(format!("it has no step {step}")))?;
@@ -35,9 +91,18 @@ pub fn replay(
     }
     let mut stream = TokenStream::open(mixture, settings, tokenizer, Some(cursor))?;
     let interrupted = || mixture.cancel().is_cancelled();
-    let batch = stream.next_sequences_unless(record.sequences() as usize, &interrupted)?;
+    let (batch, rows) = stream.next_sequences_with_rows(record.sequences() as usize, &interrupted)?;
     if batch_hash(&batch) == record.batch {
-        return Ok(batch);
+        let sequences = rows.into_iter().map(|DeliveredRows { component, rows }| {
+            let source = &stream.mixture().sources()[component];
+            let row = |RowRange { shard, row_group, first_row, .. }: RowRange| SourceRow {
+                file: source.shards()[shard as usize].name.clone(),
+                row_group,
+                row: first_row,
+            };
+            SequenceRows { source: source.name().to_owned(), rows: rows.into_iter().map(row).collect() }
+        });
+        return Ok(ReplayedBatch { batch, sequences: sequences.collect() });
     }
     Err(ledger_error(format!("the batch of step {step}, made again from the data, differs from the one trained on")))
 }

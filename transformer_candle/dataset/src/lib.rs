@@ -188,7 +188,7 @@ pub use fingerprint::StreamFingerprint;
 pub use held_out_batches::{HeldOut, HeldOutBatches};
 pub use ledger_audit::{Audit, AuditedComponent, AuditedEpoch, audit};
 pub use ledger_files::{ChangedFile, FileChanges, check_consumed, recorded_files};
-pub use ledger_replay::replay;
+pub use ledger_replay::{ReplayedBatch, SequenceRows, SourceRow, replay};
 pub use local_files::FolderSplit;
 pub use memory_bound::{expected_memory, memory_bound};
 pub use mixture::Mixture;

@@ -81,6 +81,8 @@ pub(crate) struct WindowRows {
     /// The first row that was skipped.
     pub first_skipped: Option<SkippedRow>,
     pub documents: Vec<Document>,
+    /// The row of each document.
+    pub document_rows: Vec<RowRange>,
     /// The ranges of all rows read, of documents and of skipped rows.
     pub row_ranges: Vec<RowRange>,
     pub skipped: SkippedRows,
@@ -137,6 +139,7 @@ impl OpenShards {
 impl WindowRows {
     fn append(&mut self, part: Self) {
         self.documents.extend(part.documents);
+        self.document_rows.extend(part.document_rows);
         for range in part.row_ranges {
             self.record(range);
         }
@@ -240,6 +243,7 @@ impl Slot {
                 Row::Document(document) => {
                     read.bytes += document.text.len();
                     read.documents.push(document);
+                    read.document_rows.push(range);
                 }
                 Row::Skipped(reason) => {
                     read.skipped.count(reason);

@@ -23,6 +23,8 @@ use crate::tokenizer::{DocumentTokens, EncodedText};
 pub(crate) struct PackedTokens {
     /// Token ids of all documents, starting with end-of-text.
     tokens: Vec<u32>,
+    /// For each document that was appended, the index after its last token.
+    document_ends: Vec<usize>,
     /// Ascending indices of the tokens that start a document, if documents are kept apart.
     document_starts: Option<Vec<usize>>,
     /// Texts whose [`EncodedText::surplus_bytes`] are not 0, ascending: index of the first token, and surplus bytes.
@@ -38,6 +40,7 @@ impl PackedTokens {
     pub(crate) fn new(sequence_length: usize, packing: Packing, marks: &DocumentTokens) -> Self {
         let mut packed = Self {
             tokens: Vec::new(),
+            document_ends: Vec::new(),
             document_starts: (packing == Packing::Documents).then(Vec::new),
             surplus_bytes: Vec::new(),
             sequence_length,
@@ -74,6 +77,7 @@ impl PackedTokens {
         if ends_document {
             self.end_document();
         }
+        self.document_ends.push(self.tokens.len());
     }
 
     fn end_document(&mut self) {
@@ -103,6 +107,13 @@ impl PackedTokens {
     /// Number of sequences; the last may be padded.
     pub(crate) fn sequences(&self) -> usize {
         self.targets().div_ceil(self.sequence_length)
+    }
+
+    /// Indices of the documents that have targets in sequence `k`.
+    pub(crate) fn documents(&self, k: usize) -> Vec<usize> {
+        let (first, last) = (k * self.sequence_length + 1, ((k + 1) * self.sequence_length).min(self.targets()));
+        let document_of = |token: usize| self.document_ends.partition_point(|&end| end <= token);
+        (document_of(first)..=document_of(last)).collect()
     }
 
     /// Appends sequence `k` to a batch.
@@ -205,6 +216,14 @@ mod tests {
         let (_, batch) = pack(&documents, 5, Packing::Documents);
         assert_eq!(batch.inputs, [END, 1, 2, 3, END, 4, 5, 6, END, 7, END, END, 8, END, END]);
         assert_eq!(batch.document_starts.unwrap(), [0, 0, 0, 0, 4, 0, 0, 0, 0, 0, 0, 1, 1, 3, 3]);
+    }
+
+    #[test]
+    fn a_sequence_knows_its_documents() {
+        let documents = [(vec![1, 2, 3], true), (vec![4], true), (vec![], true), (vec![5, 6, 7, 8, 9], true)];
+        let (packed, batch) = pack(&documents, 4, Packing::Concat);
+        assert_eq!(batch.targets[..8], [1, 2, 3, END as i32, 4, END as i32, END as i32, 5]);
+        assert_eq!([0, 1, 2, 3].map(|k| packed.documents(k)), [vec![0], vec![1, 2, 3], vec![3], vec![3]]);
     }
 
     #[test]

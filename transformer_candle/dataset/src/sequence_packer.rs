@@ -133,9 +133,12 @@ fn append_conversations(
                 done.truncated += u64::from(conversation.truncated);
                 done.spelling_special_tokens += u64::from(conversation.spells_special_token);
                 done.with_unused_fields += u64::from(conversation.has_unused_fields);
-                conversations.push(conversation);
+                conversations.push(Some(conversation));
             }
-            Err(reason) => done.skipped.count(reason),
+            Err(reason) => {
+                done.skipped.count(reason);
+                conversations.push(None);
+            }
         }
     }
     packed.append(&conversations);
@@ -164,6 +167,14 @@ impl PackedSequences {
         match self {
             Self::Text(packed) => packed.targets(),
             Self::Chat(packed) => packed.tokens(),
+        }
+    }
+
+    /// Indices of the documents, among those appended, that have targets in sequence `k`.
+    pub(crate) fn documents(&self, k: usize) -> Vec<usize> {
+        match self {
+            Self::Text(packed) => packed.documents(k),
+            Self::Chat(packed) => packed.documents(k),
         }
     }
 

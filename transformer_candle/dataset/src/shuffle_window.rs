@@ -10,7 +10,7 @@ use crate::cancel::CancelToken;
 use crate::corrupted_rows::FoundCorruption;
 use crate::cursor::WindowStart;
 use crate::held_out_split::HeldOutSplit;
-use crate::ledger::WindowRecord;
+use crate::ledger::{RowRange, WindowRecord};
 use crate::open_shards::WindowRows;
 use crate::permutation::{Purpose, key, permutation, shuffle};
 use crate::sequence_packer::{PackedDocuments, PackedSequences, SequencePacker};
@@ -30,6 +30,8 @@ pub(crate) struct Window {
     /// What was counted while its documents were packed.
     pub packing: PackedDocuments,
     packed: PackedSequences,
+    /// The row of each document, in the order in which they were packed.
+    document_rows: Vec<RowRange>,
     /// Indices of the packed sequences in the order of delivery.
     order: Vec<u32>,
 }
@@ -51,9 +53,11 @@ impl Window {
         settings: &WindowSettings,
     ) -> Result<Self, DataError> {
         let numbers = [settings.seed, start.epoch, start.window];
-        let mut documents = rows.documents;
+        let (mut documents, mut document_rows) = (rows.documents, rows.document_rows);
         let count = documents.len() as u64;
-        shuffle(&mut documents, key(Purpose::Documents, &numbers, ""));
+        let documents_key = key(Purpose::Documents, &numbers, "");
+        shuffle(&mut documents, documents_key);
+        shuffle(&mut document_rows, documents_key);
         let mut packed = settings.packer.empty();
         let packing = settings.packer.append(&mut packed, documents, settings.cancel)?;
         let mut skipped = rows.skipped;
@@ -70,7 +74,7 @@ impl Window {
             sequences: order.len() as u64,
         };
         let (corrupted, first_skipped) = (rows.corrupted, rows.first_skipped);
-        Ok(Self { record, next, corrupted, first_skipped, split: None, packing, packed, order })
+        Ok(Self { record, next, corrupted, first_skipped, split: None, packing, packed, document_rows, order })
     }
 
     pub(crate) fn sequences(&self) -> usize {
@@ -80,5 +84,11 @@ impl Window {
     /// Returns the packed sequences, and the index in them of the sequence that is delivered at `position`.
     pub(crate) fn sequence(&self, position: usize) -> (&PackedSequences, usize) {
         (&self.packed, self.order[position] as usize)
+    }
+
+    /// Returns the rows whose documents have targets in the sequence that is delivered at `position`.
+    pub(crate) fn rows_of(&self, position: usize) -> Vec<RowRange> {
+        let documents = self.packed.documents(self.order[position] as usize);
+        documents.into_iter().map(|document| self.document_rows[document]).collect()
     }
 }

@@ -7,7 +7,7 @@ use crate::cancel::CancelToken;
 use crate::component_stream::ComponentStream;
 use crate::cursor::ComponentPosition;
 use crate::hub::RetryStatus;
-use crate::ledger::{SequenceRange, WindowRecord};
+use crate::ledger::{RowRange, SequenceRange, WindowRecord};
 use crate::sequence_packer::SequencePacker;
 use crate::window_prefetch::{ComponentInput, WindowPrefetcher, thread_pool};
 use crate::{
@@ -38,6 +38,12 @@ pub struct NextStage {
     pub opened: Vec<WindowRecord>,
 }
 
+/// The rows whose documents have targets in a sequence, of one component.
+pub(crate) struct DeliveredRows {
+    pub component: usize,
+    pub rows: Vec<RowRange>,
+}
+
 /// A stream of packed sequences. Dropping it ends its threads.
 pub struct TokenStream {
     mixture: Mixture,
@@ -48,6 +54,8 @@ pub struct TokenStream {
     cursor: Cursor,
     /// The incomplete batch of an interrupted call.
     partial: Option<Batch>,
+    /// The rows of each sequence of the batch, where they are asked for.
+    delivered_rows: Option<Vec<DeliveredRows>>,
     /// Whether a batch ends at the end of the window in use.
     ends_with_window: bool,
     /// Whether an error was returned.
@@ -94,6 +102,7 @@ impl TokenStream {
             mixture,
             cursor,
             partial: None,
+            delivered_rows: None,
             ends_with_window: false,
             failed: false,
             packer,
@@ -134,6 +143,18 @@ impl TokenStream {
         }
     }
 
+    /// Like [`Self::next_sequences_unless`], with the rows of each sequence. After an error the stream must not be
+    /// used.
+    pub(crate) fn next_sequences_with_rows(
+        &mut self,
+        n: usize,
+        interrupted: &dyn Fn() -> bool,
+    ) -> Result<(Batch, Vec<DeliveredRows>), DataError> {
+        self.delivered_rows = Some(Vec::with_capacity(n));
+        let batch = self.next_sequences_unless(n, interrupted)?;
+        Ok((batch, self.delivered_rows.take().unwrap_or_default()))
+    }
+
     fn fill(&mut self, batch: &mut Batch, n: usize, interrupted: &dyn Fn() -> bool) -> Result<(), DataError> {
         let token_bytes = self.packer.tokenizer().token_bytes();
         while batch.sequences() < n {
@@ -143,6 +164,9 @@ impl TokenStream {
             };
             tokens.write(index, token_bytes, batch);
             self.delivered[component] += 1;
+            if let Some(rows) = &mut self.delivered_rows {
+                rows.push(DeliveredRows { component, rows: self.components[component].delivered_rows() });
+            }
             if self.ends_with_window && self.components[component].position().1 == 0 {
                 break;
             }

@@ -206,6 +206,11 @@ impl Tokenizer {
         self.0.tokenizer.decode(ids, true).map_err(|error| self.error(error.as_ref()))
     }
 
+    /// Decodes ids to text, with special tokens as they are spelled.
+    pub fn decode_with_special_tokens(&self, ids: &[u32]) -> Result<String, DataError> {
+        self.0.tokenizer.decode(ids, false).map_err(|error| self.error(error.as_ref()))
+    }
+
     /// The highest token id plus one.
     pub fn vocab_size(&self) -> usize {
         self.0.vocab_size

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use pyo3::prelude::*;
 use pyo3::types::{IntoPyDict, PyDict};
 use run_config::{AdapterDescription, Format, ResolvedRun};
+use training::config_fingerprint::{Change, changed_settings};
 
 use crate::errors::raised;
 use crate::json;
@@ -89,6 +90,18 @@ pub fn parse_config<'py>(
     let config = run_config::RunConfig::parse_of_file(text, format, &overrides, file.as_deref())
         .map_err(|error| raised(error.naming(&flags)))?;
     json::to_python(py, &config)
+}
+
+/// Return the keys that must not change on resume and that differ, with the run's value and the one of `config`.
+#[pyfunction]
+pub fn changes_on_resume<'py>(
+    py: Python<'py>,
+    run: &Bound<'py, PyAny>,
+    config: &Bound<'py, PyAny>,
+) -> PyResult<Bound<'py, PyAny>> {
+    let changes = changed_settings(&json::from_python(run)?, &json::from_python(config)?);
+    let changes: Vec<_> = changes.into_iter().map(|Change { key, was, is }| (key, was, is)).collect();
+    json::to_python(py, &changes)
 }
 
 /// Return the size of the vocabulary of a `tokenizer.json`: one more than the highest token id.

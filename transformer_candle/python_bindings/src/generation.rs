@@ -1,10 +1,11 @@
 //! Inference with a trained model: generated text, and logits.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use numpy::PyArray2;
 use pyo3::prelude::*;
 use training::SamplingSettings;
+use training::checkpoint::Checkpoint;
 use training::commands::ModelSource;
 use training::commands::generate::{self as command, GenerateOptions, Prompt};
 use training::stop::StopSignal;
@@ -84,7 +85,10 @@ pub fn logits<'py>(
     let stop = StopSignal::new();
     let tokens: Vec<u32> = tokens.into_iter().map(|token| token.0).collect();
     let rows = interruptible(py, &stop, || {
-        TrainedModel::open(Path::new(&checkpoint), device, &stop.cancel_token())?.logits(&tokens, prompt_tokens, &stop)
+        let cancel = stop.cancel_token();
+        let open = |checkpoint: &Checkpoint| TrainedModel::of_checkpoint(checkpoint, device, &cancel);
+        let model = ModelSource::of_directory(checkpoint.clone()).read(&cancel, open)?;
+        model.logits(&tokens, prompt_tokens, &stop)
     })?;
     Ok(PyArray2::from_vec2(py, &rows)?)
 }

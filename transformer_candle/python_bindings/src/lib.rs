@@ -59,6 +59,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(config::config_to_yaml, module)?)?;
     module.add_function(wrap_pyfunction!(config::json_schema, module)?)?;
     module.add_function(wrap_pyfunction!(config::parse_config, module)?)?;
+    module.add_function(wrap_pyfunction!(config::changes_on_resume, module)?)?;
     module.add_function(wrap_pyfunction!(config::presets, module)?)?;
     module.add_function(wrap_pyfunction!(config::vocab_size, module)?)?;
     module.add_function(wrap_pyfunction!(config::check_adapter_config, module)?)?;
@@ -80,6 +81,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(model_directory::model_file_problem, module)?)?;
     module.add_function(wrap_pyfunction!(model_directory::checked_model_config, module)?)?;
     module.add_function(wrap_pyfunction!(model_directory::checked_adapters, module)?)?;
+    module.add_function(wrap_pyfunction!(model_directory::check_start_adapters, module)?)?;
     module.add_function(wrap_pyfunction!(model_directory::model_tokens, module)?)?;
     module.add_function(wrap_pyfunction!(named_run::run_directory, module)?)?;
     module.add_function(wrap_pyfunction!(named_run::config_of_run, module)?)?;

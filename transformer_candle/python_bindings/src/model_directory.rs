@@ -18,13 +18,13 @@ pub fn model_directory(py: Python<'_>, checkpoint: Option<PathBuf>, experiment: 
     let stop = StopSignal::new();
     let cancel = stop.cancel_token();
     interruptible(py, &stop, || {
-        let name = ModelName { run: None, checkpoint, experiment };
-        let directory = ModelSource { name, base_model: None }.directory(&cancel)?;
-        let found = Checkpoint::open(&directory)?;
-        if found.is_checkpoint() {
-            found.verified(&cancel)?;
-        }
-        Ok(directory)
+        let name = ModelName { run: None, checkpoint: checkpoint.clone(), experiment: experiment.clone() };
+        ModelSource { name, base_model: None }.read(&cancel, |found| {
+            if found.is_checkpoint() {
+                found.verify(&cancel)?;
+            }
+            Ok(found.directory().to_owned())
+        })
     })
 }
 
@@ -55,6 +55,20 @@ pub fn checked_adapters(py: Python<'_>, directory: PathBuf, base_model: Option<P
         Ok(Checkpoint::open(&directory)?.beside(base_model.as_deref()).checked_adapters(&cancel)?)
     })?;
     json::to_python(py, &adapters)
+}
+
+/// Check adapters that training is to start from beside a model: they were trained beside it, and their weights are
+/// whole, of the right shapes and finite.
+#[pyfunction]
+pub fn check_start_adapters(py: Python<'_>, directory: PathBuf, model: PathBuf) -> PyResult<()> {
+    let stop = StopSignal::new();
+    let cancel = stop.cancel_token();
+    interruptible(py, &stop, || {
+        let adapters = Checkpoint::open(&directory)?.beside(Some(&model));
+        adapters.check_base(&model, &cancel)?;
+        adapters.pretrained_adapters(&adapters.model()?.shape, &cancel)?;
+        Ok(())
+    })
 }
 
 /// Return the tokenizer of a model with its special tokens, chat templates and the tokens that end a text or a turn.

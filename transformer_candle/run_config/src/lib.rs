@@ -62,6 +62,7 @@ pub use model::{Architecture, ModelConfig, RopeScalingConfig, RopeType};
 pub use model_file::model_file_problem;
 pub use optimizer::{Algorithm, MuonConfig, MuonPolynomials, OptimizerConfig};
 pub use presets::{Preset, presets};
+pub use resolve::OWN_TOKENIZER;
 pub use resolved_run::{CheckpointTokenizer, ResolvedRun};
 pub use run_folder::{RESOLVED_CONFIG, checkpoint_directory};
 pub use runtime::{

@@ -17,7 +17,7 @@ use crate::tokenizer_folder::TokenizerReading;
 const ASSUMED_VOCABULARY: usize = 4096;
 
 /// Path of the run's own copy of its tokenizer, in its folder.
-const OWN_TOKENIZER: &str = "tokenizer/tokenizer.json";
+pub const OWN_TOKENIZER: &str = "tokenizer/tokenizer.json";
 
 /// Most bytes of a file of special tokens.
 const LARGEST_TOKEN_LIST: u64 = 1 << 20;
@@ -47,7 +47,6 @@ pub(crate) fn resolve(run: &mut ResolvedRun, surroundings: &Surroundings, reject
     find_streaming(run, &mut problems);
     find_outputs(run);
     find_tokenizer(run, surroundings);
-    replace_lost_tokenizer(run, surroundings);
     let vocabulary = run.config.tokenizer.tokenizer_json.as_ref().filter(|path| path.exists()).and_then(|path| {
         let loaded = Vocabulary::load(path, TokenizerReading::of_version(run.config.data.reading_version()));
         loaded
@@ -177,42 +176,38 @@ fn find_outputs(run: &mut ResolvedRun) {
     runtime.logging.tensorboard_directory.get_or_insert_with(|| run.run_directory.join(TENSORBOARD));
 }
 
-/// Sets the tokenizer to the first of these: the one that the config names, the one beside its `vocab.json`, the run's
-/// own, the pretrained model's, the one that the streaming config names, the one trained for the experiment.
+/// Sets the tokenizer to the one that the config names, the one beside its `vocab.json`, or the run's own. Where that
+/// file is gone, to a checkpoint's, which the run was trained with, or else to the first of these: the pretrained
+/// model's, the one that the streaming config names, the one trained for the experiment.
 fn find_tokenizer(run: &mut ResolvedRun, surroundings: &Surroundings) {
-    let tokenizer = &mut run.config.tokenizer;
-    if tokenizer.tokenizer_json.is_some() {
-        return;
-    }
+    let tokenizer = &run.config.tokenizer;
+    let beside_vocab = || Some(tokenizer.vocab.as_ref()?.with_file_name("tokenizer.json"));
+    let named = tokenizer.tokenizer_json.clone().or_else(beside_vocab);
+    let expected = named.clone().unwrap_or_else(|| run.run_directory.join(OWN_TOKENIZER));
+    let of_checkpoint = || surroundings.checkpoint_tokenizer?(run.config.runtime.checkpoint.directory.as_deref()?);
+    let found = if expected.exists() {
+        Some(expected)
+    } else if let Some(kept) = of_checkpoint() {
+        run.notes.push(format!(
+            "{} does not exist: the tokenizer is the checkpoint's, {}",
+            expected.display(),
+            kept.display()
+        ));
+        Some(kept)
+    } else {
+        named.or_else(|| tokenizer_outside(run, surroundings))
+    };
+    run.config.tokenizer.tokenizer_json = found;
+}
+
+/// Returns the tokenizer of a run that has no checkpoint, from outside its folder.
+fn tokenizer_outside(run: &ResolvedRun, surroundings: &Surroundings) -> Option<PathBuf> {
     let streaming = run.streaming.as_ref();
     let folder_name = run.run_directory.file_name().and_then(|name| name.to_str());
     let experiment = streaming.map(|streaming| streaming.experiment.as_str()).or(folder_name).unwrap_or_default();
     let trained = surroundings.tokenizer_root.join(experiment).join("tokenizer.json");
-    tokenizer.tokenizer_json = tokenizer
-        .vocab
-        .as_ref()
-        .map(|vocab| vocab.with_file_name("tokenizer.json"))
-        .or_else(|| Some(run.run_directory.join(OWN_TOKENIZER)).filter(|own| own.exists()))
-        .or_else(|| Some(run.config.model.init_from.as_ref()?.join("tokenizer.json")))
-        .or_else(|| streaming?.tokenizer.clone())
-        .or_else(|| trained.exists().then(|| whole(&trained)));
-}
-
-/// Sets the tokenizer to a checkpoint's if the run's own file is gone.
-fn replace_lost_tokenizer(run: &mut ResolvedRun, surroundings: &Surroundings) {
-    let tokenizer = &mut run.config.tokenizer.tokenizer_json;
-    if tokenizer.as_ref().is_some_and(|path| path.exists()) {
-        return;
-    }
-    let folder = run.config.runtime.checkpoint.directory.as_ref();
-    let Some(kept) = surroundings.checkpoint_tokenizer.zip(folder).and_then(|(find, folder)| find(folder)) else {
-        return;
-    };
-    let lost = tokenizer
-        .as_ref()
-        .map_or_else(|| "no tokenizer is named".to_owned(), |path| format!("{} does not exist", path.display()));
-    run.notes.push(format!("{lost}: the tokenizer is the checkpoint's, {}", kept.display()));
-    *tokenizer = Some(kept);
+    let of_model = run.config.model.init_from.as_ref().map(|model| model.join("tokenizer.json"));
+    of_model.or_else(|| streaming?.tokenizer.clone()).or_else(|| trained.exists().then(|| whole(&trained)))
 }
 
 fn find_vocab_size(

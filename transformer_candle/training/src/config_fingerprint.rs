@@ -23,6 +23,8 @@ const BOS: &str = "data.bos";
 const PARSE: &str = "data.parse_special_tokens";
 const MIXTURE: &str = "data.mixture";
 const ARCHITECTURE: &str = "model.architecture";
+/// Key of the hash of the tokenizer.
+const TOKENIZER: &str = "tokenizer.tokenizer_json (SHA-256)";
 /// Key of the precision policy.
 pub(crate) const PRECISION: &str = "runtime.precision";
 const ALGORITHM: &str = "optimizer.algorithm";
@@ -69,6 +71,11 @@ pub fn changes(checkpoint: &ConfigFingerprint, config: &ConfigFingerprint) -> Ve
         .collect()
 }
 
+/// Whether a checkpoint was trained with the tokenizer of this hash.
+pub fn is_tokenizer_of(checkpoint: &ConfigFingerprint, tokenizer_hash: &str) -> bool {
+    checkpoint.get(TOKENIZER).is_none_or(|recorded| recorded == tokenizer_hash)
+}
+
 /// Returns the checkpoint's fingerprint with the number and size of local files of another one.
 pub fn with_files_of(checkpoint: &ConfigFingerprint, other: &ConfigFingerprint) -> ConfigFingerprint {
     let is_of_files = |key: &str| key.ends_with("shards (files)") || key.ends_with("shards (bytes)");
@@ -104,10 +111,23 @@ pub fn pin_data_versions(run: &mut ResolvedRun, sources: &[SourceDescription]) {
     }
 }
 
+/// Returns the settings that must not change on resume in which `config` differs from `former`, as far as the config
+/// alone has them: not the tokenizer, nor the data sources.
+pub fn changed_settings(former: &RunConfig, config: &RunConfig) -> Vec<Change> {
+    changes(&of_settings(former), &of_settings(config))
+}
+
 /// Computes a run's fingerprint from the model's shape, the precision and everything that determines the order of its
 /// data.
 pub fn compute(run: &ResolvedRun, tokenizer_hash: &str, sources: &[SourceDescription]) -> ConfigFingerprint {
-    let RunConfig { model, lora, data, optimizer, runtime, .. } = &run.config;
+    let mut fingerprint = of_settings(&run.config);
+    fingerprint.insert(TOKENIZER.to_owned(), json!(tokenizer_hash));
+    add_sources(&mut fingerprint, run, sources);
+    fingerprint
+}
+
+fn of_settings(config: &RunConfig) -> ConfigFingerprint {
+    let RunConfig { model, lora, data, optimizer, runtime, .. } = config;
     let mut fingerprint = ConfigFingerprint::new();
     let Value::Object(sizes) = json!(model) else { unreachable!("a struct is an object") };
     // Initialisation does not matter after step 0, and learning rates may change. A key at its default is left out, so
@@ -149,9 +169,29 @@ pub fn compute(run: &ResolvedRun, tokenizer_hash: &str, sources: &[SourceDescrip
         add("data.overlong_conversations", json!(data.overlong_conversations));
     }
     add("data.shuffle_buffer_size", json!(data.shuffle_buffer_size));
-    add("tokenizer.tokenizer_json (SHA-256)", json!(tokenizer_hash));
     let held_out = if data.validation_shards.is_empty() { data.held_out_fraction } else { 0.0 };
     add("data.held_out_fraction (0 with data.validation_shards)", json!(held_out));
+    let stages = config.stages.as_deref().unwrap_or_default();
+    for (index, stage) in stages.iter().enumerate() {
+        let mut add = |key: &str, value: Value| add(&format!("stages[{index}].{key}"), value);
+        // The last stage may become longer, as a run without stages may.
+        if index + 1 < stages.len() {
+            add("steps", json!(stage.steps));
+        }
+        add("at", json!(stage.at));
+        add("sequence_length", json!(stage.sequence_length));
+        add("sequences_per_step", json!(stage.sequences_per_step));
+        for weight in &stage.mixture {
+            add(&format!("mixture[{}].weight", weight.source), json!(weight.weight));
+        }
+    }
+    fingerprint
+}
+
+/// Adds what determines which text is read: the sources with their versions and sizes, and their weights.
+fn add_sources(fingerprint: &mut ConfigFingerprint, run: &ResolvedRun, sources: &[SourceDescription]) {
+    let data = &run.config.data;
+    let mut add = |key: &str, value: Value| fingerprint.insert(key.to_owned(), value);
     if let Some(streaming) = &run.streaming {
         add("dataset", json!(streaming.dataset));
         add("split", json!(streaming.split));
@@ -170,20 +210,6 @@ pub fn compute(run: &ResolvedRun, tokenizer_hash: &str, sources: &[SourceDescrip
             add("data.max_samples", json!(data.max_samples));
         }
     }
-    let stages = run.config.stages.as_deref().unwrap_or_default();
-    for (index, stage) in stages.iter().enumerate() {
-        let mut add = |key: &str, value: Value| add(&format!("stages[{index}].{key}"), value);
-        // The last stage may become longer, as a run without stages may.
-        if index + 1 < stages.len() {
-            add("steps", json!(stage.steps));
-        }
-        add("at", json!(stage.at));
-        add("sequence_length", json!(stage.sequence_length));
-        add("sequences_per_step", json!(stage.sequences_per_step));
-        for weight in &stage.mixture {
-            add(&format!("mixture[{}].weight", weight.source), json!(weight.weight));
-        }
-    }
     for (index, (component, source)) in data.mixture.iter().zip(sources).enumerate() {
         let mut add = |key: &str, value: Value| add(&format!("{MIXTURE}[{index}].{key}"), value);
         add("weight", json!(component.weight));
@@ -198,7 +224,6 @@ pub fn compute(run: &ResolvedRun, tokenizer_hash: &str, sources: &[SourceDescrip
             add("shards (bytes)", json!(source.bytes));
         }
     }
-    fingerprint
 }
 
 #[cfg(test)]

@@ -1,7 +1,6 @@
 //! A model and its tokenizer, loaded from a checkpoint for inference.
 
 use std::ops::ControlFlow;
-use std::path::Path;
 
 use dataset::{CancelToken, Tokenizer};
 use kernels::{Buffer, Device};
@@ -31,14 +30,8 @@ pub struct TrainedModel {
 }
 
 impl TrainedModel {
-    /// Reads a model directory: a checkpoint, or any Llama model with its tokenizer in Hugging Face's format. Its
-    /// weights go to the device asked for; with `auto` to a GPU that takes the model and has room for it, else they
-    /// stay on the CPU. `cancel` ends reading them.
-    pub fn open(directory: &Path, asked: run_config::Device, cancel: &CancelToken) -> Result<Self> {
-        Self::of_checkpoint(&Checkpoint::open(directory)?, asked, cancel)
-    }
-
-    /// Reads a model as [`TrainedModel::open`] does, from a directory that is open.
+    /// Reads a model and its tokenizer. Its weights go to the device asked for; with `auto` to a GPU that takes the
+    /// model and has room for it, else they stay on the CPU. `cancel` ends reading them.
     pub fn of_checkpoint(checkpoint: &Checkpoint, asked: run_config::Device, cancel: &CancelToken) -> Result<Self> {
         pool::start()?;
         let StoredModel { shape, precision, stop_tokens } = checkpoint.model()?;
@@ -96,11 +89,12 @@ impl TrainedModel {
     }
 }
 
-/// Loads the tokenizer of a model directory. A checkpoint stops at the token that its documents were ended with; other
-/// models may stop at several, such as those that end a turn.
+/// Loads the tokenizer of a model directory; a checkpoint's is first compared with its manifest. A checkpoint stops at
+/// the token that its documents were ended with; other models may stop at several, such as those that end a turn.
 pub(crate) fn load_tokenizer(checkpoint: &Checkpoint, stop_tokens: &[u32]) -> Result<Tokenizer> {
     let directory = checkpoint.tokenizer_directory();
     if checkpoint.is_checkpoint() && directory == checkpoint.directory() {
+        checkpoint.tokenizer()?;
         return Ok(Tokenizer::of_checkpoint(&directory, stop_tokens.first().copied())?);
     }
     Ok(Tokenizer::of_model(&directory)?)

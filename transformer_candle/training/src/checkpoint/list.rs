@@ -72,27 +72,47 @@ pub fn list(directory: &Path) -> Result<Vec<CheckpointEntry>> {
 }
 
 /// The newest intact checkpoint. `latest` says which one is newest: later ones were abandoned by a resume from an
-/// earlier checkpoint, and are used only if no other one is intact. `cancel` stops the verification.
+/// earlier checkpoint, and are used only if no other one is intact. Those that a live run removes meanwhile do not
+/// count. `cancel` stops the verification.
 pub fn newest_intact(directory: &Path, cancel: &CancelToken) -> Result<NewestCheckpoint> {
-    let mut candidates = list(directory)?;
-    if candidates.is_empty() {
-        return Err(CheckpointError::Absent { directory: directory.to_owned() });
-    }
-    let newest = latest_step(directory, &candidates);
-    candidates.sort_by_key(|checkpoint| (checkpoint.step <= newest, checkpoint.step));
-    let mut corrupted = Vec::new();
-    for CheckpointEntry { name, path, .. } in candidates.into_iter().rev() {
-        match Checkpoint::open(&path).and_then(|checkpoint| checkpoint.verified(cancel)) {
-            Ok(checkpoint) => return Ok(NewestCheckpoint { checkpoint, corrupted }),
-            Err(CheckpointError::Corrupted { reason, .. } | CheckpointError::Mismatch { reason, .. }) => {
-                corrupted.push(CorruptedCheckpoint { name, reason });
+    loop {
+        let mut candidates = list(directory)?;
+        if candidates.is_empty() {
+            return Err(CheckpointError::Absent { directory: directory.to_owned() });
+        }
+        let newest = latest_step(directory, &candidates);
+        candidates.sort_by_key(|checkpoint| (checkpoint.step <= newest, checkpoint.step));
+        let (mut corrupted, mut any_removed) = (Vec::new(), false);
+        for CheckpointEntry { name, path, .. } in candidates.into_iter().rev() {
+            match Checkpoint::open(&path).and_then(|checkpoint| checkpoint.verified(cancel)) {
+                Ok(checkpoint) => return Ok(NewestCheckpoint { checkpoint, corrupted }),
+                Err(CheckpointError::Interrupted) => return Err(CheckpointError::Interrupted),
+                Err(_) if is_removed(&path) => any_removed = true,
+                Err(CheckpointError::Corrupted { reason, .. } | CheckpointError::Mismatch { reason, .. }) => {
+                    corrupted.push(CorruptedCheckpoint { name, reason });
+                }
+                // A disk that cannot read the file, or a folder without files, is as bad as a wrong byte.
+                Err(error) => corrupted.push(CorruptedCheckpoint { name, reason: error.to_string() }),
             }
-            Err(CheckpointError::Interrupted) => return Err(CheckpointError::Interrupted),
-            // A disk that cannot read the file, or a folder without files, is as bad as a wrong byte.
-            Err(error) => corrupted.push(CorruptedCheckpoint { name, reason: error.to_string() }),
+        }
+        if !any_removed {
+            return Err(CheckpointError::NoneIntact { directory: directory.to_owned(), corrupted });
         }
     }
-    Err(CheckpointError::NoneIntact { directory: directory.to_owned(), corrupted })
+}
+
+/// Whether nothing is there any more under the path of a checkpoint or of a link to one.
+pub fn is_removed(checkpoint: &Path) -> bool {
+    matches!(checkpoint.try_exists(), Ok(false))
+}
+
+/// Returns the error of a checkpoint by its name that is not among those of its folder; none for any other path.
+pub fn removed(checkpoint: &Path) -> Option<CheckpointError> {
+    let name = checkpoint.file_name()?.to_str()?;
+    step_of(name).filter(|_| is_removed(checkpoint))?;
+    let folder = checkpoint.parent()?;
+    let newest = latest(folder).or_else(|| Some(list(folder).ok()?.pop()?.path))?;
+    Some(CheckpointError::Removed { directory: checkpoint.to_owned(), newest })
 }
 
 /// The checkpoint that `latest` names, if it exists.
@@ -172,6 +192,18 @@ fn latest_step(directory: &Path, checkpoints: &[CheckpointEntry]) -> u64 {
 }
 
 fn pointed_to(directory: &Path, pointer: &str) -> Option<PathBuf> {
+    let mut target = pointer_target(directory, pointer)?;
+    // A live run may have moved the pointer and removed its former target after it was read.
+    while is_removed(&target) {
+        let former = std::mem::replace(&mut target, pointer_target(directory, pointer)?);
+        if former == target {
+            return None;
+        }
+    }
+    Some(target).filter(|path| path.is_dir())
+}
+
+fn pointer_target(directory: &Path, pointer: &str) -> Option<PathBuf> {
     let path = directory.join(pointer);
     let name = match fs::read_link(&path) {
         Ok(target) => target.to_str()?.to_owned(),
@@ -181,7 +213,7 @@ fn pointed_to(directory: &Path, pointer: &str) -> Option<PathBuf> {
     };
     let name = name.trim();
     step_of(name)?;
-    Some(directory.join(name)).filter(|path| path.is_dir())
+    Some(directory.join(name))
 }
 
 /// The name of the checkpoint of which the directory `pointer` is a copy, made by a program that copied the folder and

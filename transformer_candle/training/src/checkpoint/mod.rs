@@ -33,8 +33,8 @@ pub use base_model::BaseModel;
 pub use best::keep_best_in;
 pub use files::MANIFEST as MANIFEST_FILE_NAME;
 pub use list::{
-    CheckpointEntry, NewestCheckpoint, PruneResult, best, latest, list, mark_best, newest_intact, pointed_checkpoint,
-    prune,
+    CheckpointEntry, NewestCheckpoint, PruneResult, best, is_removed, latest, list, mark_best, newest_intact,
+    pointed_checkpoint, prune, removed,
 };
 pub use manifest::{FileRecord, Manifest};
 pub use reader::{CheckedAdapters, Checkpoint, StoredModel};
@@ -42,4 +42,4 @@ pub use save::{CheckpointContents, check_room, expected_bytes, save, step_name};
 pub use state::{
     BestEvaluation, Execution, FORMAT_VERSION, Improvement, MatmulAlgorithms, StageExecution, TrainerState,
 };
-pub use tokenizer_files::{TokenizerFiles, newest_tokenizer, tokenizer_in};
+pub use tokenizer_files::{TokenizerFiles, newest_tokenizer, restore_tokenizer, tokenizer_in};

@@ -12,9 +12,9 @@ use model::hugging_face::{self, ByteObserver, PretrainedWeights};
 use model::{LoraShape, ModelShape, Precision};
 use serde_json::Value;
 
-use super::list::pointed_checkpoint;
+use super::list::{pointed_checkpoint, removed};
 use super::manifest::{FileHashes, FileRecord, Manifest, VerifiedFile};
-use super::{BaseModel, TrainerState, files, optimizer_file};
+use super::{BaseModel, TrainerState, files, optimizer_file, tokenizer_files};
 use crate::engine::StateTensor;
 use crate::error::checkpoint::{CheckpointError, Result, failed, from_model_error};
 
@@ -51,7 +51,8 @@ impl Checkpoint {
     /// Opens a directory, or the one that `latest` or `best` points to, and reads its manifest, if there is one.
     ///
     /// # Errors
-    /// [`CheckpointError::Absent`] where there is neither checkpoint nor model; [`CheckpointError::Corrupted`] if the
+    /// [`CheckpointError::Absent`] where there is neither checkpoint nor model; [`CheckpointError::Removed`] for a
+    /// checkpoint by its name that is not among those of its folder; [`CheckpointError::Corrupted`] if the
     /// manifest is not the one that was written.
     pub fn open(directory: &Path) -> Result<Self> {
         let directory = &pointed_checkpoint(directory).unwrap_or_else(|| directory.to_owned());
@@ -91,8 +92,16 @@ impl Checkpoint {
     ///
     /// # Errors
     /// [`CheckpointError::Corrupted`] names the first corrupted file.
+    pub fn verify(&self, cancel: &CancelToken) -> Result<()> {
+        self.manifest()?.verify_files(&self.directory, cancel)
+    }
+
+    /// Returns itself if every file is intact, as [`Checkpoint::verify`] says.
+    ///
+    /// # Errors
+    /// Those of [`Checkpoint::verify`].
     pub fn verified(self, cancel: &CancelToken) -> Result<Self> {
-        self.manifest()?.verify_files(&self.directory, cancel)?;
+        self.verify(cancel)?;
         Ok(self)
     }
 
@@ -101,15 +110,20 @@ impl Checkpoint {
         TrainerState::from_bytes(&self.directory, &self.manifest()?.read(&self.directory, files::STATE)?)
     }
 
-    /// Verifies its `tokenizer.json` and returns the path.
+    /// Verifies the files of its tokenizer and returns the path of its `tokenizer.json`.
     pub fn tokenizer(&self) -> Result<PathBuf> {
-        self.manifest()?.read(&self.directory, files::TOKENIZER)?;
+        let manifest = self.manifest()?;
+        let listed = tokenizer_files::NAMES.into_iter().filter(|name| manifest.files.contains_key(*name));
+        for name in listed.chain([files::TOKENIZER]) {
+            manifest.read(&self.directory, name)?;
+        }
         Ok(self.directory.join(files::TOKENIZER))
     }
 
     /// The directory of its tokenizer: its own, or that of the model that its adapters belong to.
     pub fn tokenizer_directory(&self) -> PathBuf {
-        let own = self.directory.join(files::TOKENIZER).exists() || !self.has_adapters();
+        let is_listed = self.manifest.as_ref().is_some_and(|manifest| manifest.files.contains_key(files::TOKENIZER));
+        let own = is_listed || self.directory.join(files::TOKENIZER).exists() || !self.has_adapters();
         let base = if own { None } else { self.base().ok() };
         base.map_or_else(|| self.directory.clone(), |base| base.directory)
     }
@@ -369,5 +383,5 @@ fn exists(directory: &Path) -> Result<()> {
             return Ok(());
         }
     }
-    Err(CheckpointError::Absent { directory: directory.to_owned() })
+    Err(removed(directory).unwrap_or_else(|| CheckpointError::Absent { directory: directory.to_owned() }))
 }

@@ -1,5 +1,6 @@
 //! The tokenizer's files inside a checkpoint, so that `AutoTokenizer.from_pretrained` works on it.
 
+use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
@@ -10,10 +11,14 @@ use serde_json::{Map, Value, json};
 use super::files;
 use super::list::list;
 use super::reader::{Checkpoint, end_tokens};
+use crate::atomic_file;
 use crate::error::checkpoint::{Result, failed};
 
 /// Files that are copied unchanged, where they exist.
-const KEPT: [&str; 2] = ["special_tokens_map.json", CHAT_TEMPLATE];
+const KEPT: [&str; 2] = [SPECIAL_TOKENS_MAP, CHAT_TEMPLATE];
+const SPECIAL_TOKENS_MAP: &str = "special_tokens_map.json";
+/// Files beside `tokenizer.json`.
+pub(super) const NAMES: [&str; 3] = [TOKENIZER_CONFIG, SPECIAL_TOKENS_MAP, CHAT_TEMPLATE];
 
 /// Keys of `generation_config.json` that a checkpoint has of its own.
 const OWN_GENERATION_KEYS: [&str; 4] = ["bos_token_id", "eos_token_id", "_from_model_config", "transformers_version"];
@@ -28,6 +33,19 @@ pub fn tokenizer_in(checkpoint: &Path) -> PathBuf {
 pub fn newest_tokenizer(directory: &Path) -> Option<PathBuf> {
     let intact = |path: &Path| Checkpoint::open(path).and_then(|checkpoint| checkpoint.tokenizer());
     list(directory).ok()?.into_iter().rev().find_map(|listed| intact(&listed.path).ok())
+}
+
+/// Copies the files of a checkpoint's tokenizer into a folder, and those that name the tokens at which texts end. The
+/// last of them is `tokenizer.json`, without which the folder holds no tokenizer.
+pub fn restore_tokenizer(checkpoint: &Path, folder: &Path) -> Result<()> {
+    fs::create_dir_all(folder).map_err(failed("create", folder))?;
+    for name in NAMES.into_iter().chain([files::GENERATION_CONFIG, files::CONFIG, files::TOKENIZER]) {
+        if let Some(content) = beside(&checkpoint.join(name), name)? {
+            let target = folder.join(name);
+            atomic_file::replace(&target, &content).map_err(failed("write", &target))?;
+        }
+    }
+    Ok(())
 }
 
 /// The tokenizer as it was when the run started. Kept in memory, so that every checkpoint holds the tokenizer of

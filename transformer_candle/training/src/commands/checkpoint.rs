@@ -70,6 +70,7 @@ fn table(directory: &Path, checkpoints: &[CheckpointEntry]) -> String {
     for checkpoint in checkpoints {
         let size = match checkpoint.bytes() {
             Ok(bytes) => format!("{:>10.1} MB", bytes as f64 / 1e6),
+            Err(_) if checkpoint::is_removed(&checkpoint.path) => continue,
             Err(_) => "corrupted".to_owned(),
         };
         let is = |pointer: &Option<PathBuf>| pointer.as_ref() == Some(&checkpoint.path);
@@ -88,6 +89,9 @@ fn verify(checkpoints: &[CheckpointEntry], output: &mut dyn Output, stop: &StopS
         match verified_files(path, stop) {
             Ok(files) => output.print(&format!("{}  intact, {files} files\n", path.display()))?,
             Err(CheckpointError::Interrupted) => return Err(CheckpointError::Interrupted.into()),
+            Err(_) if checkpoint::is_removed(path) => {
+                output.print(&format!("{}  removed by its run meanwhile\n", path.display()))?;
+            }
             Err(error) => {
                 print_error(&error);
                 code = error.exit_code();

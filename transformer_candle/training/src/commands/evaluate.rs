@@ -12,7 +12,7 @@ use run_config::{DataConfig, Device, RESOLVED_CONFIG, ResolvedRun, RunConfig};
 
 use super::count::at_least_one;
 use super::{ModelSource, Output};
-use crate::checkpoint::{self, StoredModel, TrainerState};
+use crate::checkpoint::{self, Checkpoint, StoredModel, TrainerState};
 use crate::config_fingerprint;
 use crate::device::{self, DeviceSelection};
 use crate::engine::{EvaluationBuffers, MicroBatch};
@@ -59,11 +59,18 @@ pub struct EvaluateOptions {
 /// Evaluates the model, unless the signal is raised meanwhile.
 pub fn run(options: &EvaluateOptions, hub: &HubSettings, stop: &StopSignal) -> Result<EvaluationReport> {
     pool::start()?;
-    let cancel = stop.cancel_token();
-    let checkpoint = options.model.open(&cancel)?;
-    let directory = checkpoint.directory();
+    options.model.read(&stop.cancel_token(), |checkpoint| evaluate(checkpoint, options, hub, stop))
+}
+
+fn evaluate(
+    checkpoint: &Checkpoint,
+    options: &EvaluateOptions,
+    hub: &HubSettings,
+    stop: &StopSignal,
+) -> Result<EvaluationReport> {
+    let (directory, cancel) = (checkpoint.directory(), stop.cancel_token());
     let StoredModel { shape, precision, stop_tokens } = checkpoint.model()?;
-    let mut tokenizer = load_tokenizer(&checkpoint, &stop_tokens)?;
+    let mut tokenizer = load_tokenizer(checkpoint, &stop_tokens)?;
     let state = checkpoint.state().ok();
     let run = run_of(directory, state.as_ref());
     if run.as_ref().is_some_and(|run| run.as_ref().is_ok_and(|run| run.config.parses_documents())) {

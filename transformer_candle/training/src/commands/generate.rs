@@ -10,6 +10,7 @@ use run_config::{Device, regular_file};
 use super::count::at_least_one;
 use super::output::delivered;
 use super::{ModelSource, Output};
+use crate::checkpoint::Checkpoint;
 use crate::completion::Completion;
 use crate::stop::StopSignal;
 use crate::trained_model::TrainedModel;
@@ -101,8 +102,8 @@ impl Generator {
         options.sampling.check().map_err(|error| TrainerError::Request(error.to_string()))?;
         let prompt = options.prompt.read()?;
         let cancel = stop.cancel_token();
-        let checkpoint = options.model.open(&cancel)?;
-        let mut model = TrainedModel::of_checkpoint(&checkpoint, options.device, &cancel)?;
+        let open = |checkpoint: &Checkpoint| TrainedModel::of_checkpoint(checkpoint, options.device, &cancel);
+        let mut model = options.model.read(&cancel, open)?;
         if options.special {
             model.tokenizer = model.tokenizer.parsing_special_tokens()?;
         } else if let Some(name) = model.tokenizer.spelled_special_token(&prompt) {

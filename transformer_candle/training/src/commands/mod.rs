@@ -14,6 +14,7 @@ mod named_run;
 pub mod output;
 pub mod plan;
 pub mod program;
+mod replayed_step;
 pub mod train;
 mod until_stopped;
 pub mod validate_data;

@@ -43,9 +43,18 @@ impl ModelSource {
         Self { name: ModelName { run: None, checkpoint: Some(directory), experiment: None }, base_model: None }
     }
 
-    /// Opens the model for reading, unless `cancel` says to stop.
-    pub fn open(&self, cancel: &CancelToken) -> Result<Checkpoint> {
-        Ok(Checkpoint::open(&self.directory(cancel)?)?.beside(self.base_model.as_deref()))
+    /// Opens the model and reads it with `read`, unless `cancel` says to stop. Where a live run removes the checkpoint
+    /// meanwhile, the one that the name then stands for is read instead.
+    ///
+    /// # Errors
+    /// [`CheckpointError::Removed`](checkpoint::CheckpointError::Removed) where one checkpoint was named.
+    pub fn read<T>(&self, cancel: &CancelToken, mut read: impl FnMut(&Checkpoint) -> Result<T>) -> Result<T> {
+        let named = self.named()?;
+        read_present(
+            cancel,
+            || named.directory(cancel),
+            |directory| read(&Checkpoint::open(directory)?.beside(self.base_model.as_deref())),
+        )
     }
 
     /// Returns the model's directory, unless `cancel` says to stop. Warns of corrupted checkpoints that it skips.
@@ -53,6 +62,9 @@ impl ModelSource {
         let folder = self.folder()?;
         if let Some(problem) = model_file_problem(&folder) {
             return Err(TrainerError::Request(problem));
+        }
+        if let Some(error) = checkpoint::removed(&folder) {
+            return Err(error.into());
         }
         let marks = ["config.json", checkpoint::MANIFEST_FILE_NAME, ADAPTER_CONFIG];
         if marks.iter().any(|name| folder.join(name).exists()) {
@@ -65,11 +77,38 @@ impl ModelSource {
         Ok(newest.checkpoint.directory().to_owned())
     }
 
+    /// Returns the same source; where nothing is named, that of the newest run, whichever run is the newest later.
+    fn named(&self) -> Result<Self> {
+        let mut named = self.clone();
+        if let ModelName { run: run @ None, checkpoint: None, experiment: None } = &mut named.name {
+            *run = Some(NamedRun::find_or_newest(None)?.model_folder()?);
+        }
+        Ok(named)
+    }
+
     fn folder(&self) -> Result<PathBuf> {
         match (&self.name.checkpoint, &self.name.experiment) {
             (Some(directory), _) => Ok(checkpoint::pointed_checkpoint(directory).unwrap_or_else(|| directory.clone())),
             (None, Some(name)) => experiment_folder(name),
             (None, None) => NamedRun::find_or_newest(self.name.run.as_deref())?.model_folder(),
+        }
+    }
+}
+
+/// Reads with `read` the checkpoint that `find` finds, and the next one where it is removed meanwhile, as a live run
+/// does with old ones; unless `cancel` says to stop.
+pub(super) fn read_present<T>(
+    cancel: &CancelToken,
+    find: impl Fn() -> Result<PathBuf>,
+    mut read: impl FnMut(&Path) -> Result<T>,
+) -> Result<T> {
+    loop {
+        let directory = find()?;
+        match read(&directory) {
+            Err(_) if checkpoint::is_removed(&directory) && !cancel.is_cancelled() => {
+                tracing::info!("{} was removed while it was read", directory.display());
+            }
+            result => return result,
         }
     }
 }

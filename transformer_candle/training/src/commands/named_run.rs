@@ -76,6 +76,9 @@ impl NamedRun {
                 }
             }
         }
+        if let Some(error) = [name, &in_root].into_iter().find_map(|path| checkpoint::removed(&shown(path))) {
+            return Err(error.into());
+        }
         let (name, there) = (name.display(), shown(name));
         Err(TrainerError::Request(format!(
             "there is no experiment \"{name}\" in {}, and no file or directory {}; {}",

@@ -9,10 +9,11 @@ use dataset::{Audit, AuditedComponent, AuditedEpoch, CancelToken, StreamStage, T
 use run_config::{RESOLVED_CONFIG, ResolvedRun, RunConfig};
 use serde::Serialize;
 
-use super::model_source::checkpoints_in;
+use super::model_source::{checkpoints_in, read_present};
+use super::replayed_step::ReplayedStep;
 use super::{NamedRun, Output};
 
-use crate::checkpoint::{self, TrainerState};
+use crate::checkpoint::{self, Checkpoint, TrainerState};
 use crate::config_fingerprint;
 use crate::engine::model_shape;
 use crate::stop::StopSignal;
@@ -46,6 +47,8 @@ pub struct DataReport {
     pub components: Vec<ComponentReport>,
     /// Steps whose batch was rebuilt and is identical.
     pub replayed: Vec<u64>,
+    /// What these batches were made of.
+    pub batches: Vec<ReplayedStep>,
     /// What is inconsistent; empty where every document was used exactly once.
     pub problems: Vec<String>,
 }
@@ -74,20 +77,35 @@ pub fn run(options: &ValidateDataOptions, hub: &HubSettings, stop: &StopSignal) 
             format!("{} is no run's folder: it lacks the {RESOLVED_CONFIG} that training writes", directory.display());
         return Err(TrainerError::Request(message));
     }
-    let newest = checkpoint::newest_intact(&checkpoints_in(directory), &cancel)?.checkpoint;
-    let mut run =
-        RunConfig::load_with_checkpoint(&config, &[], &|_| Some(checkpoint::tokenizer_in(newest.directory())))?;
-    let state = newest.state()?;
+    let find = || Ok(checkpoint::newest_intact(&checkpoints_in(directory), &cancel)?.checkpoint.directory().to_owned());
+    read_present(&cancel, find, |newest| report(directory, newest, options, hub, &cancel))
+}
+
+/// Audits the run in `directory` up to its checkpoint `newest`.
+fn report(
+    directory: &Path,
+    newest: &Path,
+    options: &ValidateDataOptions,
+    hub: &HubSettings,
+    cancel: &CancelToken,
+) -> Result<DataReport> {
+    let (config, tokenizer_json) = (directory.join(RESOLVED_CONFIG), checkpoint::tokenizer_in(newest));
+    let mut run = RunConfig::load_with_checkpoint(&config, &[], &|_| Some(tokenizer_json.clone()))?;
+    let state = Checkpoint::open(newest)?.state()?;
     config_fingerprint::restore_data_versions(&state.fingerprint, &mut run);
     let head = state.ledger.clone().ok_or_else(|| no_ledger(directory))?;
     let (mut data, cursor) =
-        (DataPlan::new(&run, model_shape(&run.config)?.vocab_size, hub, &cancel)?, cursor_of(&state)?);
+        (DataPlan::new(&run, model_shape(&run.config)?.vocab_size, hub, cancel)?, cursor_of(&state)?);
+    if !config_fingerprint::is_tokenizer_of(&state.fingerprint, data.tokenizer.content_hash()) {
+        return Err(other_tokenizer(data.tokenizer.path(), newest));
+    }
     data.mixture = data.mixture.arranged(&cursor);
     data.mixture.restore(&cursor, &data.settings);
     let (stages, tokenizer) = (data.stages(&run)?, &data.tokenizer);
     let path = directory.join(LEDGER);
-    let ended = ended(&run, &state, &data, &cancel)?;
+    let ended = ended(&run, &state, &data, cancel)?;
     let Audit { steps, targets, components, stage_sequences, problems } = audit(&path, &head, &stages, ended)?;
+    let mut batches = Vec::with_capacity(options.replay.len());
     let first = state.step + 1 - steps.min(state.step);
     for &step in &options.replay {
         if !(first..=state.step).contains(&step) {
@@ -95,12 +113,12 @@ pub fn run(options: &ValidateDataOptions, hub: &HubSettings, stop: &StopSignal) 
             let message = format!("step {step} cannot be replayed: {ledger} has steps {first} to {last}");
             return Err(TrainerError::Request(message));
         }
-        replay(&path, &head, step, &stages, tokenizer)?;
+        batches.push(ReplayedStep::new(step, &replay(&path, &head, step, &stages, tokenizer)?, tokenizer)?);
     }
     let component = |(index, audited)| ComponentReport { audited, share: share(&stages, &stage_sequences, index) };
     let components = components.into_iter().enumerate().map(component).collect();
     let replayed = options.replay.clone();
-    Ok(DataReport { step: state.step, steps, targets, components, replayed, problems })
+    Ok(DataReport { step: state.step, steps, targets, components, replayed, batches, problems })
 }
 
 pub(super) fn main(options: &ValidateDataOptions, output: &mut dyn Output, stop: &StopSignal) -> Result<u8> {
@@ -152,9 +170,7 @@ impl fmt::Display for DataReport {
                 writeln!(f, "epoch {epoch}: {documents} documents, {state}")?;
             }
         }
-        for step in &self.replayed {
-            writeln!(f, "step {step}: its batch was rebuilt and is identical")?;
-        }
+        self.batches.iter().try_for_each(|batch| batch.fmt(f))?;
         self.problems.iter().try_for_each(|problem| writeln!(f, "problem: {problem}"))
     }
 }
@@ -178,6 +194,14 @@ fn ended(run: &ResolvedRun, state: &TrainerState, data: &DataPlan, cancel: &Canc
     let DataPlan { mixture, settings, tokenizer } = data;
     let mut stream = TokenStream::open(mixture, settings, tokenizer, Some(cursor_of(state)?))?;
     Ok(stream.next_sequences_unless(1, &|| cancel.is_cancelled())?.is_empty())
+}
+
+fn other_tokenizer(tokenizer_json: &Path, checkpoint: &Path) -> TrainerError {
+    TrainerError::Request(format!(
+        "{} is not the tokenizer that the run was trained with: put back the tokenizer.json of {}",
+        tokenizer_json.display(),
+        checkpoint.display()
+    ))
 }
 
 fn no_ledger(directory: &Path) -> TrainerError {

@@ -46,6 +46,17 @@ pub enum CheckpointError {
         /// The folder that was looked through.
         directory: PathBuf,
     },
+    /// A checkpoint was named that is not among those of its folder.
+    #[error(
+        "there is no checkpoint {directory}: it was removed, perhaps by its run, which keeps the newest ones and the best \
+         (runtime.checkpoint.max_keep); the newest is {newest}"
+    )]
+    Removed {
+        /// The checkpoint's directory.
+        directory: PathBuf,
+        /// The newest checkpoint in its folder.
+        newest: PathBuf,
+    },
     /// An intact checkpoint, but of another model, precision or format.
     #[error("checkpoint {directory} does not fit: {reason}")]
     Mismatch {
@@ -195,6 +206,7 @@ impl CheckpointError {
             | Self::CorruptedModel { .. }
             | Self::BaseChanged { .. } => ExitCode::CheckpointCorrupted,
             Self::Absent { .. }
+            | Self::Removed { .. }
             | Self::Mismatch { .. }
             | Self::UnusableModel { .. }
             | Self::BaseMoved { .. }

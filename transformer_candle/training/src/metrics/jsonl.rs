@@ -26,7 +26,7 @@ struct Line<'a> {
 
 impl MetricsSink for JsonLines {
     /// Opens the file, keeping the lines up to the step `rewind_to`; empty without it.
-    fn open(path: &Path, _run: &str, rewind_to: Option<u64>) -> Result<Self> {
+    fn open(path: &Path, _run_directory: &Path, rewind_to: Option<u64>) -> Result<Self> {
         let opened =
             atomic_file::replace_with(path, |kept| rewind_to.map_or(Ok(()), |step| copy_lines(path, kept, step)));
         let file =
@@ -85,7 +85,7 @@ mod tests {
     }
 
     fn written(path: &Path) -> Vec<u8> {
-        let mut lines = JsonLines::open(path, "run", None).unwrap();
+        let mut lines = JsonLines::open(path, Path::new("run"), None).unwrap();
         for step in 1..=3 {
             lines.record(&record(step));
         }
@@ -100,7 +100,7 @@ mod tests {
         let two_lines = bytes.len() / 3 * 2;
         for torn in two_lines..bytes.len() {
             fs::write(&path, &bytes[..torn]).unwrap();
-            drop(JsonLines::open(&path, "run", Some(3)).unwrap());
+            drop(JsonLines::open(&path, folder.path(), Some(3)).unwrap());
             assert_eq!(fs::read(&path).unwrap(), bytes[..two_lines], "torn at {torn}");
         }
     }
@@ -110,7 +110,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("metrics.jsonl");
         written(&path);
-        JsonLines::open(&path, "run", Some(1)).unwrap().record(&record(2));
+        JsonLines::open(&path, folder.path(), Some(1)).unwrap().record(&record(2));
         let text = fs::read_to_string(&path).unwrap();
         assert_eq!(text, "{\"kind\":\"train\",\"step\":1}\n{\"kind\":\"train\",\"step\":2}\n");
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1, "nothing is left beside it");
@@ -122,9 +122,9 @@ mod tests {
         let path = folder.path().join("metrics.jsonl");
         let bytes = written(&path);
         let end = EndReport { step: 3, reason: "stopped by SIGINT".to_owned(), exit_code: None };
-        JsonLines::open(&path, "run", Some(3)).unwrap().record(&end.record());
+        JsonLines::open(&path, folder.path(), Some(3)).unwrap().record(&end.record());
         assert!(fs::read_to_string(&path).unwrap().ends_with("\"step\":3,\"reason\":\"stopped by SIGINT\"}\n"));
-        drop(JsonLines::open(&path, "run", Some(3)).unwrap());
+        drop(JsonLines::open(&path, folder.path(), Some(3)).unwrap());
         assert_eq!(fs::read(&path).unwrap(), bytes);
     }
 
@@ -132,7 +132,7 @@ mod tests {
     fn a_missing_file_starts_empty() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("metrics.jsonl");
-        drop(JsonLines::open(&path, "run", Some(5)).unwrap());
+        drop(JsonLines::open(&path, folder.path(), Some(5)).unwrap());
         assert_eq!(fs::read(&path).unwrap(), b"");
     }
 }

@@ -1,5 +1,6 @@
 //! A run's metrics: `metrics.jsonl` and TensorBoard events, both rewound on resume so that each step appears once.
 
+mod event_folder;
 mod jsonl;
 mod sink;
 mod tensorboard;
@@ -23,11 +24,10 @@ impl MetricsWriter {
     /// Opens the metrics of a run directory, and its TensorBoard events in a folder of their own where one is given.
     /// `rewind_to` keeps what was written up to that step, for a resume; without it the metrics start empty.
     pub fn open(run_directory: &Path, tensorboard: Option<&Path>, rewind_to: Option<u64>) -> Result<Self> {
-        let run = run_directory.file_name().unwrap_or_default().to_string_lossy();
-        let lines = JsonLines::open(&run_directory.join("metrics.jsonl"), &run, rewind_to)?;
+        let lines = JsonLines::open(&run_directory.join("metrics.jsonl"), run_directory, rewind_to)?;
         let mut sinks: Vec<Box<dyn MetricsSink>> = vec![Box::new(lines)];
         if let Some(folder) = tensorboard {
-            sinks.push(Box::new(EventFile::open(folder, &run, rewind_to)?));
+            sinks.push(Box::new(EventFile::open(folder, run_directory, rewind_to)?));
         }
         Ok(Self { sinks })
     }

@@ -6,14 +6,15 @@
 use std::collections::HashSet;
 use std::fs;
 use std::io::{self, Write};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use dataset::AppendFile;
 
+use super::event_folder::{self, EarlierFile, WRITER};
 use super::sink::MetricsSink;
-use super::tfrecord::{self, Event, EventPayload, Summary, Value};
-use crate::atomic_file::{self, staged_name};
+use super::tfrecord::{self, Event, EventPayload, SourceMetadata, Summary, Value};
+use crate::atomic_file;
 use crate::report::{Record, Scalar};
 use crate::{Result, TrainerError};
 
@@ -24,22 +25,18 @@ pub(super) struct EventFile {
 }
 
 impl MetricsSink for EventFile {
-    /// Opens an event file for a run with its events up to the step `rewind_to`, without it empty. Other runs may have
-    /// files in the same folder.
-    fn open(folder: &Path, run: &str, rewind_to: Option<u64>) -> Result<Self> {
+    /// Opens an event file for a run with its events up to the step `rewind_to`, without it empty. Files of other
+    /// programs in the folder stay, and those of other runs in a folder that is shared.
+    fn open(folder: &Path, run_directory: &Path, rewind_to: Option<u64>) -> Result<Self> {
         fs::create_dir_all(folder).map_err(TrainerError::io("create", folder))?;
-        atomic_file::remove_leftovers(folder, |name| is_leftover(name, run));
-        let earlier = event_files(folder, run).map_err(TrainerError::io("read", folder))?;
-        let events = match rewind_to {
-            Some(step) => kept(&earlier, step).map_err(TrainerError::io("rewind", folder))?,
-            None => Vec::new(),
-        };
-        let path = unused_name(folder, run);
+        let earlier = event_folder::take_over(folder, run_directory).map_err(TrainerError::io("rewind", folder))?;
+        let events = rewind_to.map_or_else(Vec::new, |step| kept(&earlier, step));
+        let path = event_folder::unused_path(folder, run_directory, now() as u64);
         let written = atomic_file::replace_with(&path, |writer| write_all(writer, &events));
         let file =
             written.and_then(|file| AppendFile::from_file(&path, file)).map_err(TrainerError::io("write", &path))?;
-        for file in &earlier {
-            fs::remove_file(file).map_err(TrainerError::io("remove", file))?;
+        for EarlierFile { path, .. } in &earlier {
+            fs::remove_file(path).map_err(TrainerError::io("remove", path))?;
         }
         Ok(Self { file })
     }
@@ -52,7 +49,8 @@ impl MetricsSink for EventFile {
             return;
         }
         let summary = Summary { value: values };
-        let event = Event { wall_time: now(), step: record.step as i64, what: Some(EventPayload::Summary(summary)) };
+        let what = Some(EventPayload::Summary(summary));
+        let event = Event { wall_time: now(), step: record.step as i64, what, source_metadata: None };
         self.file.append(&tfrecord::record(&event));
     }
 
@@ -85,36 +83,14 @@ fn literal(text: &str) -> String {
     text.lines().map(|line| format!("    {line}")).collect::<Vec<_>>().join("\n")
 }
 
-/// Returns the run's event files, oldest first: their names begin with the time and end with the run.
-fn event_files(folder: &Path, run: &str) -> io::Result<Vec<PathBuf>> {
-    let mut files = Vec::new();
-    for entry in fs::read_dir(folder)? {
-        let path = entry?.path();
-        if is_event_file(&path.file_name().unwrap_or_default().to_string_lossy(), run) {
-            files.push(path);
-        }
-    }
-    files.sort();
-    Ok(files)
-}
-
-/// Whether a killed writer of this run left a file of this name (`rewound` in earlier versions).
-fn is_leftover(name: &str, run: &str) -> bool {
-    staged_name(name).is_some_and(|name| name == "rewound" || is_event_file(name, run))
-}
-
-fn is_event_file(name: &str, run: &str) -> bool {
-    name.starts_with("events.out.tfevents.") && name.ends_with(&format!(".{run}"))
-}
-
-/// Returns the events up to a step, each once where several files have it. Within one file a step may have several
-/// events of a kind.
-fn kept(files: &[PathBuf], last_step: u64) -> io::Result<Vec<Event>> {
+/// Returns the events up to a step, each once where several files have it: that of the newest file, which repeats what
+/// it took over. Within one file a step may have several events of a kind.
+fn kept(files: &[EarlierFile], last_step: u64) -> Vec<Event> {
     let mut seen = HashSet::new();
     let mut events = Vec::new();
-    for file in files {
+    for file in files.iter().rev() {
         let mut seen_here = HashSet::new();
-        for event in tfrecord::read(&fs::read(file)?) {
+        for event in &file.events {
             let Some(EventPayload::Summary(summary)) = &event.what else {
                 continue;
             };
@@ -124,28 +100,23 @@ fn kept(files: &[PathBuf], last_step: u64) -> io::Result<Vec<Event>> {
             let name = (event.step, first.tag.clone());
             if event.step <= last_step as i64 && !seen.contains(&name) {
                 seen_here.insert(name);
-                events.push(event);
+                events.push(event.clone());
             }
         }
         seen.extend(seen_here);
     }
-    Ok(events)
+    events.sort_by_key(|event| event.step);
+    events
 }
 
 fn write_all(writer: &mut impl Write, events: &[Event]) -> io::Result<()> {
-    let version =
-        Event { wall_time: now(), step: 0, what: Some(EventPayload::FileVersion("brain.Event:2".to_owned())) };
-    std::iter::once(&version).chain(events).try_for_each(|event| writer.write_all(&tfrecord::record(event)))
-}
-
-/// Returns an unused path, named as TensorBoard does: `events.out.tfevents.<seconds>.<host>.<process>.<count>.<run>`.
-fn unused_name(folder: &Path, run: &str) -> PathBuf {
-    let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
-    let (seconds, process) = (now() as u64, std::process::id());
-    (0..u32::MAX)
-        .map(|count| folder.join(format!("events.out.tfevents.{seconds:010}.{host}.{process}.{count}.{run}")))
-        .find(|path| !path.exists())
-        .expect("some number is not used")
+    let header = Event {
+        wall_time: now(),
+        step: 0,
+        what: Some(EventPayload::FileVersion("brain.Event:2".to_owned())),
+        source_metadata: Some(SourceMetadata { writer: WRITER.to_owned() }),
+    };
+    std::iter::once(&header).chain(events).try_for_each(|event| writer.write_all(&tfrecord::record(event)))
 }
 
 fn now() -> f64 {
@@ -172,19 +143,24 @@ pub(super) fn steps_and_tags(folder: &Path) -> Vec<(i64, Vec<String>)> {
 mod tests {
     use super::*;
 
+    fn loss(step: u64) -> Record {
+        let loss = Scalar { key: "loss", tag: Some("loss/train"), value: Some((step as f64).into()) };
+        Record { scalars: vec![loss], ..Record::new("train", step) }
+    }
+
     #[test]
     fn duplicate_and_truncated_events_are_dropped() {
         let folder = tempfile::tempdir().unwrap();
-        let mut events = EventFile::open(folder.path(), "demo", None).unwrap();
+        let mut events = EventFile::open(folder.path(), Path::new("runs/demo"), None).unwrap();
         for step in 1..=5 {
-            let loss = Scalar { key: "loss", tag: Some("loss/train"), value: Some(1.0_f64.into()) };
-            events.record(&Record { scalars: vec![loss], ..Record::new("train", step) });
+            events.record(&loss(step));
         }
         // What a kill between writing the rewound file and removing the earlier one leaves, with a truncated end.
-        let bytes = fs::read(&event_files(folder.path(), "demo").unwrap()[0]).unwrap();
+        let file = fs::read_dir(folder.path()).unwrap().next().unwrap().unwrap().path();
+        let bytes = fs::read(file).unwrap();
         fs::write(folder.path().join("events.out.tfevents.0000000001.host.1.0.demo"), &bytes[..bytes.len() - 3])
             .unwrap();
-        drop(EventFile::open(folder.path(), "demo", Some(4)).unwrap());
+        drop(EventFile::open(folder.path(), Path::new("runs/demo"), Some(4)).unwrap());
         let steps: Vec<i64> = steps_and_tags(folder.path()).into_iter().map(|(step, _)| step).collect();
         assert_eq!(steps, [1, 2, 3, 4]);
     }
@@ -192,13 +168,13 @@ mod tests {
     #[test]
     fn several_events_of_a_step_survive_rewinding() {
         let folder = tempfile::tempdir().unwrap();
-        let mut events = EventFile::open(folder.path(), "demo", None).unwrap();
+        let mut events = EventFile::open(folder.path(), Path::new("runs/demo"), None).unwrap();
         for cores in [1.0_f64, 2.0] {
             let cores = Scalar { key: "cpu_cores", tag: Some("system/cpu_cores"), value: Some(cores.into()) };
             events.record(&Record { scalars: vec![cores], ..Record::new("utilization", 1) });
         }
         events.record(&Record::new("end", 1));
-        drop(EventFile::open(folder.path(), "demo", Some(1)).unwrap());
+        drop(EventFile::open(folder.path(), Path::new("runs/demo"), Some(1)).unwrap());
         assert_eq!(steps_and_tags(folder.path()), vec![(1, vec!["system/cpu_cores".to_owned()]); 2]);
     }
 
@@ -208,25 +184,18 @@ mod tests {
     }
 
     #[test]
-    fn files_of_killed_writers_of_this_run_are_removed() {
-        let folder = tempfile::tempdir().unwrap();
-        let left = [".rewound.tmp-42", ".events.out.tfevents.0000000001.host.42.0.demo.tmp-42"];
-        let of_others = ".events.out.tfevents.0000000001.host.42.0.other.tmp-42";
-        for name in left.iter().chain([&of_others]) {
-            fs::write(folder.path().join(name), "half").unwrap();
-        }
-        drop(EventFile::open(folder.path(), "demo", None).unwrap());
-        assert!(left.iter().all(|name| !folder.path().join(name).exists()));
-        assert!(folder.path().join(of_others).exists());
-    }
-
-    #[test]
-    fn events_of_other_runs_are_kept() {
-        let folder = tempfile::tempdir().unwrap();
-        drop(EventFile::open(folder.path(), "first", None).unwrap());
-        for _ in 0..2 {
-            drop(EventFile::open(folder.path(), "second", None).unwrap());
-        }
-        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 2);
+    fn a_renamed_run_takes_its_events_along() {
+        let root = tempfile::tempdir().unwrap();
+        let (former, moved) = (root.path().join("former"), root.path().join("moved"));
+        let open = |run: &Path, rewind_to| EventFile::open(&run.join("tensorboard"), run, rewind_to).unwrap();
+        let mut events = open(&former, None);
+        (1..=5).for_each(|step| events.record(&loss(step)));
+        drop(events);
+        fs::rename(&former, &moved).unwrap();
+        let mut events = open(&moved, Some(3));
+        events.record(&loss(4));
+        drop(events);
+        let steps: Vec<i64> = steps_and_tags(&moved.join("tensorboard")).into_iter().map(|(step, _)| step).collect();
+        assert_eq!(steps, [1, 2, 3, 4]);
     }
 }

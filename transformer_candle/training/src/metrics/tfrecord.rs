@@ -18,6 +18,17 @@ pub(super) struct Event {
     pub(super) step: i64,
     #[prost(oneof = "EventPayload", tags = "3, 5")]
     pub(super) what: Option<EventPayload>,
+    /// In the first record of a file, what wrote it.
+    #[prost(message, optional, tag = "10")]
+    pub(super) source_metadata: Option<SourceMetadata>,
+}
+
+/// `SourceMetadata`.
+#[derive(Clone, PartialEq, Message)]
+pub(super) struct SourceMetadata {
+    /// The program or the library that wrote the file.
+    #[prost(string, tag = "1")]
+    pub(super) writer: String,
 }
 
 /// The content of an event.
@@ -181,8 +192,8 @@ mod tests {
     fn a_record_matches_tensorflows_bytes() {
         // The first record of every file: tf.io.TFRecordWriter's framing of Event(wall_time=1.0,
         // file_version="brain.Event:2").
-        let event =
-            Event { wall_time: 1.0, step: 0, what: Some(EventPayload::FileVersion("brain.Event:2".to_owned())) };
+        let version = EventPayload::FileVersion("brain.Event:2".to_owned());
+        let event = Event { wall_time: 1.0, what: Some(version), ..Event::default() };
         let bytes = record(&event);
         assert_eq!(&bytes[..8], 24_u64.to_le_bytes());
         assert_eq!(&bytes[12..36], b"\x09\0\0\0\0\0\0\xf0\x3f\x1a\x0dbrain.Event:2");
@@ -197,7 +208,7 @@ mod tests {
 
     #[test]
     fn reading_stops_at_a_truncated_or_corrupted_record() {
-        let events: Vec<_> = (1..=3).map(|step| Event { wall_time: 1.0, step, what: None }).collect();
+        let events: Vec<_> = (1..=3).map(|step| Event { wall_time: 1.0, step, ..Event::default() }).collect();
         let mut bytes: Vec<u8> = events.iter().flat_map(record).collect();
         let record = bytes.len() / 3;
         for torn in 2 * record..bytes.len() {

@@ -5,10 +5,13 @@ mod changed_schedule;
 mod opened_data;
 mod planned_run;
 
-use std::{collections::HashSet, path::PathBuf};
+use std::{
+    collections::HashSet,
+    path::{Path, PathBuf},
+};
 
 use dataset::{CancelToken, Cursor, Mixture, Tokenizer, hub::HubSettings};
-use run_config::{EvaluationConfig, RESOLVED_CONFIG, ResolvedRun};
+use run_config::{EvaluationConfig, OWN_TOKENIZER, RESOLVED_CONFIG, ResolvedRun};
 
 use self::{
     opened_data::OpenedData,
@@ -70,7 +73,7 @@ impl Trainer {
         let OpenedData { data, stage_run, tokenizer_files, fingerprint, has_changed_files, .. } = opened;
         let stage = planned.stage();
         stop.time_limit().expect_save(planned.plan.checkpoint_bytes);
-        let PlannedRun { run, device, shape, plan, resumed, profiled_steps, folder, lock, mut notes, .. } = planned;
+        let PlannedRun { mut run, device, shape, plan, resumed, profiled_steps, folder, lock, mut notes, .. } = planned;
         let state = resumed.as_ref().map(|resumed| &resumed.state);
         let prompts = prompts(&run, &data.tokenizer, &mut engine)?;
         let cursor = data.stream.cursor();
@@ -79,6 +82,9 @@ impl Trainer {
         let introduced = ranks::introduce(&options.ranks, &environment.host, plan.bytes)?;
         let environment = Environment { hosts: introduced.hosts.clone(), ..environment };
         notes.extend(state.and_then(|state| changed_schedule::note(&run, state.step)));
+        if let Some(resumed) = resumed.as_ref().filter(|_| rank_info.is_first()) {
+            notes.extend(restore_tokenizer(&mut run, resumed.directory())?);
+        }
         let (mut ledger, metrics) = {
             let position = (data.stream.mixture(), &cursor);
             open_records((&run, &environment, rank_info), state, position, &mut notes, &cancel)?
@@ -202,6 +208,21 @@ fn saved(run: &ResolvedRun, resumed: Option<&ResumePoint>) -> Option<PathBuf> {
     let directory = resumed?.directory().canonicalize().ok()?;
     let path = run.config.runtime.checkpoint.directory.as_deref()?.join(directory.file_name()?);
     (path.canonicalize().ok()? == directory).then_some(path)
+}
+
+/// Puts the tokenizer back into the run directory where the run takes it from its checkpoints, which are pruned;
+/// returns a note if it did.
+fn restore_tokenizer(run: &mut ResolvedRun, checkpoint: &Path) -> Result<Option<String>> {
+    let own = run.run_directory.join(OWN_TOKENIZER);
+    let in_use = run.config.tokenizer.tokenizer_json.as_deref().and_then(Path::parent);
+    if own.exists() || in_use.and_then(Path::parent) != checkpoint.parent() {
+        return Ok(None);
+    }
+    let folder = own.parent().unwrap_or(&run.run_directory);
+    checkpoint::restore_tokenizer(checkpoint, folder)?;
+    let note = format!("the checkpoint's tokenizer is restored to {}", folder.display());
+    run.config.tokenizer.tokenizer_json = Some(own);
+    Ok(Some(note))
 }
 
 /// Opens the ledger and the metrics, rewound to the checkpoint, and writes the resolved config and the environment.

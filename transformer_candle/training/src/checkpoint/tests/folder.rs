@@ -217,3 +217,13 @@ fn copies_that_followed_links_are_pointers_still() {
     Tiny::at(Precision::Fp32, 15).save(folder.path(), &state_at(15));
     assert_eq!(fs::read_link(&pointer).unwrap(), Path::new("step-00000015"));
 }
+
+#[test]
+fn a_removed_checkpoint_names_the_newest() {
+    let folder = saved(&[5, 10]);
+    fs::remove_dir_all(path(&folder, 5)).unwrap();
+    let error = Checkpoint::open(&path(&folder, 5)).unwrap_err();
+    assert!(matches!(&error, CheckpointError::Removed { newest, .. } if *newest == path(&folder, 10)), "{error}");
+    assert_eq!(error.exit_code(), 2);
+    assert!(removed(&path(&folder, 10)).is_none() && removed(&folder.path().join("other")).is_none());
+}
