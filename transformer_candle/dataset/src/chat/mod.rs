@@ -2,22 +2,25 @@
 //!
 //! `conversation` reads and checks a row (`message`: one of its messages; `other_formats`: Alpaca and `ShareGPT`);
 //! `template_source` finds the chat template, `template_trial` tries it before training, and `template` renders a
-//! conversation with it (`python_text`: values as Python prints them; `percent_format`: its operator `%`;
-//! `row_variables`: what it reads of the row); `loss_spans` finds what the assistant says in it; `special_tokens` keeps
+//! conversation with it (`python_text`: values as Python prints them; `python_methods`: its methods; `percent_format`: its operator `%`;
+//! `row_variables`: what it reads of the row; `template_limits` and `bounded_values`: that it ends, and in memory); `loss_spans` finds what the assistant says in it; `special_tokens` keeps
 //! the special tokens of the template apart from text that spells them. `unused_fields` names what of a row is not used,
 //! and `row_warnings` tells it.
 
+mod bounded_values;
 mod conversation;
 mod loss_spans;
 mod message;
 mod other_formats;
 mod percent_format;
+mod python_methods;
 mod python_text;
 mod row_variables;
 mod row_warnings;
 mod settings;
 mod special_tokens;
 mod template;
+mod template_limits;
 mod template_source;
 mod template_trial;
 #[cfg(test)]
