@@ -42,7 +42,7 @@ use self::template::{ChatTemplate, PreparedMessages};
 use self::template_source::{Templates, find_templates};
 use self::unused_fields::unused_fields;
 use crate::skipped_rows::SkipReason;
-use crate::tokenizer::{NamedToken, SpelledTokens, TokenizerDefinition, spelled_tokens};
+use crate::tokenizer::{NamedToken, SpelledTokens, TokenizerDefinition, library, spelled_tokens, untruncated};
 use crate::{DataError, Tokenizer};
 
 /// Name of the template that conversations with tools are rendered with, where there is one.
@@ -104,7 +104,7 @@ impl ConversationEncoder {
         let eos = eos.map_or(marks.end_of_text.id, |token| token.id);
         let renamed = serde_json::to_vec(&special_tokens.renamed(json))
             .map_err(|error| error.to_string())
-            .and_then(|bytes| load(&bytes))
+            .and_then(|bytes| library::call(|| untruncated(&bytes)))
             .map_err(|message| DataError::Tokenizer { path: path.to_owned(), message })?;
         let date = settings.day()?;
         let Templates { default, of_tools, inference } = find_templates(settings, &folder, &special_tokens, marks)?;
@@ -247,8 +247,8 @@ impl State {
     }
 
     fn encode(&self, text: &str) -> Result<tokenizers::Encoding, DataError> {
-        let encoding = self.tokenizer.encode(text, false);
-        encoding.map_err(|error| DataError::Tokenizer { path: self.path.clone(), message: error.to_string() })
+        let encoding = library::call(|| self.tokenizer.encode(text, false));
+        encoding.map_err(|message| DataError::Tokenizer { path: self.path.clone(), message })
     }
 
     fn encode_conversation(
@@ -354,11 +354,4 @@ fn counted(encoding: &tokenizers::Encoding, spans: &[std::ops::Range<usize>]) ->
         start < end && spans.get(next).is_some_and(|span| span.start < end)
     };
     encoding.get_offsets().iter().map(overlaps).collect()
-}
-
-fn load(bytes: &[u8]) -> Result<tokenizers::Tokenizer, String> {
-    let mut tokenizer = tokenizers::Tokenizer::from_bytes(bytes).map_err(|error| error.to_string())?;
-    tokenizer.with_truncation(None).map_err(|error| error.to_string())?;
-    tokenizer.with_padding(None);
-    Ok(tokenizer)
 }
