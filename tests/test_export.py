@@ -241,7 +241,7 @@ def test_a_tokenizer_of_another_model_is_not_exported(workspace: Workspace) -> N
         2, "tokenizer.json has added tokens up to the id 70000", "a vocabulary of 260"
     )
     tokenizer.write_text('{"version":')
-    workspace.orchestrate(*export).refused(2, "tokenizer.json is no tokenizer that can be read")
+    workspace.orchestrate(*export).refused(2, "tokenizer.json cannot be used: ", "EOF")
     workspace.orchestrate("export", "--checkpoint=model/config.json", "--format=hf").refused(
         2, "is a file: name the folder"
     )

@@ -32,6 +32,35 @@ def silent() -> Iterator[socket.socket]:
         yield server
 
 
+IMPORTED = """
+import os, signal, sys
+
+class Interrupt:
+    counted = 0
+
+    def find_spec(self, name, path=None, target=None):
+        self.counted += self.counted > 0 or name.startswith("orchestrator.")
+        if self.counted == int(os.environ["INTERRUPTED_IMPORT"]):
+            os.kill(os.getpid(), signal.SIGINT)
+
+sys.meta_path.insert(0, Interrupt())
+"""
+"""A `sitecustomize.py` that sends Ctrl-C as the package imports its n-th module."""
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 5, 10, 40, 100, 150])
+@pytest.mark.parametrize("words", [["doctor"], ["train", "nothing"], ["--version"]], ids=lambda words: words[0])
+@pytest.mark.parametrize("program", [[ORCHESTRATE], ["python", "-m", "orchestrator"]], ids=["script", "module"])
+def test_ctrl_c_during_imports_is_one_sentence(
+    workspace: Workspace, program: list[str | Path], words: list[str], count: int
+) -> None:
+    (workspace.root / "sitecustomize.py").write_text(IMPORTED)
+    workspace.extra_environment |= {"PYTHONPATH": str(workspace.root), "INTERRUPTED_IMPORT": str(count)}
+    command = [workspace.python if word == "python" else word for word in program]
+    result = workspace.command(*command, *words)
+    assert (result.code, result.err) == (130, "orchestrate: stopped by Ctrl-C\n")
+
+
 def silent_workspace(root: Path, silent: socket.socket) -> Workspace:
     return Workspace(root, {"HF_ENDPOINT": f"http://127.0.0.1:{silent.getsockname()[1]}"})
 

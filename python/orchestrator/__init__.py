@@ -8,10 +8,34 @@
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+import os
+import signal
+import sys
 
-from orchestrator import nvidia_wheels
+
+def exit_at_once(_number: int = signal.SIGINT, _frame: object = None) -> None:
+    """End the program `orchestrate` without unwinding: an exception in the middle of an import prints a traceback."""
+    try:
+        os.write(2, b"orchestrate: stopped by Ctrl-C\n")
+    finally:
+        os._exit(128 + signal.SIGINT)
+
+
+def _is_the_program() -> bool:
+    """Whether this process is `orchestrate` or `python -m orchestrator`, not a program that uses the package."""
+    words = getattr(sys, "orig_argv", [])
+    is_module = "-m" in words and words[words.index("-m") + 1 :][:1] == ["orchestrator"]
+    return is_module or getattr(sys, "argv", [""])[0].rpartition(os.sep)[2].partition(".")[0] == "orchestrate"
+
+
+# Before any other import: they take a good part of a second, in which Ctrl-C has no other handler.
+if _is_the_program() and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+    signal.signal(signal.SIGINT, exit_at_once)
+
+import importlib  # noqa: E402
+from typing import TYPE_CHECKING, Any  # noqa: E402
+
+from orchestrator import nvidia_wheels  # noqa: E402
 
 if TYPE_CHECKING:
     from orchestrator._native import (

@@ -1,40 +1,35 @@
 """The entry point of `orchestrate` and of `python -m orchestrator`.
 
-Nothing heavy is imported before Ctrl-C is handled.
+The package handles Ctrl-C from its first lines on; Python's own start, before them, is Python's.
 """
 
 from __future__ import annotations
 
-import os
 import signal
 import sys
-from types import FrameType
+
+from orchestrator import exit_at_once
 
 
 def main() -> None:
-    """Run the command; Ctrl-C during its imports ends it with one sentence."""
-    is_default = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    """Run the command; Ctrl-C during its imports ends it with one sentence, and after its end it is ignored."""
+    is_default = signal.getsignal(signal.SIGINT) in (signal.default_int_handler, exit_at_once)
     if is_default:
-        signal.signal(signal.SIGINT, _exit_at_once)
+        signal.signal(signal.SIGINT, exit_at_once)
     try:
         from orchestrator import cli
     except ImportError as error:
         sys.exit(f"orchestrate: the package is not complete: {error}. Install it again: `make build`, or pip")
 
-    if is_default:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
+        if is_default:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
         cli.main()
     except KeyboardInterrupt:
-        _exit_at_once()
-
-
-def _exit_at_once(_number: int = signal.SIGINT, _frame: FrameType | None = None) -> None:
-    """Exit without unwinding: an exception in the middle of an import would print a traceback."""
-    try:
-        os.write(2, b"orchestrate: stopped by Ctrl-C\n")
+        exit_at_once()
     finally:
-        os._exit(128 + signal.SIGINT)
+        if is_default:
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 if __name__ == "__main__":

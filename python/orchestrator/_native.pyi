@@ -42,6 +42,7 @@ __all__ = [
     "check_profile",
     "check_start_adapters",
     "check_threads",
+    "check_tokenizer_json",
     "checked_adapters",
     "checked_model_config",
     "config_of_run",
@@ -885,6 +886,9 @@ def changes_on_resume(run: dict[str, Any], config: dict[str, Any]) -> list[tuple
 
 def vocab_size(tokenizer_json: _Path) -> int:
     """Return the size of the vocabulary of a `tokenizer.json`: one more than the highest token id."""
+
+def check_tokenizer_json(path: _Path) -> None:
+    """Refuse a `tokenizer.json` that the library tokenizers cannot read."""
 
 def cache_root() -> Path:
     """Return the folder for what can be made again."""

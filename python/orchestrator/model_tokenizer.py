@@ -9,7 +9,6 @@ from typing import Any
 
 from orchestrator import _native
 from orchestrator.command_error import CommandError
-from orchestrator.input_files import read_text
 from orchestrator.paths import shown
 from orchestrator.training_record import read_object
 
@@ -66,15 +65,13 @@ def read(model: Path, tokenizer_folder: Path, base_model: Path | None, vocab_siz
         CommandError: If the library tokenizers cannot read tokenizer.json, it has ids beyond the model's vocabulary, or
             a file beside it is no JSON.
     """
-    from tokenizers import Tokenizer
-
     path = tokenizer_folder / FILE
     if not path.exists():
         return None
     try:
-        Tokenizer.from_str(read_text(path))
-    except Exception as error:  # the package raises no other class
-        raise CommandError(f"{shown(path)} is no tokenizer that can be read: {error}") from error
+        _native.check_tokenizer_json(path)
+    except _native.DataError as error:
+        raise CommandError(str(error)) from error
     check_fits(path, _native.vocab_size(path) - 1, vocab_size)
     today = datetime.datetime.now().astimezone().date().isoformat()
     return ModelTokens(**_native.model_tokens(model, base_model=base_model, date=today))

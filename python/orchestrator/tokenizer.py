@@ -27,9 +27,8 @@ from typing import TYPE_CHECKING, Any
 
 from orchestrator import _native
 from orchestrator.command_error import CommandError, ExitCode
-from orchestrator.input_files import check_regular, parse_json, read_bytes, read_text
+from orchestrator.input_files import parse_json, read_bytes, read_text
 from orchestrator.long_words import LongWords
-from orchestrator.paths import shown
 from orchestrator.progress import Reading
 from orchestrator.written_files import naming
 
@@ -193,13 +192,10 @@ def train(folder: Path, request: Request, texts: Iterable[str], reading: Reading
 
 def read(path: Path) -> Ready:
     """Return an existing tokenizer, or raise a `CommandError` that names the file."""
-    from tokenizers import Tokenizer
-
     try:
-        check_regular(path)
-        Tokenizer.from_file(str(path))
-    except Exception as error:  # the library raises bare Exceptions
-        raise CommandError(f"cannot read the tokenizer {shown(path)}: {error}") from error
+        _native.check_tokenizer_json(path)
+    except _native.DataError as error:
+        raise CommandError(str(error)) from error
     return Ready(path, _native.vocab_size(path), None)
 
 

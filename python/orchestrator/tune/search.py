@@ -221,8 +221,12 @@ def readable(folder: Path) -> Iterator[None]:
     """Turn errors of the database in the block into a `CommandError`."""
     try:
         yield
-    except (SQLAlchemyError, optuna.exceptions.StorageInternalError, RuntimeError) as error:
-        cause = str(error.__cause__ or error).splitlines()[0]
+    except (CommandError, OSError):
+        raise
+    except Exception as error:  # Optuna and SQLAlchemy raise any class for values that were altered
+        cause = "".join(str(error.__cause__ or error).splitlines()[:1])
+        if not isinstance(error, (SQLAlchemyError, optuna.exceptions.StorageInternalError, RuntimeError)):
+            cause = f"it holds a value that does not belong there ({type(error).__name__}: {cause})"
         raise CommandError(
             f"the study's database {shown(folder / DATABASE)} cannot be used: {cause}. Close the program that holds "
             "it, or remove the folder to start again"

@@ -44,12 +44,9 @@ class Comparison:
 
 def best_trial(study: optuna.Study, folder: Path) -> FrozenTrial:
     """Return the complete trial with the lowest loss."""
-    try:
-        return study.best_trial
-    except ValueError:
-        raise CommandError(
-            f"no trial of {folder} was trained to its end: its trials are all pruned or refused"
-        ) from None
+    if not study.get_trials(deepcopy=False, states=(optuna.trial.TrialState.COMPLETE,)):
+        raise CommandError(f"no trial of {folder} was trained to its end: its trials are all pruned or refused")
+    return study.best_trial
 
 
 def best_values(base: Base, trial: FrozenTrial) -> dict[str, Any]:

@@ -196,4 +196,4 @@ pub use skipped_rows::SkippedRows;
 pub use source::{DataSource, FilePart, SourceDescription};
 pub use stream::{NextStage, StreamStage, TokenStream};
 pub use stream_settings::{StreamSettings, max_workers};
-pub use tokenizer::{DocumentTokens, NamedToken, Tokenizer, TokenizerDefinition};
+pub use tokenizer::{DocumentTokens, NamedToken, Tokenizer, TokenizerDefinition, check_tokenizer_json};

@@ -1,6 +1,7 @@
 //! Tokenization with the Hugging Face tokenizers library.
 
 mod document_tokens;
+pub(crate) mod library;
 #[cfg(test)]
 mod sentencepiece_fixture;
 pub(crate) mod spelled_tokens;
@@ -132,19 +133,20 @@ impl Tokenizer {
     fn read(path: &Path, reading: TokenizerReading, choice: Choice) -> Result<Self, DataError> {
         let error = |message: String| DataError::Tokenizer { path: path.to_owned(), message };
         let TokenizerDefinition { mut json, folder, content, .. } = TokenizerDefinition::read(path, reading)?;
-        let mut tokenizer = tokenizers::Tokenizer::from_bytes(&content).map_err(|cause| error(cause.to_string()))?;
-        tokenizer.with_truncation(None).map_err(|cause| error(cause.to_string()))?;
-        tokenizer.with_padding(None);
+        if let Some(problem) = library::problem(&json) {
+            return Err(error(problem));
+        }
+        let mut tokenizer = library::call(|| untruncated(&content)).map_err(&error)?;
         let parses_special_tokens = choice.parses_special_tokens;
         tokenizer.set_encode_special_tokens(!parses_special_tokens);
         let spelled_tokens = SpelledTokens::of_tokenizer_json(&json);
         let document_tokens = DocumentTokens::find(&tokenizer, path, (&json, &folder), choice)?;
         let vocab_size = tokenizer.get_vocab(true).values().max().map_or(0, |&id| id as usize + 1);
-        let token_bytes = token_bytes(&tokenizer, &json, vocab_size);
+        let token_bytes = library::call(|| Ok(token_bytes(&tokenizer, &json, vocab_size))).map_err(&error)?;
         if !choice.truncates {
             json["truncation"] = Value::Null;
         }
-        let encoder = Encoder::choose(&tokenizer, json, parses_special_tokens);
+        let encoder = library::call(|| Ok(Encoder::choose(&tokenizer, json, parses_special_tokens))).map_err(&error)?;
         let content_hash = format!("{:x}", Bytes::copy_from_slice(&Sha256::digest(&content)));
         Ok(Self(Arc::new(TokenizerState {
             path: path.to_owned(),
@@ -173,7 +175,7 @@ impl Tokenizer {
 
     /// Encodes a text as token ids.
     pub fn encode(&self, text: &str) -> Result<Vec<u32>, DataError> {
-        self.0.encoder.encode(&self.0.tokenizer, text).map_err(|error| self.error(error.as_ref()))
+        library::call(|| self.0.encoder.encode(&self.0.tokenizer, text)).map_err(|message| self.error(message))
     }
 
     /// Encodes a text to continue, as at least one id: the BOS token if documents start with it, and the text. An empty
@@ -203,7 +205,7 @@ impl Tokenizer {
 
     /// Decodes ids to text, without special tokens.
     pub fn decode(&self, ids: &[u32]) -> Result<String, DataError> {
-        self.0.tokenizer.decode(ids, true).map_err(|error| self.error(error.as_ref()))
+        library::call(|| self.0.tokenizer.decode(ids, true)).map_err(|message| self.error(message))
     }
 
     /// Decodes ids to text, with special tokens as they are spelled.
@@ -248,7 +250,29 @@ impl Tokenizer {
         self.0.token_bytes.as_deref()
     }
 
-    fn error(&self, error: &(dyn std::error::Error + Send + Sync)) -> DataError {
-        DataError::Tokenizer { path: self.0.path.clone(), message: error.to_string() }
+    fn error(&self, message: String) -> DataError {
+        DataError::Tokenizer { path: self.0.path.clone(), message }
     }
+}
+
+/// Checks that a `tokenizer.json` can be read.
+///
+/// # Errors
+/// [`DataError::Tokenizer`] if it cannot.
+pub fn check_tokenizer_json(path: &Path) -> Result<(), DataError> {
+    let error = |message: String| DataError::Tokenizer { path: path.to_owned(), message };
+    let content = regular_file::read(path).map_err(|cause| error(cause.to_string()))?;
+    let json: Value = serde_json::from_slice(&content).map_err(|cause| error(cause.to_string()))?;
+    if let Some(problem) = library::problem(&json) {
+        return Err(error(problem));
+    }
+    library::call(|| untruncated(&content)).map(drop).map_err(error)
+}
+
+/// Reads a `tokenizer.json`, whose truncation and padding are not of its ids.
+pub(crate) fn untruncated(content: &[u8]) -> tokenizers::Result<tokenizers::Tokenizer> {
+    let mut tokenizer = tokenizers::Tokenizer::from_bytes(content)?;
+    tokenizer.with_truncation(None)?;
+    tokenizer.with_padding(None);
+    Ok(tokenizer)
 }

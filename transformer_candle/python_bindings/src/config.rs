@@ -110,6 +110,12 @@ pub fn vocab_size(tokenizer_json: PathBuf) -> PyResult<usize> {
     run_config::vocab_size(&tokenizer_json).map_err(raised)
 }
 
+/// Refuse a `tokenizer.json` that the library tokenizers cannot read.
+#[pyfunction]
+pub fn check_tokenizer_json(path: PathBuf) -> PyResult<()> {
+    dataset::check_tokenizer_json(&path).map_err(raised)
+}
+
 /// Refuse an `adapter_config.json` of adapters that compute something else than plain adapters; `config` is its content.
 #[pyfunction]
 pub fn check_adapter_config(file: PathBuf, config: &Bound<'_, PyAny>) -> PyResult<()> {

@@ -62,6 +62,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(config::changes_on_resume, module)?)?;
     module.add_function(wrap_pyfunction!(config::presets, module)?)?;
     module.add_function(wrap_pyfunction!(config::vocab_size, module)?)?;
+    module.add_function(wrap_pyfunction!(config::check_tokenizer_json, module)?)?;
     module.add_function(wrap_pyfunction!(config::check_adapter_config, module)?)?;
     module.add_function(wrap_pyfunction!(data::cache_root, module)?)?;
     module.add_function(wrap_pyfunction!(evaluation::evaluate_model, module)?)?;

@@ -77,7 +77,7 @@ pub use tokenizer::{SpecialTokens, TokenizerConfig};
 pub use tokenizer_file::vocab_size;
 pub use tokenizer_folder::{
     Additions, CHAT_TEMPLATE, DEFAULT_TEMPLATE, NamedTemplate, TOKENIZER_CONFIG, TokenizerFileError, TokenizerFolder,
-    TokenizerReading,
+    TokenizerReading, wrong_token_ids,
 };
 
 /// Everything that describes a training run. `RunConfig::default()` is a small valid model for a

@@ -10,6 +10,7 @@
 mod templates;
 #[cfg(test)]
 mod tests;
+mod types;
 
 use std::collections::BTreeMap;
 use std::io;
@@ -23,6 +24,7 @@ use crate::regular_file;
 
 pub use self::templates::{CHAT_TEMPLATE, DEFAULT_TEMPLATE, NamedTemplate};
 use self::templates::{recorded_template, templates};
+pub use self::types::wrong_token_ids;
 
 /// File of the roles of tokens, and of added tokens and templates.
 pub const TOKENIZER_CONFIG: &str = "tokenizer_config.json";
@@ -99,7 +101,7 @@ impl TokenizerFolder {
     /// Reads the files beside a `tokenizer.json`.
     ///
     /// # Errors
-    /// If one exists and cannot be read.
+    /// If one exists and cannot be read, or a key of one has a value of the wrong type.
     pub fn read(tokenizer_json: &Path, reading: TokenizerReading) -> Result<Self> {
         let beside = |name: &str| read_object(&tokenizer_json.with_file_name(name));
         let (config, map) = (beside(TOKENIZER_CONFIG)?, beside(SPECIAL_TOKENS_MAP)?);
@@ -118,6 +120,16 @@ impl TokenizerFolder {
                 model_vocabulary: None,
             });
         }
+        let added_tokens = beside(ADDED_TOKENS)?;
+        for (name, problem) in [
+            (TOKENIZER_CONFIG, types::of_roles(&config)),
+            (SPECIAL_TOKENS_MAP, types::of_roles(&map)),
+            (ADDED_TOKENS, types::of_added_tokens(&added_tokens)),
+        ] {
+            if let Some(message) = problem {
+                return Err(TokenizerFileError { path: tokenizer_json.with_file_name(name), message });
+            }
+        }
         config_roles.extend(named_extra_tokens(&config));
         let decoder = config.get(ADDED_TOKENS_DECODER).and_then(Value::as_object);
         let (roles, unread_roles, extra) = if decoder.is_some() {
@@ -133,7 +145,7 @@ impl TokenizerFolder {
                     .filter_map(|(id, token)| Some((id.parse::<u64>().ok()?, AddedToken::from_json(token)?)));
                 by_id.collect()
             }
-            None => added_tokens_file(&beside(ADDED_TOKENS)?, &roles, &extra),
+            None => added_tokens_file(&added_tokens, &roles, &extra),
         };
         let model_vocabulary = beside(MODEL_CONFIG)?.get("vocab_size").and_then(Value::as_u64);
         let templates = templates(tokenizer_json, &config)?;
@@ -266,7 +278,7 @@ fn read_text(path: &Path) -> Result<String> {
     String::from_utf8(bytes).map_err(|_| refused("it is not UTF-8".to_owned()))
 }
 
-/// Reads a JSON object; an empty one if the file does not exist, or holds another value.
+/// Reads a JSON object; an empty one if the file does not exist.
 fn read_object(path: &Path) -> Result<Map<String, Value>> {
     let refused = |message: String| TokenizerFileError { path: path.to_owned(), message };
     match regular_file::read(path) {
@@ -274,7 +286,7 @@ fn read_object(path: &Path) -> Result<Map<String, Value>> {
         Err(error) => Err(refused(error.to_string())),
         Ok(bytes) => match serde_json::from_slice(&bytes).map_err(|error| refused(error.to_string()))? {
             Value::Object(object) => Ok(object),
-            _ => Ok(Map::new()),
+            _ => Err(refused("it must hold a JSON object".to_owned())),
         },
     }
 }

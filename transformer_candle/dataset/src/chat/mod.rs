@@ -2,22 +2,25 @@
 //!
 //! `conversation` reads and checks a row (`message`: one of its messages; `other_formats`: Alpaca and `ShareGPT`);
 //! `template_source` finds the chat template, `template_trial` tries it before training, and `template` renders a
-//! conversation with it (`python_text`: values as Python prints them; `percent_format`: its operator `%`;
-//! `row_variables`: what it reads of the row); `loss_spans` finds what the assistant says in it; `special_tokens` keeps
+//! conversation with it (`python_text`: values as Python prints them; `python_methods`: its methods; `percent_format`: its operator `%`;
+//! `row_variables`: what it reads of the row; `template_limits` and `bounded_values`: that it ends, and in memory); `loss_spans` finds what the assistant says in it; `special_tokens` keeps
 //! the special tokens of the template apart from text that spells them. `unused_fields` names what of a row is not used,
 //! and `row_warnings` tells it.
 
+mod bounded_values;
 mod conversation;
 mod loss_spans;
 mod message;
 mod other_formats;
 mod percent_format;
+mod python_methods;
 mod python_text;
 mod row_variables;
 mod row_warnings;
 mod settings;
 mod special_tokens;
 mod template;
+mod template_limits;
 mod template_source;
 mod template_trial;
 #[cfg(test)]
@@ -39,7 +42,7 @@ use self::template::{ChatTemplate, PreparedMessages};
 use self::template_source::{Templates, find_templates};
 use self::unused_fields::unused_fields;
 use crate::skipped_rows::SkipReason;
-use crate::tokenizer::{NamedToken, SpelledTokens, TokenizerDefinition, spelled_tokens};
+use crate::tokenizer::{NamedToken, SpelledTokens, TokenizerDefinition, library, spelled_tokens, untruncated};
 use crate::{DataError, Tokenizer};
 
 /// Name of the template that conversations with tools are rendered with, where there is one.
@@ -101,7 +104,7 @@ impl ConversationEncoder {
         let eos = eos.map_or(marks.end_of_text.id, |token| token.id);
         let renamed = serde_json::to_vec(&special_tokens.renamed(json))
             .map_err(|error| error.to_string())
-            .and_then(|bytes| load(&bytes))
+            .and_then(|bytes| library::call(|| untruncated(&bytes)))
             .map_err(|message| DataError::Tokenizer { path: path.to_owned(), message })?;
         let date = settings.day()?;
         let Templates { default, of_tools, inference } = find_templates(settings, &folder, &special_tokens, marks)?;
@@ -244,8 +247,8 @@ impl State {
     }
 
     fn encode(&self, text: &str) -> Result<tokenizers::Encoding, DataError> {
-        let encoding = self.tokenizer.encode(text, false);
-        encoding.map_err(|error| DataError::Tokenizer { path: self.path.clone(), message: error.to_string() })
+        let encoding = library::call(|| self.tokenizer.encode(text, false));
+        encoding.map_err(|message| DataError::Tokenizer { path: self.path.clone(), message })
     }
 
     fn encode_conversation(
@@ -351,11 +354,4 @@ fn counted(encoding: &tokenizers::Encoding, spans: &[std::ops::Range<usize>]) ->
         start < end && spans.get(next).is_some_and(|span| span.start < end)
     };
     encoding.get_offsets().iter().map(overlaps).collect()
-}
-
-fn load(bytes: &[u8]) -> Result<tokenizers::Tokenizer, String> {
-    let mut tokenizer = tokenizers::Tokenizer::from_bytes(bytes).map_err(|error| error.to_string())?;
-    tokenizer.with_truncation(None).map_err(|error| error.to_string())?;
-    tokenizer.with_padding(None);
-    Ok(tokenizer)
 }

@@ -197,10 +197,10 @@ pub(super) fn apply(state: &mut State, left: &Value, right: &Value) -> Result<Va
             _ => vec![right.clone()],
         };
         let printed = values.into_iter().map(|value| match value.kind() {
-            ValueKind::String | ValueKind::Number | ValueKind::Map => value,
-            _ => Value::from(python_text::str(&value)),
+            ValueKind::String | ValueKind::Number | ValueKind::Map => Ok(value),
+            _ => python_text::str(&|fuel| state.consume_fuel(fuel), &value).map(Value::from),
         });
-        let arguments: Vec<Value> = std::iter::once(left.clone()).chain(printed).collect();
+        let arguments: Vec<Value> = std::iter::once(Ok(left.clone())).chain(printed).collect::<Result<_, Error>>()?;
         return state.apply_filter("format", &arguments);
     }
     let remainder = match (i64::try_from(left.clone()), i64::try_from(right.clone())) {

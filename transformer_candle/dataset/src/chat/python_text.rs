@@ -5,47 +5,91 @@ use std::fmt::Write as _;
 use minijinja::value::{Kwargs, Value, ValueKind};
 use minijinja::{Error, ErrorKind, Output, State};
 
+/// Consumes fuel, as [`State::consume_fuel`] does.
+pub(super) type ConsumeFuel<'a> = &'a dyn Fn(u64) -> Result<(), Error>;
+
+/// Bytes that are written for one unit of fuel.
+const BYTES_PER_FUEL: usize = 16;
+/// Characters by which `tojson` may indent.
+const MAX_INDENT: usize = 100;
+
+/// A text that is written as long as there is fuel: a value may hold the same list many times.
+struct Text<'a> {
+    written: String,
+    /// Bytes that fuel was consumed for.
+    charged: usize,
+    consume_fuel: ConsumeFuel<'a>,
+}
+
+impl Text<'_> {
+    fn new(consume_fuel: ConsumeFuel<'_>) -> Text<'_> {
+        Text { written: String::new(), charged: 0, consume_fuel }
+    }
+
+    /// Appends a piece of the text.
+    fn push(&mut self, piece: &str) -> Result<(), Error> {
+        self.written.push_str(piece);
+        let fuel = (self.written.len() - self.charged) / BYTES_PER_FUEL;
+        self.charged += fuel * BYTES_PER_FUEL;
+        if fuel > 0 { (self.consume_fuel)(fuel as u64) } else { Ok(()) }
+    }
+}
+
 /// Writes `{{ value }}`: `str(value)`, with nothing for an undefined value.
-pub(super) fn format(output: &mut Output, _: &mut State, value: &Value) -> Result<(), Error> {
-    output.write_str(&str(value)).map_err(Error::from)
+pub(super) fn format(output: &mut Output, state: &mut State, value: &Value) -> Result<(), Error> {
+    match value.as_str() {
+        Some(text) => output.write_str(text),
+        None => output.write_str(&str(&|fuel| state.consume_fuel(fuel), value)?),
+    }
+    .map_err(Error::from)
 }
 
 /// Formats a value as Python's `str(value)`; an undefined value is empty.
-pub(super) fn str(value: &Value) -> String {
+pub(super) fn str(consume_fuel: ConsumeFuel, value: &Value) -> Result<String, Error> {
+    let mut text = Text::new(consume_fuel);
     match value.kind() {
-        ValueKind::Undefined => String::new(),
-        ValueKind::String => value.to_string(),
-        _ => repr(value),
+        ValueKind::Undefined => {}
+        ValueKind::String => text.push(value.as_str().unwrap_or_default())?,
+        _ => repr(value, &mut text)?,
     }
+    Ok(text.written)
 }
 
-fn repr(value: &Value) -> String {
-    let mut text = String::new();
+fn repr(value: &Value, text: &mut Text) -> Result<(), Error> {
     match value.kind() {
-        ValueKind::None => text.push_str("None"),
-        ValueKind::Bool => text.push_str(if value.is_true() { "True" } else { "False" }),
-        ValueKind::Number => text.push_str(&number(value)),
-        ValueKind::String => quote(value.as_str().unwrap_or_default(), &mut text),
+        ValueKind::None => text.push("None"),
+        ValueKind::Bool => text.push(if value.is_true() { "True" } else { "False" }),
+        ValueKind::Number => text.push(&number(value)),
+        ValueKind::String => text.push(&quoted(value.as_str().unwrap_or_default())),
         ValueKind::Seq | ValueKind::Iterable => {
-            let items: Vec<String> = value.try_iter().into_iter().flatten().map(|item| repr(&item)).collect();
-            let _ = write!(text, "[{}]", items.join(", "));
+            text.push("[")?;
+            for (index, item) in value.try_iter()?.enumerate() {
+                text.push(if index > 0 { ", " } else { "" })?;
+                repr(&item, text)?;
+            }
+            text.push("]")
         }
         ValueKind::Map => {
-            let keys = value.try_iter().into_iter().flatten();
-            let items = keys.map(|key| format!("{}: {}", repr(&key), repr(&item(value, &key))));
-            let _ = write!(text, "{{{}}}", items.collect::<Vec<_>>().join(", "));
+            text.push("{")?;
+            for (index, key) in value.try_iter()?.enumerate() {
+                text.push(if index > 0 { ", " } else { "" })?;
+                repr(&key, text)?;
+                text.push(": ")?;
+                repr(&item(value, &key), text)?;
+            }
+            text.push("}")
         }
-        _ => text.push_str(&value.to_string()),
+        _ => text.push(&value.to_string()),
     }
-    text
 }
 
 fn item(map: &Value, key: &Value) -> Value {
     map.get_item(key).unwrap_or(Value::UNDEFINED)
 }
 
-/// Appends `repr` of a string: in single quotes, unless it contains single and no double quotes.
-fn quote(string: &str, text: &mut String) {
+/// Returns `repr` of a string: in single quotes, unless it contains single and no double quotes.
+fn quoted(string: &str) -> String {
+    let mut text = String::with_capacity(string.len() + 2);
     let mark = if string.contains('\'') && !string.contains('"') { '"' } else { '\'' };
     text.push(mark);
     for character in string.chars() {
@@ -62,6 +106,7 @@ fn quote(string: &str, text: &mut String) {
         }
     }
     text.push(mark);
+    text
 }
 
 fn number(value: &Value) -> String {
@@ -86,22 +131,36 @@ fn float(number: f64) -> String {
 
 /// Implements the filter `tojson` as transformers defines it: `json.dumps(value, ensure_ascii=False, ...)`.
 #[expect(clippy::needless_pass_by_value, reason = "the signature of a filter")]
-pub(super) fn tojson(value: &Value, options: Kwargs) -> Result<Value, Error> {
+pub(super) fn tojson(consume_fuel: ConsumeFuel, value: &Value, options: Kwargs) -> Result<Value, Error> {
     let separators: Option<Vec<String>> = options.get("separators")?;
     let indent: Option<Value> = options.get("indent")?;
     let writer = JsonWriter {
         ascii: options.get::<Option<bool>>("ensure_ascii")?.unwrap_or(false),
         sorted: options.get::<Option<bool>>("sort_keys")?.unwrap_or(false),
-        indent: indent.filter(|indent| !indent.is_none()).map(|indent| match indent.as_usize() {
-            Some(spaces) => " ".repeat(spaces),
-            None => str(&indent),
-        }),
+        indent: indent.filter(|indent| !indent.is_none()).map(indentation).transpose()?,
         separators,
     };
     options.assert_all_used()?;
-    let mut text = String::new();
+    let mut text = Text::new(consume_fuel);
     writer.write(value, 0, &mut text)?;
-    Ok(Value::from(text))
+    Ok(Value::from(text.written))
+}
+
+/// Returns the text that indents by one level: a number of spaces, or the text itself.
+#[expect(clippy::needless_pass_by_value, reason = "mapped over an option")]
+fn indentation(indent: Value) -> Result<String, Error> {
+    let (length, text) = match (indent.as_usize(), indent.as_str()) {
+        (Some(spaces), _) => (spaces, None),
+        (None, Some(text)) => (text.chars().count(), Some(text)),
+        // Python indents by nothing for a number below 0.
+        (None, None) if indent.is_integer() && indent < Value::from(0) => (0, None),
+        (None, None) => (usize::MAX, None),
+    };
+    if length > MAX_INDENT {
+        let message = format!("`tojson` is to indent by {indent}: give it a number or a text of at most {MAX_INDENT}");
+        return Err(Error::new(ErrorKind::InvalidOperation, message));
+    }
+    Ok(text.map_or_else(|| " ".repeat(length), str::to_owned))
 }
 
 struct JsonWriter {
@@ -112,70 +171,68 @@ struct JsonWriter {
 }
 
 impl JsonWriter {
-    fn write(&self, value: &Value, depth: usize, text: &mut String) -> Result<(), Error> {
+    fn write(&self, value: &Value, depth: usize, text: &mut Text) -> Result<(), Error> {
         match value.kind() {
-            ValueKind::None => text.push_str("null"),
-            ValueKind::Bool => text.push_str(if value.is_true() { "true" } else { "false" }),
-            ValueKind::Number => text.push_str(&number(value)),
-            ValueKind::String => self.string(value.as_str().unwrap_or_default(), text),
+            ValueKind::None => text.push("null"),
+            ValueKind::Bool => text.push(if value.is_true() { "true" } else { "false" }),
+            ValueKind::Number => text.push(&number(value)),
+            ValueKind::String => text.push(&self.string(value.as_str().unwrap_or_default())),
             ValueKind::Seq | ValueKind::Iterable => {
-                let items: Vec<Value> = value.try_iter()?.collect();
-                self.list(['[', ']'], &items, depth, text, |item, text| self.write(item, depth + 1, text))?;
+                self.list(['[', ']'], value.try_iter()?, depth, text, |item, text| self.write(item, depth + 1, text))
             }
             ValueKind::Map => {
                 let mut keys: Vec<Value> = value.try_iter()?.collect();
                 if self.sorted {
                     keys.sort();
                 }
-                self.list(['{', '}'], &keys, depth, text, |key, text| {
-                    self.string(&str(key), text);
-                    text.push_str(self.separator(1, ": "));
+                self.list(['{', '}'], keys.into_iter(), depth, text, |key, text| {
+                    text.push(&self.string(&str(text.consume_fuel, key)?))?;
+                    text.push(self.separator(1, ": "))?;
                     self.write(&item(value, key), depth + 1, text)
-                })?;
+                })
             }
             kind => {
                 let message = format!("a value that is {kind} cannot be written as JSON");
-                return Err(Error::new(ErrorKind::InvalidOperation, message));
+                Err(Error::new(ErrorKind::InvalidOperation, message))
             }
         }
-        Ok(())
     }
 
     fn list(
         &self,
         [open, close]: [char; 2],
-        items: &[Value],
+        items: impl Iterator<Item = Value>,
         depth: usize,
-        text: &mut String,
-        mut write: impl FnMut(&Value, &mut String) -> Result<(), Error>,
+        text: &mut Text,
+        mut write: impl FnMut(&Value, &mut Text) -> Result<(), Error>,
     ) -> Result<(), Error> {
-        text.push(open);
-        for (index, item) in items.iter().enumerate() {
-            if index > 0 {
-                text.push_str(self.separator(0, if self.indent.is_some() { "," } else { ", " }));
+        text.push(open.encode_utf8(&mut [0; 4]))?;
+        let mut is_empty = true;
+        for item in items {
+            if !std::mem::take(&mut is_empty) {
+                text.push(self.separator(0, if self.indent.is_some() { "," } else { ", " }))?;
             }
-            self.new_line(depth + 1, text);
-            write(item, text)?;
+            self.new_line(depth + 1, text)?;
+            write(&item, text)?;
         }
-        if !items.is_empty() {
-            self.new_line(depth, text);
+        if !is_empty {
+            self.new_line(depth, text)?;
         }
-        text.push(close);
-        Ok(())
+        text.push(close.encode_utf8(&mut [0; 4]))
     }
 
-    fn new_line(&self, depth: usize, text: &mut String) {
-        if let Some(indent) = &self.indent {
-            text.push('\n');
-            text.push_str(&indent.repeat(depth));
-        }
+    fn new_line(&self, depth: usize, text: &mut Text) -> Result<(), Error> {
+        let Some(indent) = &self.indent else { return Ok(()) };
+        text.push("\n")?;
+        text.push(&indent.repeat(depth))
     }
 
     fn separator<'a>(&'a self, index: usize, usual: &'a str) -> &'a str {
         self.separators.as_ref().and_then(|separators| separators.get(index)).map_or(usual, String::as_str)
     }
 
-    fn string(&self, string: &str, text: &mut String) {
+    fn string(&self, string: &str) -> String {
+        let mut text = String::with_capacity(string.len() + 2);
         text.push('"');
         for character in string.chars() {
             match character {
@@ -195,6 +252,7 @@ impl JsonWriter {
             }
         }
         text.push('"');
+        text
     }
 }
 
@@ -209,6 +267,7 @@ mod tests {
         let value = Value::from(minijinja::value::Serde(
             json!({"a": [true, null, 1.0, 1e16, 1e-5, "it's", "a\"b'\n"], "b": {}}),
         ));
+        let str = |value: &Value| super::str(&|_| Ok(()), value).unwrap();
         assert_eq!(str(&value), r#"{'a': [True, None, 1.0, 1e+16, 1e-05, "it's", 'a"b\'\n'], 'b': {}}"#);
         assert_eq!(str(&Value::from("plain 'text'")), "plain 'text'");
         assert_eq!(str(&Value::UNDEFINED), "");
@@ -217,7 +276,7 @@ mod tests {
     #[test]
     fn json_is_written_as_in_python() {
         let mut environment = minijinja::Environment::new();
-        environment.add_filter("tojson", tojson);
+        environment.add_filter("tojson", |value: Value, options: Kwargs| tojson(&|_| Ok(()), &value, options));
         let context = json!({"v": {"b": ["<\u{e9}\u{1f642}&'\"\n\u{1}", 2.5], "a": []}});
         let render = |filter: &str| {
             environment.render_str(&format!("{{{{ v | {filter} }}}}"), minijinja::value::Serde(&context)).unwrap()

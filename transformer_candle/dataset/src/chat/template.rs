@@ -9,11 +9,13 @@ use minijinja::value::{Serde, Value, ValueKind};
 use minijinja::{Environment, Error, ErrorKind, State};
 use serde_json::Value as Json;
 
+use super::bounded_values::{self, with_bounded_values};
 use super::conversation::Messages;
 use super::percent_format::{self, FILTER, with_percent_filter};
-use super::python_text;
 use super::row_variables::{RowVariables, TOOLS, TemplateVariables};
 use super::special_tokens::{GENERATION, SpecialTokens};
+use super::template_limits::{self, MAX_RECURSION};
+use super::{python_methods, python_text};
 
 const NAME: &str = "chat_template";
 
@@ -43,15 +45,24 @@ impl ChatTemplate {
         special_tokens: SpecialTokens,
         date: Option<NaiveDate>,
     ) -> Result<Self, String> {
-        let (program, marks_generation) = with_generation_filter(&special_tokens.with_placeholders(&source));
-        let program = with_percent_filter(&program);
-        let mut environment = Environment::new();
+        template_limits::check_size(&source)?;
         let syntax = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build();
-        environment.set_syntax(syntax.map_err(|error| error.to_string())?);
-        environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
+        let syntax = syntax.map_err(|error| error.to_string())?;
+        let (program, marks_generation) = with_generation_filter(&special_tokens.with_placeholders(&source));
+        template_limits::check_source(&program, &syntax)?;
+        let program = with_bounded_values(&with_percent_filter(&program), &syntax)?;
+        let mut environment = Environment::new();
+        environment.set_syntax(syntax);
+        environment.set_recursion_limit(MAX_RECURSION);
+        environment.set_unknown_method_callback(python_methods::call);
         environment.set_formatter(python_text::format);
-        environment.add_filter("tojson", |value: Value, options| python_text::tojson(&value, options));
-        environment.add_filter("string", |value: Value| python_text::str(&value));
+        environment.add_filter("tojson", |state: &mut State, value: Value, options| {
+            python_text::tojson(&|fuel| state.consume_fuel(fuel), &value, options)
+        });
+        environment.add_filter("string", |state: &mut State, value: Value| {
+            python_text::str(&|fuel| state.consume_fuel(fuel), &value)
+        });
+        bounded_values::add_filters(&mut environment);
         environment.add_filter("generation", |said: String| format!("{}{said}{}", GENERATION[0], GENERATION[1]));
         environment.add_filter(FILTER, |state: &mut State, left: Value, right: Value| {
             percent_format::apply(state, &left, &right)
@@ -92,7 +103,11 @@ impl ChatTemplate {
         // A function such as `range` is looked up among the variables first.
         let is_function = |name: &str| self.environment.globals().any(|(function, _)| function == name);
         let not_given = conversation.other_fields.iter().filter(|name| !is_function(name)).cloned();
+        let mut environment = (*self.environment).clone();
+        let variables = conversation.variables.values().chain(std::iter::once(&conversation.tools));
+        environment.set_fuel(Some(template_limits::fuel(&conversation.messages, variables)));
         PreparedMessages {
+            environment,
             messages: conversation.messages.iter().map(prepared).collect(),
             of_row: Arc::new(RowVariables::new(of_row, not_given)),
         }
@@ -120,12 +135,14 @@ impl ChatTemplate {
         let own = own.into_iter().map(|(name, value)| (name.to_owned(), value));
         let others = own.chain(self.variables.iter().cloned()).collect();
         let variables = TemplateVariables { of_row: Arc::clone(&conversation.of_row), others };
-        self.environment.get_template(NAME)?.render(Value::from_object(variables))
+        conversation.environment.get_template(NAME)?.render(Value::from_object(variables))
     }
 }
 
 /// Messages as values of a template.
 pub(super) struct PreparedMessages {
+    /// The template, with fuel for these messages.
+    environment: Environment<'static>,
     messages: Vec<Value>,
     /// What else of the row the template can read, and whether it has.
     pub of_row: Arc<RowVariables>,
@@ -178,7 +195,10 @@ fn strftime(date: Option<NaiveDate>, format: &str) -> Result<String, Error> {
 /// Describes an error by its detail, which is the template's own message if the template raised it, and its line.
 fn describe(error: &Error) -> String {
     let at = error.line().map_or_else(String::new, |line| format!(" (line {line})"));
-    let detail = error.detail().map_or_else(|| error.kind().to_string(), str::to_owned);
+    let detail = match error.kind() {
+        ErrorKind::OutOfFuel => "it computes or writes far more than a conversation of this size needs".to_owned(),
+        kind => error.detail().map_or_else(|| kind.to_string(), template_limits::shortened),
+    };
     format!("{detail}{at}")
 }
 

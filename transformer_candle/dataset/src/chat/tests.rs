@@ -7,6 +7,7 @@ use tempfile::TempDir;
 
 use super::*;
 
+mod hostile_templates;
 mod spelled_special_tokens;
 mod unused_fields;
 

@@ -3,7 +3,7 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
-use run_config::{Bos, TokenizerFolder, regular_file};
+use run_config::{Bos, TokenizerFolder, regular_file, wrong_token_ids};
 use serde_json::Value;
 use tokenizers::Tokenizer;
 
@@ -162,7 +162,11 @@ impl RoleFiles<'_> {
         let names = self.folder.with_role(&format!("{role}_token")).map(str::to_owned).collect::<Vec<_>>();
         let mut tokens: Vec<_> = names.iter().filter_map(|name| self.named(name)).collect();
         for file in ["generation_config.json", "config.json"] {
-            let ids = &self.read(file)?[format!("{role}_token_id")];
+            let config = self.read(file)?;
+            if let Some(message) = wrong_token_ids(&config) {
+                return Err(DataError::Tokenizer { path: self.tokenizer_json.with_file_name(file), message });
+            }
+            let ids = &config[format!("{role}_token_id")];
             let ids = ids.as_array().map_or(std::slice::from_ref(ids), Vec::as_slice);
             tokens.extend(ids.iter().filter_map(Value::as_u64).filter_map(|id| self.with_id(id)));
         }

@@ -272,3 +272,41 @@ proptest! {
         }
     }
 }
+
+/// Returns what loading, encoding and decoding says of the tests' tokenizer with another value.
+fn changed(pointer: &str, value: &serde_json::Value) -> String {
+    let folder = tempfile::tempdir().unwrap();
+    let fixture = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/tokenizer.json");
+    let mut json: serde_json::Value = serde_json::from_slice(&std::fs::read(fixture).unwrap()).unwrap();
+    *json.pointer_mut(pointer).unwrap() = value.clone();
+    let path = folder.path().join("tokenizer.json");
+    std::fs::write(&path, json.to_string()).unwrap();
+    let used = Tokenizer::load(&path, &[]).and_then(|tokenizer| {
+        let ids = tokenizer.encode("the \u{e9}nd a\u{301}")?;
+        ids.iter().try_for_each(|&id| tokenizer.decode(&[id]).map(drop))
+    });
+    match used {
+        Err(DataError::Tokenizer { message, .. }) => message,
+        other => panic!("{pointer} = {value}: {other:?}"),
+    }
+}
+
+#[test]
+fn values_that_the_library_panics_on_are_errors() {
+    use serde_json::json;
+    let fails = "the tokenizers library fails on a value in it";
+    for (pointer, value, expected) in [
+        ("/model/continuing_subword_prefix", json!("##"), "its model.continuing_subword_prefix is `##`, and a merge"),
+        ("/model/continuing_subword_prefix", json!("\u{e9}\u{20ac}"), "does not start with it"),
+        ("/added_tokens/0/id", json!(u32::MAX), "has the id 4294967295, and ids are below"),
+        ("/model/vocab/a", json!(4_000_000_000_u32), "its token `a` has the id 4000000000"),
+        ("/model/merges/0", json!("nothing a"), "`nothing` out of vocabulary"),
+        ("/normalizer", json!({"type": "Precompiled", "precompiled_charsmap": "AAAA"}), fails),
+        ("/normalizer", json!({"type": "Prepend", "prepend": ""}), ""),
+        ("/pre_tokenizer", json!({"type": "FixedLength", "length": 0}), fails),
+        ("/decoder", json!({"type": "Strip", "content": "a", "start": 9, "stop": 9}), fails),
+    ] {
+        let message = changed(pointer, &value);
+        assert!(message.contains(expected), "{pointer} = {value}: {message}");
+    }
+}

@@ -82,3 +82,50 @@ fn files_of_templates_hide_those_of_the_config() {
     fs::write(folder.path().join(ADDITIONAL_TEMPLATES).join("tool_use.jinja"), "A").unwrap();
     assert_eq!(found(TokenizerReading::Folder), [template("default", "F"), template("tool_use", "A")]);
 }
+
+#[test]
+fn values_of_the_wrong_type_are_named() {
+    let template = json!([{ "name": "default", "template": 1 }]);
+    for (file, content, expected) in [
+        (TOKENIZER_CONFIG, json!({ "eos_token": { "content": [] } }), "`eos_token.content` must be a string"),
+        (TOKENIZER_CONFIG, json!({ "eos_token": 2 }), "`eos_token` must be a string, or an object"),
+        (TOKENIZER_CONFIG, json!({ "eos_token": ["<end>"] }), "`eos_token` must be"),
+        (TOKENIZER_CONFIG, json!({ "image_token": {} }), "`image_token.content` must be"),
+        (
+            TOKENIZER_CONFIG,
+            json!({ "pad_token": { "content": "a", "lstrip": 1 } }),
+            "`pad_token.lstrip` must be true or",
+        ),
+        (TOKENIZER_CONFIG, json!({ "add_bos_token": "yes" }), "`add_bos_token` must be true or false"),
+        (TOKENIZER_CONFIG, json!({ "additional_special_tokens": "<a>" }), "`additional_special_tokens` must be a list"),
+        (TOKENIZER_CONFIG, json!({ "extra_special_tokens": ["<a>", 3] }), "`extra_special_tokens[1]` must be"),
+        (TOKENIZER_CONFIG, json!({ "extra_special_tokens": { "a_token": [] } }), "`extra_special_tokens.a_token` must"),
+        (TOKENIZER_CONFIG, json!({ "added_tokens_decoder": [] }), "`added_tokens_decoder` must be an object"),
+        (TOKENIZER_CONFIG, json!({ "added_tokens_decoder": { "x": "<a>" } }), "`added_tokens_decoder.x` must be named"),
+        (TOKENIZER_CONFIG, json!({ "added_tokens_decoder": { "4": null } }), "`added_tokens_decoder.4` must be"),
+        (TOKENIZER_CONFIG, json!({ "chat_template": template }), "`chat_template` must be a string, or a list"),
+        (TOKENIZER_CONFIG, json!({ "chat_template": 3 }), "`chat_template` must be"),
+        (TOKENIZER_CONFIG, json!([]), "it must hold a JSON object"),
+        (SPECIAL_TOKENS_MAP, json!({ "bos_token": true }), "`bos_token` must be"),
+        (ADDED_TOKENS, json!({ "<turn>": "4" }), "`<turn>` must be the id of the token"),
+    ] {
+        let (folder, _) = folder(&[(file, content.clone())]);
+        let refused = TokenizerFolder::read(&folder.path().join("tokenizer.json"), TokenizerReading::Folder);
+        let TokenizerFileError { path, message } = refused.unwrap_err();
+        assert!(path.ends_with(file) && message.contains(expected), "{content}: {}: {message}", path.display());
+    }
+    for config in [json!({ "eos_token": null }), json!({ "add_eos_token": false, "model_max_length": 1e30 })] {
+        read(&folder(&[(TOKENIZER_CONFIG, config)]).0, TokenizerReading::Folder);
+    }
+}
+
+#[test]
+fn token_ids_of_the_wrong_type_are_named() {
+    for config in [json!({}), json!({ "eos_token_id": [1, 2], "bos_token_id": null }), json!({ "bos_token_id": -1 })] {
+        assert_eq!(wrong_token_ids(&config), None);
+    }
+    for id in [json!("2"), json!([[2]]), json!(2.5), json!({}), json!([null]), json!(true)] {
+        let problem = wrong_token_ids(&json!({ "eos_token_id": id })).unwrap();
+        assert!(problem.contains("`eos_token_id` must be an integer or a list"), "{problem}");
+    }
+}
