@@ -210,7 +210,7 @@ impl Tokenizer {
 
     /// Decodes ids to text, with special tokens as they are spelled.
     pub fn decode_with_special_tokens(&self, ids: &[u32]) -> Result<String, DataError> {
-        self.0.tokenizer.decode(ids, false).map_err(|error| self.error(error.as_ref()))
+        library::call(|| self.0.tokenizer.decode(ids, false)).map_err(|message| self.error(message))
     }
 
     /// The highest token id plus one.
