@@ -57,6 +57,7 @@ def test_a_missing_package_is_named_with_its_command(workspace: Workspace) -> No
     shutil.copytree(GOLDEN, workspace.root / "runs" / "E")
     wanted = "-m pip install 'gguf>="
     workspace.orchestrate("export", "E", "--format=gguf").refused(2, wanted)
+    workspace.orchestrate("export", "E", "--out=model.gguf").refused(2, wanted)
     assert wanted in workspace.orchestrate("export", "E").succeeded().out
     assert names(workspace.root / "E-hf") >= {"model.safetensors", "config.json"}, "the other format is written"
 

@@ -429,7 +429,7 @@ def test_the_guides_search_runs_as_written(workspace: Workspace) -> None:
 def test_missing_packages_are_named_with_their_command(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda _name: None)
     request = Request(Path("space.yaml"), "E", None, None, 1, 1, None, 1, "tpe", "median", 0, 0)
-    with pytest.raises(CommandError, match=r"pip install 'transformer-candle\[tune\]'"):
+    with pytest.raises(CommandError, match="-m pip install 'optuna>="):
         run(request)
 
 

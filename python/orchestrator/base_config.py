@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from orchestrator import _native, depth
-from orchestrator.command_error import CommandError
+from orchestrator.command_error import CommandError, reason
 from orchestrator.input_files import read_text
 from orchestrator.launch import has_nvidia_driver
 from orchestrator.options import trainer_command
@@ -233,7 +233,7 @@ def _read(path: Path) -> tuple[str, Literal["yaml", "toml", "json"]]:
     try:
         return read_text(path), FORMATS[path.suffix]
     except (OSError, UnicodeDecodeError) as error:
-        raise CommandError(f"cannot read --config {shown(path)}: {error}") from error
+        raise CommandError(f"cannot read --config {shown(path)}: {reason(error)}") from error
 
 
 def _default_preset(settings: Settings) -> str:

@@ -25,3 +25,8 @@ class CommandError(Exception):
     def __init__(self, message: str, code: int = ExitCode.WRONG_REQUEST) -> None:
         super().__init__(message)
         self.code = code
+
+
+def reason(error: Exception) -> str:
+    """Return what an error says; one of the system without its number and without the path, which messages name."""
+    return (error.strerror if isinstance(error, OSError) else None) or str(error)

@@ -50,9 +50,12 @@ class Request:
     """Whether `out` may be another program's file."""
 
 
-def default_format(type: Type | None) -> Format:
-    """Return the format where none is typed: GGUF, or hf where the package that writes GGUF is not installed."""
-    if type is not None or _writes_gguf():
+def default_format(type: Type | None, out: Path | None) -> Format:
+    """Return the format where none is typed: GGUF, or hf where the package that writes GGUF is not installed.
+
+    A type of GGUF's or a file's name that ends in `.gguf` ask for GGUF.
+    """
+    if type is not None or (out is not None and out.suffix.lower() == ".gguf") or _writes_gguf():
         return Format.GGUF
     note(f"--format hf, a folder for transformers and vLLM: {_needs_package()}")
     return Format.HF

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator import _native, base_config, resume_flags, run_files
-from orchestrator.command_error import CommandError
+from orchestrator.command_error import CommandError, reason
 from orchestrator.input_files import read_text
 from orchestrator.paths import Roots, RunLocation, shown
 from orchestrator.settings import Settings
@@ -37,7 +37,7 @@ def check(settings: Settings, folder: Path) -> None:
     try:
         text = read_text(config)
     except (OSError, UnicodeDecodeError) as error:
-        raise CommandError(f"cannot read {shown(config)}: {error}") from error
+        raise CommandError(f"cannot read {shown(config)}: {reason(error)}") from error
     run = _native.parse_config(text, "yaml", [], config)
     resume_flags.check_models(settings, folder, run)
     values = _native.parse_config(text, "yaml", settings.config_overrides(), config, settings.flags_of_keys())

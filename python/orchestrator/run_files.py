@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator import tokenizer
-from orchestrator.command_error import CommandError
+from orchestrator.command_error import CommandError, reason
 from orchestrator.input_files import parse_json, read_bytes, read_text
 from orchestrator.paths import shown
 from orchestrator.written_files import replace
@@ -91,7 +91,7 @@ def keep_chat_template(folder: Path, named: str) -> None:
     try:
         template = read_text(Path(named))
     except (OSError, UnicodeDecodeError) as error:
-        raise CommandError(f"cannot read the chat template (data.chat_template) {named}: {error}") from error
+        raise CommandError(f"cannot read the chat template (data.chat_template) {named}: {reason(error)}") from error
     _remove_other_templates(folder)
     replace((folder / TOKENIZER).with_name(CHAT_TEMPLATE), template)
 
@@ -115,7 +115,7 @@ def read_special_tokens(path: Path) -> list[str]:
     except FileNotFoundError:
         return []
     except (OSError, ValueError) as error:
-        raise CommandError(f"cannot read the special tokens {shown(path)}: {error}") from error
+        raise CommandError(f"cannot read the special tokens {shown(path)}: {reason(error)}") from error
     return [str(token) for token in tokens]
 
 
@@ -128,4 +128,4 @@ def read_streaming_config(folder: Path) -> dict[str, Any] | None:
     except FileNotFoundError:
         return None
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise CommandError(f"cannot read {shown(path)}: {error}") from error
+        raise CommandError(f"cannot read {shown(path)}: {reason(error)}") from error

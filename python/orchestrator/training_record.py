@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from orchestrator.command_error import CommandError
+from orchestrator.command_error import CommandError, reason
 from orchestrator.input_files import parse_json, read_text
 from orchestrator.paths import Roots, shown
 from orchestrator.run_files import read_streaming_config
@@ -129,7 +129,7 @@ def read_object(path: Path) -> Row:
     except FileNotFoundError:
         return {}
     except (OSError, ValueError) as error:
-        raise CommandError(f"cannot read {shown(path)}: {error}") from error
+        raise CommandError(f"cannot read {shown(path)}: {reason(error)}") from error
     return value if isinstance(value, dict) else {}
 
 
@@ -146,4 +146,4 @@ def read_rows(path: Path) -> list[Row]:
     except FileNotFoundError:
         return []
     except (OSError, ValueError) as error:
-        raise CommandError(f"cannot read {shown(path)}: {error}") from error
+        raise CommandError(f"cannot read {shown(path)}: {reason(error)}") from error

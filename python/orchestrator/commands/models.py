@@ -120,7 +120,7 @@ def export(
     if list_wanted:
         adapter_list.run(source)
         return
-    write(Request(source, format or default_format(type), merge, type, max_shard_size, out, overwrite))
+    write(Request(source, format or default_format(type, out), merge, type, max_shard_size, out, overwrite))
 
 
 @app.command("push", cls=Command)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from orchestrator import _native
-from orchestrator.command_error import CommandError
+from orchestrator.command_error import CommandError, reason
 from orchestrator.input_files import read_text
 from orchestrator.options import schema_of
 from orchestrator.paths import shown
@@ -114,7 +114,7 @@ def read(path: Path) -> Space:
     try:
         document = yaml.safe_load(read_text(path))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise CommandError(f"cannot read the search space {shown(path)}: {error}") from error
+        raise CommandError(f"cannot read the search space {shown(path)}: {reason(error)}") from error
     except RecursionError:
         raise CommandError(f"cannot read the search space {shown(path)}: it nests too deeply") from None
     form = "a mapping with `parameters:` (config keys and their values) and, optionally, `fixed_parameters:`"

@@ -5,6 +5,8 @@ mod wording;
 
 use std::path::{Path, PathBuf};
 
+use run_config::system_error::in_words;
+
 pub use self::wording::MissingColumn;
 use self::wording::{
     describe_columns, describe_first, describe_skipped, encoding_hint, no_documents_hint, nothing_held_out,
@@ -16,7 +18,7 @@ use crate::SkippedRows;
 #[non_exhaustive]
 pub enum DataError {
     /// A local file cannot be read.
-    #[error("cannot read {}: {source}", path.display())]
+    #[error("cannot read {}: {}", path.display(), in_words(source))]
     Io {
         /// The file.
         path: PathBuf,

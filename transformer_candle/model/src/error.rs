@@ -3,6 +3,8 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
+use run_config::system_error::in_words;
+
 /// The result of every function of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
@@ -14,7 +16,7 @@ pub enum Error {
     #[error(transparent)]
     Kernel(#[from] kernels::Error),
     /// The operating system refused.
-    #[error("cannot {action} {path}: {source}")]
+    #[error("cannot {action} {path}: {}", in_words(source))]
     Io {
         /// What was attempted, as a verb.
         action: &'static str,

@@ -15,6 +15,7 @@ use serde_saphyr::{Error as YamlError, UserMessageFormatter};
 
 use crate::error::Problem;
 use crate::regular_file;
+use crate::system_error::in_words;
 
 /// The format of a config file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -56,7 +57,7 @@ pub(crate) fn read_text(path: &Path, largest: u64) -> Result<String, Problem> {
     let unreadable = |error: std::io::Error| match error.kind() {
         ErrorKind::NotFound => Problem::of_file("there is no such file"),
         ErrorKind::IsADirectory => Problem::of_file("is a folder, not a file"),
-        _ => Problem::of_file(format!("cannot be read: {error}")),
+        _ => Problem::of_file(format!("cannot be read: {}", in_words(&error))),
     };
     let mut bytes = Vec::new();
     regular_file::open(path).and_then(|file| file.take(largest + 1).read_to_end(&mut bytes)).map_err(unreadable)?;

@@ -37,6 +37,7 @@ mod scheduler;
 mod schema;
 mod stages;
 mod streaming_config;
+pub mod system_error;
 mod time_span;
 mod tokenizer;
 mod tokenizer_file;

@@ -7,6 +7,7 @@ pub(crate) mod shortage;
 use std::{fmt, io, path::PathBuf};
 
 use dataset::DataError;
+use run_config::system_error::in_words;
 
 pub use self::{
     checkpoint::{CheckpointError, CorruptedCheckpoint},
@@ -137,7 +138,7 @@ pub enum TrainerError {
     Model(#[from] model::Error),
 
     /// A file of the run could not be read or written.
-    #[error("cannot {action} {}: {source}", path.display())]
+    #[error("cannot {action} {}: {}", path.display(), in_words(source))]
     Io {
         /// What was tried, such as "write".
         action: &'static str,

@@ -12,6 +12,7 @@ use std::{
     process,
 };
 
+use run_config::system_error::in_words;
 use rustix::fs::OFlags;
 use serde::{Deserialize, Serialize};
 
@@ -133,8 +134,9 @@ fn symlink_error(path: &Path) -> TrainerError {
 
 fn unwritable(run_directory: &Path, source: &io::Error) -> TrainerError {
     TrainerError::Request(format!(
-        "cannot write into the run directory {}: {source}; name another one (--run-dir, --experiment or ORCHESTRATE_RUNS_ROOT)",
-        run_directory.display()
+        "cannot write into the run directory {}: {}; name another one (--run-dir, --experiment or ORCHESTRATE_RUNS_ROOT)",
+        run_directory.display(),
+        in_words(source)
     ))
 }
 

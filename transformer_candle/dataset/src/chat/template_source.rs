@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use run_config::system_error::in_words;
 use run_config::{
     CHATML, DEFAULT_TEMPLATE, FIRST_READING_VERSION, NamedTemplate, QWEN3, TokenizerFolder, regular_file,
 };
@@ -66,6 +67,6 @@ fn built_in(template: &str, settings: &ChatSettings, special_tokens: &SpecialTok
 
 fn read(path: &Path) -> Result<String, DataError> {
     let refused = |message: String| DataError::ChatTemplate { path: path.to_owned(), message };
-    let bytes = regular_file::read(path).map_err(|error| refused(error.to_string()))?;
+    let bytes = regular_file::read(path).map_err(|error| refused(in_words(&error)))?;
     String::from_utf8(bytes).map_err(|_| refused("it is not UTF-8".to_owned()))
 }

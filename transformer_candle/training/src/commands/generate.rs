@@ -5,6 +5,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 use model::SamplingSettings;
+use run_config::system_error::in_words;
 use run_config::{Device, regular_file};
 
 use super::count::at_least_one;
@@ -59,7 +60,7 @@ impl Prompt {
         match (&self.text, &self.file) {
             (Some(text), _) => Ok(text.clone()),
             (None, Some(file)) => regular_file::read_to_string(file).map_err(|error| {
-                TrainerError::Request(format!("cannot read the prompt in {}: {error}", file.display()))
+                TrainerError::Request(format!("cannot read the prompt in {}: {}", file.display(), in_words(&error)))
             }),
             (None, None) => Ok(String::new()),
         }

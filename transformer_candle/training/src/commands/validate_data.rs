@@ -18,6 +18,7 @@ use crate::config_fingerprint;
 use crate::engine::model_shape;
 use crate::stop::StopSignal;
 use crate::trainer::{DataPlan, LEDGER, cursor_of};
+use crate::units::{counted, grouped};
 use crate::{Result, TrainerError};
 
 /// What `validate-data` takes.
@@ -134,7 +135,13 @@ pub(super) fn main(options: &ValidateDataOptions, output: &mut dyn Output, stop:
 
 impl fmt::Display for DataReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(f, "{} steps up to step {}, {} target tokens", self.steps, self.step, self.targets)?;
+        writeln!(
+            f,
+            "{} up to step {}, {}",
+            counted(self.steps, "step"),
+            grouped(self.step),
+            counted(self.targets, "target token")
+        )?;
         let all: u64 = self.components.iter().map(|component| component.audited.sequences).sum();
         for ComponentReport {
             audited: AuditedComponent { name, sequences, left_out, corrupted, changed, epochs },

@@ -4,6 +4,8 @@ use std::fmt::Write as _;
 use std::io;
 use std::path::{Path, PathBuf};
 
+use run_config::system_error::in_words;
+
 use super::exit_code::ExitCode;
 use crate::units::bytes;
 
@@ -166,7 +168,7 @@ pub enum CheckpointError {
         needed: u64,
     },
     /// The operating system refused.
-    #[error("cannot {action} {path}: {source}")]
+    #[error("cannot {action} {path}: {}", in_words(source))]
     Io {
         /// What was attempted, as a verb.
         action: &'static str,
