@@ -83,6 +83,11 @@ def test_progress_is_printed_in_plain_lines_without_a_terminal(workspace: Worksp
     assert "\x1b" not in out
 
 
+def test_a_tokenizer_that_is_not_there_is_not_skipped(workspace: Workspace) -> None:
+    done = workspace.orchestrate(*DEMO, "--experiment=new", "--skip-tokenizer")
+    done.refused(2, "artifacts/tokenizer/new/tokenizer.json is not there: leave out the flag to train one")
+
+
 def test_a_terminal_shows_a_bar(workspace: Workspace) -> None:
     command = [str(Path(sys.executable).parent / "orchestrate"), *DEMO, "--experiment=seen"]
     child, terminal = pty.fork()

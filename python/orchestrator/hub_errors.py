@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -92,6 +93,6 @@ def _writable(api: HfApi) -> str:
 
 
 def reason(error: BaseException) -> str:
-    """Return an error's type and the first line of what it says."""
-    said = str(error).strip().splitlines()
+    """Return an error's type and the first line of what it says, without the system's number."""
+    said = re.sub(r"\[Errno -?\d+\] ", "", str(error)).strip().splitlines()
     return f"{type(error).__name__}: {said[0]}" if said else type(error).__name__

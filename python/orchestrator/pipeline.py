@@ -146,6 +146,8 @@ def _prepare_tokenizer(settings: Settings, location: RunLocation, base: BaseConf
     named = settings.tokenizer_json or base.tokenizer_json
     if settings.skip_tokenizer and named is None:
         named = location.tokenizer / "tokenizer.json"
+        if not named.exists():
+            raise CommandError(f"--skip-tokenizer: {shown(named)} is not there: leave out the flag to train one")
     if named is not None and not settings.force_retrain_tokenizer:
         ready = tokenizer.read(named)
         step("tokenizer", f"{ready.vocab_size:,} tokens: {shown(named)}")

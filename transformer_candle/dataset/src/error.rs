@@ -89,7 +89,10 @@ pub enum DataError {
         name: String,
     },
     /// The data set is on the Hub, and offline mode is set.
-    #[error("{name} is on the Hub, and HF_HUB_OFFLINE is set: unset it, or name local files in data.train_shards")]
+    #[error(
+        "{name} is on the Hub, and HF_HUB_OFFLINE is set: unset it, or take local files (`--input`, or data.train_shards \
+         in a config)"
+    )]
     Offline {
         /// The data set.
         name: String,
@@ -114,7 +117,8 @@ pub enum DataError {
     },
     /// The network or the Hub failed for longer than `data.network_patience`.
     #[error(
-        "{url} could not be read in {attempts} attempts: {message}; resume the run when the network or the Hub is back"
+        "{url} could not be read in {attempts} attempts: {message}; start or resume the run when the network or the Hub is \
+         back"
     )]
     Network {
         /// The URL, without its query.

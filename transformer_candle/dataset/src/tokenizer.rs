@@ -13,6 +13,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use bytes::Bytes;
+use run_config::system_error::in_words;
 use run_config::{
     Additions, FIRST_READING_VERSION, ResolvedRun, TokenizerFileError, TokenizerFolder, TokenizerReading, regular_file,
 };
@@ -62,7 +63,7 @@ pub struct TokenizerDefinition {
 impl TokenizerDefinition {
     fn read(path: &Path, reading: TokenizerReading) -> Result<Self, DataError> {
         let error = |message: String| DataError::Tokenizer { path: path.to_owned(), message };
-        let mut content = regular_file::read(path).map_err(|cause| error(cause.to_string()))?;
+        let mut content = regular_file::read(path).map_err(|cause| error(in_words(&cause)))?;
         let mut json: Value = serde_json::from_slice(&content).map_err(|cause| error(cause.to_string()))?;
         let folder = TokenizerFolder::read(path, reading)
             .map_err(|TokenizerFileError { path, message }| DataError::Tokenizer { path, message })?;
@@ -261,7 +262,7 @@ impl Tokenizer {
 /// [`DataError::Tokenizer`] if it cannot.
 pub fn check_tokenizer_json(path: &Path) -> Result<(), DataError> {
     let error = |message: String| DataError::Tokenizer { path: path.to_owned(), message };
-    let content = regular_file::read(path).map_err(|cause| error(cause.to_string()))?;
+    let content = regular_file::read(path).map_err(|cause| error(in_words(&cause)))?;
     let json: Value = serde_json::from_slice(&content).map_err(|cause| error(cause.to_string()))?;
     if let Some(problem) = library::problem(&json) {
         return Err(error(problem));

@@ -38,9 +38,9 @@ pub struct BenchReport {
     pub micro_batch: u64,
     /// Tokens of an optimizer step.
     pub tokens_per_step: u64,
-    /// Milliseconds of an optimizer step, and of its parts ([`crate::memory_plan::StepPart`]). The step is measured as it is
-    /// trained; the parts in a pass of their own, one operation after the other, and left out where the budget has no
-    /// step left for it. `other` is the rest of the step: negative where operations overlap in it.
+    /// Milliseconds of an optimizer step, and of its parts ([`crate::memory_plan::StepPart`]). The step is measured as
+    /// it is trained; the parts in a pass of their own, one operation after the other, and left out where the budget has
+    /// no step left for it. `other` is the rest of the step: negative where operations overlap in it.
     pub milliseconds: BTreeMap<&'static str, f64>,
     /// Milliseconds of the median step, which `plan` shows from then on.
     pub median_step_milliseconds: f64,
