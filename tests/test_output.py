@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
 import shutil
 from pathlib import Path
 
@@ -24,6 +26,15 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
     text = workspace.write_text(characters=40_000)
     workspace.orchestrate(*TINY_MODEL, "--input", text, "--steps=4", "--experiment=talk").succeeded()
     return workspace
+
+
+@pytest.mark.parametrize("launch", ["process", "bindings"])
+def test_a_run_says_at_its_start_what_shows_it(workspace: Workspace, launch: str) -> None:
+    flags = [*TINY_MODEL, "--steps=2", "--tensorboard", f"--launch={launch}", "--experiment=seen"]
+    out = workspace.orchestrate(*flags, "--input", workspace.write_text()).succeeded().out
+    said = r"^`(.*) watch runs/seen` shows this run, `tensorboard --logdir runs/seen/tensorboard` its curves$"
+    (program,) = re.findall(said, out, re.MULTILINE)
+    assert "ended" in workspace.command(*shlex.split(program), "watch", "runs/seen", "--once").succeeded().out
 
 
 @pytest.mark.parametrize("launch", ["process", "bindings"])

@@ -18,6 +18,7 @@ from types import FrameType
 from orchestrator import _native, distributed, terminal
 from orchestrator.command_error import CommandError, ExitCode
 from orchestrator.options import trainer_command
+from orchestrator.paths import this_command
 from orchestrator.settings import Launch
 from orchestrator.signals import SAVE_REQUESTS, without_timeout
 
@@ -111,11 +112,12 @@ def start(words: list[str], launch: Launch, target: Path | None, lock: _native.R
 
 
 def launcher() -> dict[str, str]:
-    """Return the environment variable that names this process to a trainer, which counts its time limit from our start.
+    """Return the environment variable that names this process to a trainer.
 
-    A trainer that is a child of ours also saves and ends when we end without having told it to, as after SIGKILL.
+    The trainer counts its time limit from our start, and names us in what it says to type. One that is a child of ours
+    also saves and ends when we end without having told it to, as after SIGKILL.
     """
-    return {_native.LAUNCHER: f"{os.getpid()}:{STARTED}"}
+    return {_native.LAUNCHER: f"{os.getpid()}:{STARTED}:{this_command()}"}
 
 
 def check_ranks(launch: Launch) -> None:

@@ -9,7 +9,8 @@ use rustix::process::{Pid, Signal, getppid, set_parent_process_death_signal};
 
 use crate::stop::{StopReason, StopSignal};
 
-/// Names the launcher in the environment: its process id, a colon, and when it started in seconds since 1970.
+/// Names the launcher in the environment: its process id, when it started in seconds since 1970, and what was typed for
+/// it, with colons in between.
 pub const LAUNCHER: &str = "ORCHESTRATE_LAUNCHER";
 
 /// A process that launched this one or one of its parents.
@@ -26,7 +27,8 @@ impl Launcher {
     }
 
     fn parse(text: &str) -> Option<Self> {
-        let (process_id, started) = text.split_once(':')?;
+        let (process_id, rest) = text.split_once(':')?;
+        let started = rest.split_once(':').map_or(rest, |(started, _)| started);
         let started = Duration::try_from_secs_f64(started.parse().ok()?).ok()?;
         Some(Self { process_id: process_id.parse().ok()?, started })
     }
@@ -57,6 +59,12 @@ impl Launcher {
     }
 }
 
+/// Returns what to type for the program `orchestrate`: what was typed for the launcher, where there is one.
+pub(crate) fn orchestrate() -> String {
+    let launcher = env::var(LAUNCHER).unwrap_or_default();
+    launcher.splitn(3, ':').nth(2).unwrap_or("orchestrate").to_owned()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -64,9 +72,11 @@ mod tests {
     #[test]
     fn the_session_counts_from_the_launcher_s_start() {
         let now = SystemTime::UNIX_EPOCH.elapsed().unwrap().as_secs_f64();
-        let launcher = Launcher::parse(&format!("17:{}", now - 100.0)).unwrap();
-        let age = launcher.start().unwrap().elapsed();
-        assert!(age >= Duration::from_secs(100) && age < Duration::from_mins(10), "{age:?}");
+        for command in ["", ":.venv/bin/orchestrate"] {
+            let launcher = Launcher::parse(&format!("17:{}{command}", now - 100.0)).unwrap();
+            let age = launcher.start().unwrap().elapsed();
+            assert!(age >= Duration::from_secs(100) && age < Duration::from_mins(10), "{age:?}");
+        }
         for text in ["", "17", "17:", "x:1.0", "17:-1", "17:nan"] {
             assert_eq!(Launcher::parse(text), None, "{text}");
         }

@@ -10,6 +10,7 @@ use run_config::ResolvedRun;
 
 use crate::{
     error::{Result, TrainerError},
+    launcher::orchestrate,
     progress::{Progress, ProgressMode},
     run_options::RunOptions,
     stop::{StopReason, StopSignal},
@@ -170,7 +171,7 @@ impl Session {
     /// Returns what to type to see the run while it trains.
     fn where_to_watch(&self) -> String {
         let run = self.trainer.run();
-        let watch = format!("`orchestrate watch {}` shows this run", typed(&run.run_directory));
+        let watch = format!("`{} watch {}` shows this run", orchestrate(), typed(&run.run_directory));
         let logging = &run.config.runtime.logging;
         let curves = logging.tensorboard_directory.as_deref().filter(|_| logging.tensorboard);
         curves.map_or_else(
