@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
 import json
 import os
@@ -324,56 +323,6 @@ def test_a_locked_or_damaged_database_is_named(prepared: Workspace, monkeypatch:
         other.rollback()
     database.write_bytes(b"no database" * 1000)
     tune(prepared).refused(2, "study.db cannot be used", "file is not a database")
-
-
-ALTERED = {
-    "text for a loss": "UPDATE trial_values SET value = 'low'",
-    "no loss": "UPDATE trial_values SET value = NULL",
-    "no losses": "DELETE FROM trial_values",
-    "infinite loss": "UPDATE trial_values SET value_type = 'OTHER'",
-    "text for an evaluation": "UPDATE trial_intermediate_values SET intermediate_value = 'low'",
-    "text for a step": "UPDATE trial_intermediate_values SET step = 'late' || step",
-    "unknown state": "UPDATE trials SET state = 'LOST'",
-    "text for a number": "UPDATE trials SET number = 'first'",
-    "huge number": "UPDATE trials SET number = 9223372036854775807",
-    "text for a date": "UPDATE trials SET datetime_start = 'today'",
-    "broken distribution": "UPDATE trial_params SET distribution_json = '{'",
-    "unknown distribution": """UPDATE trial_params SET distribution_json = '{"name": "X", "attributes": {}}'""",
-    "text for a parameter": "UPDATE trial_params SET param_value = 'x'",
-    "choice that there is none of": "UPDATE trial_params SET param_value = 99",
-    "other identity": "UPDATE study_user_attributes SET value_json = '[]'",
-    "broken identity": "UPDATE study_user_attributes SET value_json = '{'",
-    "broken overrides": "UPDATE trial_user_attributes SET value_json = '3'",
-    "unknown override": """UPDATE trial_user_attributes SET value_json = '{"no.key": 3}'""",
-    "other direction": "UPDATE study_directions SET direction = 'UP'",
-    "missing table": "DROP TABLE trial_values",
-    "other schema": "UPDATE version_info SET schema_version = 99",
-    "no schema": "DELETE FROM version_info",
-    "other migration": "UPDATE alembic_version SET version_num = 'x'",
-}
-
-
-@pytest.fixture(scope="module")
-def searched_once(prepared_once: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a study of two trials."""
-    workspace = Workspace(tmp_path_factory.mktemp("searched"))
-    shutil.copytree(prepared_once / "runs", workspace.root / "runs")
-    (workspace.root / "space.yaml").write_text(SPACE)
-    tune(workspace, "--trials=2", "--seeds=0", "--pruner=none").succeeded()
-    return workspace.root
-
-
-@pytest.mark.parametrize("what", ALTERED)
-def test_altered_values_of_a_study_are_one_sentence(searched_once: Path, workspace: Workspace, what: str) -> None:
-    shutil.copytree(searched_once, workspace.root, dirs_exist_ok=True)
-    with contextlib.closing(sqlite3.connect(study_folder(workspace) / "study.db")) as database, database:
-        database.execute(ALTERED[what])
-    for trials in (2, 3):
-        result = tune(workspace, f"--trials={trials}", "--seeds=0", "--pruner=none")
-        assert "a bug" not in result.err and "Traceback" not in result.err, result.err
-        if result.code != 0:
-            result.refused(2, "orchestrate: ", "E-tune")
-            assert result.err.count("\n") == 1, result.err
 
 
 def test_optuna_dashboard_opens_the_study(prepared: Workspace) -> None:
