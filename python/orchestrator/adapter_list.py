@@ -8,7 +8,7 @@ from pathlib import Path
 from orchestrator import training_record
 from orchestrator.adapters import ADAPTER_CONFIG, has_adapters, named_base
 from orchestrator.command_error import CommandError
-from orchestrator.input_files import read_pointer
+from orchestrator.input_files import POINTERS, read_pointer
 from orchestrator.model_source import Source
 from orchestrator.paths import Roots, shown
 from orchestrator.terminal import escaped, result
@@ -50,7 +50,7 @@ def _row(folder: Path) -> tuple[str, ...]:
     loss = state.get("evaluation_loss")
     repository = training_record.repository_of(Path(named_base(folder)))
     base = f"{repository[0]}@{repository[1][:12]}" if repository else named_base(folder)
-    marks = [mark for mark in ("latest", "best") if _pointer(folder.parent / mark) == folder.name]
+    marks = [mark for mark in POINTERS if _pointer(folder.parent / mark) == folder.name]
     return (
         folder.name, str(state.get("step", "")), str(config.get("r", "")), "" if loss is None else f"{loss:.4f}",
         os.path.relpath(base) if Path(base).is_relative_to(Path.cwd()) else base, " ".join(marks),

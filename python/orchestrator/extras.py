@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shlex
 import sys
-from importlib.metadata import requires
 from pathlib import Path
 
 from orchestrator.paths import typed
@@ -12,6 +11,8 @@ from orchestrator.paths import typed
 
 def install_command(extra: str) -> str:
     """Return the command that installs an extra's packages for this Python, in a checkout as well as elsewhere."""
+    from importlib.metadata import requires
+
     marker = f"extra == '{extra}'"
     needed = [named.partition(";")[0].strip() for named in requires("transformer-candle") or [] if marker in named]
     return f"{typed(Path(sys.executable))} -m pip install {shlex.join(needed)}"

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from orchestrator import model_card
 from orchestrator.adapters import ADAPTER_CONFIG
-from orchestrator.command_error import CommandError, ExitCode
+from orchestrator.command_error import CommandError, ExitCode, reason
 from orchestrator.exported_model import GENERATION_CONFIG, Kind, Model
 from orchestrator.paths import shown
 from orchestrator.safetensors_shards import write_shards
@@ -61,7 +61,7 @@ def fill(model: Model, folder: Path, name: str, source: str, max_shard_size: int
             write_shards(model.tensors, folder, max_shard_size)
         (folder / model_card.FILE).write_text(card, encoding="utf-8")
     except OSError as error:
-        message = f"cannot copy {shown(model.folder)} to {shown(folder)}: {error.strerror or error}"
+        message = f"cannot copy {shown(model.folder)} to {shown(folder)}: {reason(error)}"
         raise CommandError(message, ExitCode.UNEXPECTED) from error
 
 

@@ -62,7 +62,7 @@ def unknown_token(error: HfHubHTTPError) -> str:
 def unreachable(error: BaseException, url: str) -> str:
     """Return an error of the network, with the proxy by which the URL is reached, if there is one."""
     proxy = _native.hub_proxy(url)
-    return reason(error) + (f"; it goes by {proxy}: is that proxy right?" if proxy else "")
+    return described(error) + (f"; it goes by {proxy}: is that proxy right?" if proxy else "")
 
 
 def _refusal(error: HfHubHTTPError, api: HfApi, repository: str) -> CommandError:
@@ -92,7 +92,7 @@ def _writable(api: HfApi) -> str:
     return f"push as {' or '.join(f'{owner}/NAME' for owner in owners)}"
 
 
-def reason(error: BaseException) -> str:
+def described(error: BaseException) -> str:
     """Return an error's type and the first line of what it says, without the system's number."""
     said = re.sub(r"\[Errno -?\d+\] ", "", str(error)).strip().splitlines()
     return f"{type(error).__name__}: {said[0]}" if said else type(error).__name__

@@ -38,6 +38,10 @@ def parse_json(text: str) -> Any:
         raise ValueError("it nests too deeply") from None
 
 
+POINTERS = ("latest", "best")
+"""Names beside the checkpoints of a run that point to one of them."""
+
+
 def read_pointer(path: Path) -> str:
     """Return the name of the checkpoint that `latest` or `best` points to: a link, or a text file of earlier versions.
 
@@ -49,5 +53,5 @@ def read_pointer(path: Path) -> str:
 
 def followed(path: Path) -> Path:
     """Return the checkpoint that `latest` or `best` points to at this moment; any other path as it is."""
-    is_pointer = path.name in ("latest", "best") and (path.is_symlink() or path.is_file())
+    is_pointer = path.name in POINTERS and (path.is_symlink() or path.is_file())
     return path.with_name(read_pointer(path)) if is_pointer else path

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,12 +10,12 @@ from typing import TypeVar
 
 from orchestrator import _native
 from orchestrator.command_error import CommandError
+from orchestrator.input_files import POINTERS
 from orchestrator.paths import shown
 from orchestrator.screen import note
+from orchestrator.watch.checkpoints import STEP
 
 T = TypeVar("T")
-POINTERS = ("latest", "best")
-CHECKPOINT = re.compile(r"step-\d{8,}")
 
 
 @dataclass(frozen=True)
@@ -69,6 +68,6 @@ def named_source(
     if checkpoint is None and experiment is None:
         checkpoint = _native.model_of_run(run)
         # A link stays one: another checkpoint may be the latest or the best when it is read.
-        if run is not None and Path(run).name in POINTERS and CHECKPOINT.fullmatch(checkpoint.name):
+        if run is not None and Path(run).name in POINTERS and STEP.fullmatch(checkpoint.name):
             checkpoint = checkpoint.with_name(Path(run).name)
     return Source(checkpoint, experiment, base_model)

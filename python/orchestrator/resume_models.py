@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator import pretrained, training_record
-from orchestrator.model_source import POINTERS
+from orchestrator.input_files import POINTERS
 from orchestrator.settings import Settings
 from orchestrator.start_model import run_named
 

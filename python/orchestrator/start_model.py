@@ -6,7 +6,7 @@ from pathlib import Path
 
 from orchestrator import _native, adapters, pretrained
 from orchestrator.command_error import CommandError
-from orchestrator.input_files import followed
+from orchestrator.input_files import POINTERS, followed
 from orchestrator.paths import Roots, quoted, shown
 from orchestrator.screen import note
 
@@ -20,7 +20,7 @@ def locate(named: str, flag: str) -> Path:
         named: What was typed.
         flag: The flag that it was typed for, which messages name.
     """
-    named = str(followed(Path(named))) if Path(named).name in ("latest", "best") else named
+    named = str(followed(Path(named))) if Path(named).name in POINTERS else named
     run = run_named(named)
     folder = run or pretrained.locate(named, flag, (CONFIG, adapters.ADAPTER_CONFIG))
     if run is not None:

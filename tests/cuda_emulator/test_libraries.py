@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from cuda_emulator.library import Emulator, build_wheels
 from cuda_emulator.runs import Runs, Tiny
+from orchestrator.extras import install_command
 
 TINY = Tiny(steps=2, checkpoint_every=2)
 
@@ -84,7 +85,7 @@ def test_a_library_that_does_not_load_is_named_with_the_way_out(driver: Runs, em
     environment = wheels(driver, emulator, 13)
     broken = environment / "lib/python3.12/site-packages/nvidia/cu13/lib/libcurand.so.10"
     broken.write_bytes(b"no library")
-    told = (str(broken), "cannot be used", "pip install 'nvidia-cublas~=13.0' 'nvidia-curand")
+    told = (str(broken), "cannot be used", install_command("cuda").partition(" -m ")[2])
     driver.train("run", environment={"VIRTUAL_ENV": str(environment)}).refused(2, *told)
 
 

@@ -18,7 +18,7 @@ from rich.console import Console, ConsoleDimensions
 from rich.live import Live
 
 from orchestrator import _native, terminal
-from orchestrator.command_error import CommandError, ExitCode
+from orchestrator.command_error import CommandError, ExitCode, reason
 from orchestrator.paths import shown
 from orchestrator.signals import Stopped, on_forced_exit
 from orchestrator.watch import trainer_lock, wording
@@ -57,7 +57,7 @@ class Watched:
             try:
                 self.file.read(path / METRICS, budget)
             except OSError as error:
-                self.problem = error.strerror or str(error)
+                self.problem = reason(error)
         now = time.time()
         if self.directory.is_removed and self.last is not None:
             status = self.last.after_removal(now)

@@ -134,10 +134,7 @@ impl Tokenizer {
     fn read(path: &Path, reading: TokenizerReading, choice: Choice) -> Result<Self, DataError> {
         let error = |message: String| DataError::Tokenizer { path: path.to_owned(), message };
         let TokenizerDefinition { mut json, folder, content, .. } = TokenizerDefinition::read(path, reading)?;
-        if let Some(problem) = library::problem(&json) {
-            return Err(error(problem));
-        }
-        let mut tokenizer = library::call(|| untruncated(&content)).map_err(&error)?;
+        let mut tokenizer = library::load(&content, &json).map_err(&error)?;
         let parses_special_tokens = choice.parses_special_tokens;
         tokenizer.set_encode_special_tokens(!parses_special_tokens);
         let spelled_tokens = SpelledTokens::of_tokenizer_json(&json);
@@ -264,16 +261,5 @@ pub fn check_tokenizer_json(path: &Path) -> Result<(), DataError> {
     let error = |message: String| DataError::Tokenizer { path: path.to_owned(), message };
     let content = regular_file::read(path).map_err(|cause| error(in_words(&cause)))?;
     let json: Value = serde_json::from_slice(&content).map_err(|cause| error(cause.to_string()))?;
-    if let Some(problem) = library::problem(&json) {
-        return Err(error(problem));
-    }
-    library::call(|| untruncated(&content)).map(drop).map_err(error)
-}
-
-/// Reads a `tokenizer.json`, whose truncation and padding are not of its ids.
-pub(crate) fn untruncated(content: &[u8]) -> tokenizers::Result<tokenizers::Tokenizer> {
-    let mut tokenizer = tokenizers::Tokenizer::from_bytes(content)?;
-    tokenizer.with_truncation(None)?;
-    tokenizer.with_padding(None);
-    Ok(tokenizer)
+    library::load(&content, &json).map(drop).map_err(error)
 }

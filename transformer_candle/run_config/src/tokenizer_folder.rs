@@ -21,6 +21,7 @@ use serde_json::{Map, Value};
 use crate::FIRST_READING_VERSION;
 use crate::added_tokens::{AddedToken, AddedTokens, ModelVocabulary};
 use crate::regular_file;
+use crate::system_error::in_words;
 
 pub use self::templates::{CHAT_TEMPLATE, DEFAULT_TEMPLATE, NamedTemplate};
 use self::templates::{recorded_template, templates};
@@ -274,7 +275,7 @@ fn added_tokens_file(
 
 fn read_text(path: &Path) -> Result<String> {
     let refused = |message: String| TokenizerFileError { path: path.to_owned(), message };
-    let bytes = regular_file::read(path).map_err(|error| refused(error.to_string()))?;
+    let bytes = regular_file::read(path).map_err(|error| refused(in_words(&error)))?;
     String::from_utf8(bytes).map_err(|_| refused("it is not UTF-8".to_owned()))
 }
 
@@ -283,7 +284,7 @@ fn read_object(path: &Path) -> Result<Map<String, Value>> {
     let refused = |message: String| TokenizerFileError { path: path.to_owned(), message };
     match regular_file::read(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Map::new()),
-        Err(error) => Err(refused(error.to_string())),
+        Err(error) => Err(refused(in_words(&error))),
         Ok(bytes) => match serde_json::from_slice(&bytes).map_err(|error| refused(error.to_string()))? {
             Value::Object(object) => Ok(object),
             _ => Err(refused("it must hold a JSON object".to_owned())),

@@ -43,7 +43,7 @@ use self::template::{ChatTemplate, PreparedMessages};
 use self::template_source::{Templates, find_templates};
 use self::unused_fields::unused_fields;
 use crate::skipped_rows::SkipReason;
-use crate::tokenizer::{NamedToken, SpelledTokens, TokenizerDefinition, library, spelled_tokens, untruncated};
+use crate::tokenizer::{NamedToken, SpelledTokens, TokenizerDefinition, library, spelled_tokens};
 use crate::{DataError, Tokenizer};
 
 /// Name of the template that conversations with tools are rendered with, where there is one.
@@ -103,9 +103,10 @@ impl ConversationEncoder {
         let added_tokens = template_trial::added_tokens(&json);
         let eos = folder.with_role("eos_token").next().and_then(|name| special_tokens.named(name));
         let eos = eos.map_or(marks.end_of_text.id, |token| token.id);
-        let renamed = serde_json::to_vec(&special_tokens.renamed(json))
+        let renamed = special_tokens.renamed(json);
+        let renamed = serde_json::to_vec(&renamed)
             .map_err(|error| error.to_string())
-            .and_then(|bytes| library::call(|| untruncated(&bytes)))
+            .and_then(|bytes| library::load(&bytes, &renamed))
             .map_err(|message| DataError::Tokenizer { path: path.to_owned(), message })?;
         let date = settings.day()?;
         let Templates { default, of_tools, inference } = find_templates(settings, &folder, &special_tokens, marks)?;

@@ -7,6 +7,7 @@ use std::panic::{self, AssertUnwindSafe};
 use std::sync::Once;
 
 use serde_json::Value;
+use tokenizers::Tokenizer;
 
 /// Ids of a tokenizer; each is a row of tables, and of a model's embedding.
 const MAX_IDS: u64 = 1 << 24;
@@ -41,8 +42,21 @@ fn reason(panic: &(dyn Any + Send)) -> &str {
     text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("it gives no reason")
 }
 
+/// Reads a `tokenizer.json`, which is also given parsed; its truncation and padding are left out.
+pub(crate) fn load(content: &[u8], json: &Value) -> Result<Tokenizer, String> {
+    if let Some(problem) = problem(json) {
+        return Err(problem);
+    }
+    call(|| {
+        let mut tokenizer = Tokenizer::from_bytes(content)?;
+        tokenizer.with_truncation(None)?;
+        tokenizer.with_padding(None);
+        Ok(tokenizer)
+    })
+}
+
 /// Returns what is wrong with a `tokenizer.json` whose values the library does not check.
-pub(super) fn problem(json: &Value) -> Option<String> {
+fn problem(json: &Value) -> Option<String> {
     let model = &json["model"];
     if let Some(prefix) = model["continuing_subword_prefix"].as_str().filter(|prefix| !prefix.is_empty()) {
         let merges = model["merges"].as_array().into_iter().flatten();

@@ -9,6 +9,7 @@ use std::path::Path;
 
 use dataset::CancelToken;
 use run_config::regular_file;
+use run_config::system_error::in_words;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
@@ -114,7 +115,7 @@ fn unreadable(directory: &Path, name: &str, error: io::Error) -> CheckpointError
         ErrorKind::NotFound => CheckpointError::corrupted(directory, format!("{name} is missing")),
         // `regular_file` fails with these for what is no regular file.
         ErrorKind::InvalidInput | ErrorKind::IsADirectory => {
-            CheckpointError::corrupted(directory, format!("{name} cannot be read: {error}"))
+            CheckpointError::corrupted(directory, format!("{name} cannot be read: {}", in_words(&error)))
         }
         _ => failed("open", &directory.join(name))(error),
     }

@@ -59,7 +59,7 @@ fn refused(error: &clap::Error) -> TrainerError {
     let mut parts: Vec<String> = paragraphs.filter(|text| !text.is_empty()).collect();
     match error.kind() {
         ErrorKind::MissingRequiredArgument => parts = vec![format!("{} is missing", alternatives(error))],
-        // A value that is refused says itself what it must be, and a flag that is given twice which one it is.
+        // Of other errors the text itself says what is wrong with which value.
         ErrorKind::UnknownArgument | ErrorKind::InvalidSubcommand => {
             let command: Vec<&str> = usage.split(' ').take_while(|word| !word.starts_with(['-', '[', '<'])).collect();
             parts.push(format!("`{} --help` lists what there is", command.join(" ")));

@@ -247,7 +247,7 @@ pub(crate) fn from_model_error(directory: &Path, error: model::Error) -> Checkpo
         model::Error::Io { path, source, .. }
             if matches!(source.kind(), io::ErrorKind::InvalidInput | io::ErrorKind::IsADirectory) =>
         {
-            CheckpointError::corrupted(directory, format!("{} cannot be read: {source}", path.display()))
+            CheckpointError::corrupted(directory, format!("{} cannot be read: {}", path.display(), in_words(&source)))
         }
         model::Error::Io { action, path, source } => CheckpointError::Io { action, path, source },
         model::Error::Kernel(error) => error.into(),
