@@ -166,3 +166,18 @@ def test_generate_takes_special_tokens_on_request(workspace: Workspace, pretrain
     ]
     assert "--special reads it as that token" in workspace.orchestrate(*asked).succeeded().err
     assert "special" not in workspace.orchestrate(*asked, "--special").succeeded().err
+
+
+def test_adapters_bring_their_chat_template(workspace: Workspace, pretrained: Path, rows: Path) -> None:
+    own = workspace.root / "own.jinja"
+    own.write_text("{% for m in messages %}[{{ m.role }}] {{ m.content }}<|endoftext|>{% endfor %}\n")
+    flags: list[str | Path] = ["--steps=1", "--input", rows, *SMALL]
+    tuned(workspace, pretrained, rows, "usual", "--lora-rank=2").succeeded()
+    tuned(workspace, pretrained, rows, "other", "--lora-rank=2", f"--chat-template={own}").succeeded()
+    for start, is_told in (("usual", False), ("other", True)):
+        folder = workspace.run_folder(start)
+        words: list[str | Path] = ["finetune", "--lora-init-from", folder, f"--experiment={start}-on", *flags]
+        told = workspace.orchestrate(*words).succeeded().out
+        assert ("the chat template is that of the adapters" in told) == is_told
+        template = Path("checkpoints/step-00000001/chat_template.jinja")
+        assert (workspace.run_folder(f"{start}-on") / template).read_text() == (folder / template).read_text()

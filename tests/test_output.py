@@ -30,7 +30,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
 
 @pytest.mark.parametrize("launch", ["process", "bindings"])
 def test_a_run_says_at_its_start_what_shows_it(workspace: Workspace, launch: str) -> None:
-    flags = [*TINY_MODEL, "--steps=2", "--tensorboard", f"--launch={launch}", "--experiment=seen"]
+    flags = [*TINY_MODEL, "--steps=4", "--tensorboard", f"--launch={launch}", "--experiment=seen"]
     out = workspace.orchestrate(*flags, "--input", workspace.write_text()).succeeded().out
     said = r"^`(.*) watch runs/seen` shows this run, `tensorboard --logdir runs/seen/tensorboard` its curves$"
     (program,) = re.findall(said, out, re.MULTILINE)

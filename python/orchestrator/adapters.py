@@ -8,7 +8,9 @@ from typing import ClassVar
 
 from orchestrator import _native, converted_adapters, pretrained, training_record
 from orchestrator.command_error import CommandError
+from orchestrator.input_files import read_text
 from orchestrator.paths import shown
+from orchestrator.run_files import CHAT_TEMPLATE
 from orchestrator.training_record import Row
 
 ADAPTER_CONFIG = "adapter_config.json"
@@ -51,6 +53,15 @@ def locate(named: str, flag: str) -> Path:
     """
     folder = pretrained.locate(named, flag, (ADAPTER_CONFIG, Adapters.WEIGHTS))
     return _native.model_directory(folder).absolute()
+
+
+def own_chat_template(folder: Path, model: Path) -> Path | None:
+    """Return the chat template that adapters were trained with, where it is another than their model's."""
+    template = folder / CHAT_TEMPLATE
+    if not template.exists():
+        return None
+    of_model = _native.model_tokens(model)["templates"].get("default", "")
+    return None if read_text(template).rstrip("\n") == of_model.rstrip("\n") else template
 
 
 def has_adapters(folder: Path) -> bool:

@@ -207,7 +207,7 @@ def _show(defaults: dict[str, str], chosen: Settings) -> None:
     values = defaults | typed
     unit = "step" if "scheduler.total_steps" in typed else "epoch"
     length = counted(values.get(f"scheduler.total_{unit}s", "1"), unit)
-    warmup = f"{values['scheduler.warmup_steps']} steps of warm-up"
+    warmup = f"{counted(values['scheduler.warmup_steps'], 'step')} of warm-up"
     if chosen.open_keys is not None:
         length = "epochs by the number of conversations" if chosen.open_keys.epochs else length
         warmup = f"at most {warmup}" if chosen.open_keys.warmup else warmup

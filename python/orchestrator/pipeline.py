@@ -68,6 +68,7 @@ def run(settings: Settings) -> int:
         pretrained.check(base.pretrained, settings.tokenizer_json or base.tokenizer_json)
         if (start := base.values["lora"]["init_from"]) is not None:
             _native.check_start_adapters(start, base.pretrained)
+            _take_chat_template(base, Path(start), base.pretrained)
     _native.check_threads(base.values["runtime"]["threads"], base.values["data"]["num_workers"])
     if settings.profile is not None:
         _native.check_profile(settings.profile, base.values["scheduler"]["total_steps"])
@@ -134,6 +135,16 @@ def _refuse_an_earlier_run(location: RunLocation, base: BaseConfig, settings: Se
             f"{shown(checkpoints)} holds the checkpoints of an earlier run: add --resume to continue it, "
             "or give this run its own --experiment"
         )
+
+
+def _take_chat_template(base: BaseConfig, start: Path, model: Path) -> None:
+    """Render conversations as those were that the adapters were trained on, unless a template is named."""
+    data = base.values["data"]
+    if data["format"] == "chat" and data["chat_template"] is None:
+        template = adapters.own_chat_template(start, model)
+        if template is not None:
+            data["chat_template"] = str(template)
+            note(f"the chat template is that of the adapters, {shown(template)}; --chat-template names another one")
 
 
 def _max_samples(settings: Settings, base: BaseConfig, source: Source) -> int | None:

@@ -209,7 +209,7 @@ impl Progress {
             let left = self.steps_left(report.step, total) * seconds;
             parts.push(format!("ETA {}", duration(Duration::from_secs_f64(left))));
         }
-        parts.push(report.rates());
+        parts.extend(report.rates());
         parts.extend(report.mfu.map(|mfu| format!("MFU {:.1} %", 100.0 * mfu)));
         parts.extend(report.ranks.as_ref().map(|ranks| ranks.summary(report.step_seconds)));
         parts.extend(utilization.map(UtilizationReport::summary));
@@ -307,7 +307,7 @@ mod tests {
     fn a_line_names_positions_where_some_have_no_target() {
         let progress = Progress::new(ProgressMode::Silent, 0, None, 10);
         let line = line(&progress, &StepReport { positions_per_second: 40_000.0, ..report(7) }, None);
-        assert_eq!(line, "step 7  loss 3.4568  12,345 tokens/s (40,000 positions/s)");
+        assert_eq!(line, "step 7  loss 3.4568  12,345 tokens/s  40,000 positions/s");
     }
 
     #[test]

@@ -132,7 +132,7 @@ impl<'a> ComponentAuditor<'a> {
         let name = &self.audited.name;
         let windows = &mut self.expected.windows;
         if windows.last().is_some_and(|&(last_epoch, last, _)| (last_epoch, last) >= (epoch, number)) {
-            problems.note(|| format!("window {number} of epoch {epoch} of {name} comes after a later one"));
+            problems.note(|| format!("window {number} of epoch {} of {name} comes after a later one", epoch + 1));
         }
         windows.push((epoch, number, window.sequences));
         let new_epoch = || (AuditedEpoch { epoch, whole: true, ..AuditedEpoch::default() }, Coverage::new());
@@ -147,7 +147,7 @@ impl<'a> ComponentAuditor<'a> {
         let counted = window.documents + window.skipped.total();
         if rows != counted {
             problems.note(|| {
-                format!("window {number} of epoch {epoch} of {name} read {rows} rows, but it counts {counted}")
+                format!("window {number} of epoch {} of {name} read {rows} rows, but it counts {counted}", epoch + 1)
             });
         }
         Ok(())
@@ -177,13 +177,13 @@ impl<'a> ComponentAuditor<'a> {
             return Ok(());
         };
         audited.finished = finished;
-        let epoch = audited.epoch;
+        let (epoch, shown) = (audited.epoch, audited.epoch + 1);
         for ((shard, row_group), ranges) in &mut coverage {
             ranges.sort_unstable();
             if let Some(pair) = ranges.windows(2).find(|pair| pair[0].1 > pair[1].0) {
                 let (name, row) = (&self.source.shards()[*shard as usize].name, pair[1].0);
                 problems
-                    .note(|| format!("row {row} of row group {row_group} of {name} was used twice in epoch {epoch}"));
+                    .note(|| format!("row {row} of row group {row_group} of {name} was used twice in epoch {shown}"));
             }
         }
         if finished && audited.whole {
@@ -220,7 +220,7 @@ impl<'a> ComponentAuditor<'a> {
                 for gap in gaps(read, RowRange { shard: index as u64, row_group, first_row: 0, rows }) {
                     if let Some(row) = self.first_document(&gap)? {
                         problems.note(|| {
-                            format!("row {row} of row group {row_group} of {name} was not used in epoch {epoch}")
+                            format!("row {row} of row group {row_group} of {name} was not used in epoch {}", epoch + 1)
                         });
                     }
                 }

@@ -101,10 +101,12 @@ pub fn run(options: &BenchOptions) -> Result<BenchReport> {
     let mut calibrator = has_time.then(|| MemoryPlan::calibrator(step, &device)).transpose()?.flatten();
     let free = device.as_cuda().map(free_bytes).transpose()?;
     let gemm = device.as_cuda().map(|cuda| gemm_flops(cuda, &run.config)).transpose()?;
+    let limit = options.seconds.map(|seconds| format!(", as many as end in {}", counted(seconds.into(), "second")));
     print_remark(&format!(
-        "measuring {} of {}, on synthetic tokens; the first step warms up",
+        "measuring {} of {}{}, on synthetic tokens; the first step warms up",
         counted(options.steps.into(), "step"),
-        file.display()
+        file.display(),
+        limit.unwrap_or_default()
     ));
     let mut bench = Bench::new(&run.config, &plan, &device)?;
     let TimedSteps { count: steps, mean: seconds, median } =

@@ -174,7 +174,8 @@ impl fmt::Display for DataReport {
                     (false, _) => "not finished; no document used twice",
                 };
                 let state = if self.problems.is_empty() { state } else { "see the problems below" };
-                writeln!(f, "epoch {epoch}: {documents} documents, {state}")?;
+                // Counted as the progress line counts them; JSON and the ledger begin with 0.
+                writeln!(f, "epoch {}: {}, {state}", epoch + 1, counted(*documents, "document"))?;
             }
         }
         self.batches.iter().try_for_each(|batch| batch.fmt(f))?;

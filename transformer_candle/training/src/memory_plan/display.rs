@@ -138,15 +138,18 @@ impl MemoryPlan {
             return "determined by scheduler.total_epochs; --tokens plans for a number of tokens".into();
         };
         let per_parameter = total as f64 / self.parameters as f64;
-        let length = format!("{} steps, {} tokens, {per_parameter:.1} per parameter", grouped(steps), tokens(total));
+        let number = |value: f64, whole_from: f64| {
+            if value < whole_from { format!("{value:.1}") } else { grouped(value.round() as u64) }
+        };
+        let per_parameter = number(per_parameter, 1000.0);
+        let length = format!("{} steps, {} tokens, {per_parameter} per parameter", grouped(steps), tokens(total));
         let (Some(chinchilla_share), Some(chinchilla_tokens)) = (chinchilla_share, chinchilla_tokens) else {
             return length;
         };
         if (chinchilla_share - 1.0).abs() < CHINCHILLA_TOLERANCE {
             return format!("{length}: what Chinchilla's 20 ask for");
         }
-        let share = 100.0 * chinchilla_share;
-        let share = if share < 10.0 { format!("{share:.1}") } else { format!("{share:.0}") };
+        let share = number(100.0 * chinchilla_share, 10.0);
         format!("{length}: {share} % of the {} that Chinchilla's 20 ask for", tokens(chinchilla_tokens))
     }
 

@@ -44,13 +44,13 @@ pub struct StepReport {
 }
 
 impl StepReport {
-    /// Formats the tokens/s, beside the positions/s where not every position has a target.
-    pub(crate) fn rates(&self) -> String {
+    /// Formats the tokens/s and, where not every position has a target, the positions/s.
+    pub(crate) fn rates(&self) -> impl Iterator<Item = String> {
         let tokens = format!("{} tokens/s", grouped(self.tokens_per_second as u64));
-        if self.positions_per_second > self.tokens_per_second {
-            return format!("{tokens} ({} positions/s)", grouped(self.positions_per_second as u64));
-        }
-        tokens
+        let has_more_positions = self.positions_per_second > self.tokens_per_second;
+        let positions =
+            has_more_positions.then(|| format!("{} positions/s", grouped(self.positions_per_second as u64)));
+        std::iter::once(tokens).chain(positions)
     }
 
     /// Returns the logged numbers of a step, without the step itself.

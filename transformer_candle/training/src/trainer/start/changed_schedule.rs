@@ -30,12 +30,13 @@ pub(super) fn note(run: &ResolvedRun, step: u64) -> Option<String> {
     } else {
         String::new()
     };
+    let [last, next, end] =
+        [last, next, after.at(total)].map(|rate| if rate > 0.0 { format!("{rate:.1e}") } else { "0".to_owned() });
     Some(format!(
-        "the schedule has changed: the learning rate was {last:.1e} at step {}, and is {next:.1e} at step {} and {:.1e} at \
-         step {}, the last{advice}",
+        "the schedule has changed: the learning rate was {last} at step {}, and is {next} at step {} and {end} at step {}, \
+         the last{advice}",
         grouped(step),
         grouped(step + 1),
-        after.at(total),
         grouped(total),
     ))
 }
