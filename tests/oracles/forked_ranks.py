@@ -15,7 +15,8 @@ assert exchange  # imported before the fork
 
 
 def train(words: list[str]) -> None:
-    print(f"rank {os.environ['RANK']} is process {os.getpid()}", flush=True)
+    # In one write: without a buffer `print` makes two, and the lines of two ranks get into each other.
+    os.write(sys.stdout.fileno(), f"rank {os.environ['RANK']} is process {os.getpid()}\n".encode())
     sys.argv[1:] = words
     __main__.main()
 
