@@ -50,6 +50,7 @@ def searched_once(prepared_once: Path, tmp_path_factory: pytest.TempPathFactory)
     return workspace.root
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", ALTERED)
 def test_altered_values_of_a_study_are_one_sentence(searched_once: Path, workspace: Workspace, what: str) -> None:
     shutil.copytree(searched_once, workspace.root, dirs_exist_ok=True)
