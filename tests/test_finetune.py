@@ -109,18 +109,25 @@ def test_the_length_follows_from_the_sequences(
     assert (found.epochs, found.sequences_per_step, found.warmup_steps, found.steps) == expected
 
 
-def doubts_of(losses: list[float], warmup: int = 0) -> str:
+@pytest.mark.parametrize("ranks", [1, 2, 4, 16])
+def test_ranks_share_the_sequences_of_a_step(ranks: int) -> None:
+    assert training_length.length_of(4, None, None, None, ranks).sequences_per_step == ranks
+
+
+def doubts_of(losses: list[float], warmup: int = 0, data: str = "chat") -> str:
     steps = [{"step": step, "loss": loss, "learning_rate": 1e-5} for step, loss in enumerate(losses, start=1)]
-    return " ".join(
-        summary.doubts(steps, {"scheduler": {"warmup_steps": warmup}, "optimizer": {"learning_rate": 2e-5}})
-    )
+    config = {"scheduler": {"warmup_steps": warmup}, "optimizer": {"learning_rate": 2e-5}, "data": {"format": data}}
+    return " ".join(summary.doubts(steps, config))
 
 
 def test_the_summary_says_when_nothing_was_learnt() -> None:
     falling = [4 - step / 10 for step in range(20)]
     assert doubts_of(falling) == doubts_of([]) == ""
     assert "ended at step 20 of a warm-up of 100 steps, at a learning rate of 1.0e-05" in doubts_of(falling, warmup=100)
-    assert doubts_of(falling[:9]).startswith("little: 9 steps")
+    assert doubts_of(falling[:9]).startswith(
+        "little: 9 steps hardly change a model. Give it more steps: --epochs, --st"
+    )
+    assert "--epochs" not in doubts_of(falling[:9], data="text"), "pre-training has no such flag"
     flat = doubts_of([2.0, *[2.1] * 30, 2.3])
     assert flat.startswith(
         "nothing that the training loss shows: 2.094 in the first 16 logged steps, 2.113 in the last"
@@ -244,13 +251,18 @@ def test_what_cannot_be_trained_with_is_refused(workspace: Workspace, pretrained
     rows = write_rows(workspace.root / "rows.jsonl")
     bare = Path(shutil.copytree(pretrained, workspace.root / "bare"))
     (bare / "chat_template.jinja").unlink()
-    finetune(workspace, bare, "--input", rows, "--run-dir=r0").refused(2, "has no chat template", "chatml")
+    finetune(workspace, bare, "--input", rows, "--run-dir=r0").refused(2, "the model has no chat template", "chatml")
     one = finetune(workspace, bare, "--input", rows, "--run-dir=r1", "--chat-template=chatml", "--steps=1").succeeded()
     assert ", 1 step, sequences of 64 tokens" in one.out
     template = workspace.root / "counts.jinja"
     template.write_text("{{ messages | length }}{% for m in messages %}{{ m.content }}{% endfor %}")
     counts = ("--chat-template", template, "--run-dir=r2")
     finetune(workspace, pretrained, "--input", rows, *counts).refused(2, "renders the first 2 messages otherwise")
+    unknown = finetune(workspace, bare, "--input", rows, "--run-dir=r2", "--chat-template=llama3")
+    unknown.refused(2, "llama3: No such file", "built-in one: there are `chatml` and `qwen3`")
+    (bare / "chat_template.jinja").write_text("{% for m in messages %}")
+    broken = finetune(workspace, bare, "--input", rows, "--run-dir=r2").refused(2, "r2/tokenizer/chat_template.jinja")
+    assert ".counting" not in broken.err
     text = write_rows(workspace.root / "text.jsonl", [{"text": "x"}] * 9)
     finetune(workspace, pretrained, "--input", text, "--run-dir=r3").refused(3, "no conversations", "columns are text")
     finetune(workspace, pretrained, "--run-dir=r4").refused(2, "--dataset", "--input")

@@ -43,6 +43,21 @@ def test_a_run_is_named_by_its_newest_checkpoint(workspace: Workspace, pretraine
     tuned(workspace, pretrained, rows, "adapters", "--lora-rank=2").succeeded()
     way = ("--model adapters: its newest checkpoint holds LoRA adapters", "--lora-init-from adapters", "--merge")
     tuned(workspace, "adapters", rows, "x").refused(2, *way)
+    go_on = ["--experiment=more", "--steps=1", "--input", str(rows), *SMALL, "--lora-init-from", "adapters"]
+    started = workspace.orchestrate("finetune", *go_on).succeeded()
+    assert "adapters start from those in" in started.out + started.err
+
+
+def test_more_epochs_continue_a_run_that_ended(workspace: Workspace, pretrained: Path, rows: Path) -> None:
+    flags = ["--model", str(pretrained), "--input", str(rows), "--experiment=ended", *SMALL, "--epochs=1"]
+    workspace.orchestrate("finetune", *flags).succeeded()
+    steps = len(workspace.metrics("ended"))
+    resume = ["finetune", "--experiment=ended", "--resume"]
+    ended = workspace.orchestrate(*resume).succeeded()
+    assert f"nothing is left to train: the run is at step {steps}, and the training text has ended" in ended.out
+    workspace.orchestrate(*resume, "--epochs=2").succeeded()
+    assert len(workspace.metrics("ended")) == 2 * steps
+    workspace.orchestrate(*resume, "--model=x").refused(2, "leave out --model")
 
 
 def test_files_and_empty_folders_name_the_way(workspace: Workspace, pretrained: Path, rows: Path) -> None:

@@ -27,7 +27,11 @@ def refused(capfd: Captured, *words: str) -> str:
     return capfd.readouterr().err
 
 
-@pytest.mark.parametrize("hints", [habits.TRAINING, habits.USING, habits.COMMANDS], ids=["training", "using", "all"])
+@pytest.mark.parametrize(
+    "hints",
+    [habits.TRAINING, habits.FINE_TUNING, habits.USING, habits.COMMANDS],
+    ids=["training", "tuning", "using", "all"],
+)
 def test_every_hint_names_what_there_is(hints: dict[str, str]) -> None:
     known = flags_of(GROUP).union(*map(flags_of, GROUP.commands.values()))
     for typed, hint in hints.items():
@@ -57,6 +61,9 @@ def test_every_hint_names_what_there_is(hints: dict[str, str]) -> None:
         ("--merge", "orchestrate export"),
         ("--layerz 3", "--layers"),
         ("finetune --lr 1", "--learning-rate"),
+        ("finetune --num_train_epochs 2", "--epochs N"),
+        ("finetune --model_name_or_path x/y", "--model OWNER/NAME"),
+        ("finetune --load_in_4bit", "--lora-rank N"),
         ("generate -m x", "without a flag"),
         ("generate --max_new_tokens 3", "--max-tokens"),
         ("generate --start x", "--prompt"),

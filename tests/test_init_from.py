@@ -7,8 +7,9 @@ import shutil
 from pathlib import Path
 
 import pytest
+from emulated_terminal import on_terminal
 from fake_hub import FakeHub, Repository
-from workspace import TINY_MODEL, Workspace
+from workspace import ORCHESTRATE, TINY_MODEL, Workspace
 
 RUN = "--seq-len=32 --batch-size=2 --grad-accum=2 --steps=4 --log-every=1 --evaluate-every=4 --eval-batches=2".split()
 SETTINGS = [*RUN, "--preset=smoke_cpu", "--device=cpu", "--override=data.held_out_fraction=0.1"]
@@ -62,6 +63,15 @@ def test_a_repository_of_the_hub_is_downloaded_and_its_commit_pinned(hub_workspa
     commit = Repository(hub.root, "models", "owner/tiny-llama").commit()
     assert f"models--owner--tiny-llama/snapshots/{commit}\n" in config
     assert not any("consolidated" in request.path for request in hub.requests)
+
+    # A terminal shows the download only while it lasts, and each line after it begins at the left.
+    empty = Workspace(workspace.root, {**workspace.extra_environment, "HF_HOME": str(workspace.root / "empty")})
+    typed = start(workspace, text, "owner/tiny-llama", "--experiment=seen", "--launch=none")
+    with on_terminal(empty, ORCHESTRATE, *typed, lines=60) as terminal:
+        assert terminal.wait_for_end() == 0
+        assert b"Fetching" in terminal.written
+        assert not any(bar in terminal.text for bar in ("Fetching", "Download", "Reconstruct")), terminal.text
+        assert "\nmodel      owner/tiny-llama" in f"\n{terminal.text}"
 
     offline = Workspace(workspace.root, {**workspace.extra_environment, "HF_HUB_OFFLINE": "1"})
     offline.orchestrate(*start(workspace, text, "owner/tiny-llama", "--experiment=third")).succeeded()

@@ -56,6 +56,7 @@ def table(text: str, head: str) -> dict[str, list[float]]:
     for line in text.split(head, 1)[1].splitlines()[1:]:
         if not line:
             break
+        assert len(line) <= 80, "a row fits a terminal of 80 columns"
         name, numbers = re.fullmatch(r"(.{26}) (.*)", line).groups()  # type: ignore[union-attr]
         rows[name.strip()] = [float(number) for number in re.findall(r"-?\d+\.?\d*", numbers)]
     return rows

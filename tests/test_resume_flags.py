@@ -6,7 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from orchestrator import cli
+from orchestrator import cli, launch, summary
+from orchestrator.paths import Roots
 from workspace import TINY_MODEL, Finished, Workspace
 
 Here = Callable[..., Finished]
@@ -85,6 +86,15 @@ def test_the_runs_own_config_and_tokenizer_are_accepted(here: Here) -> None:
 def test_an_end_before_the_checkpoint_is_told(here: Here) -> None:
     done = here("--experiment=run", "--resume", "--steps=3").succeeded()
     assert "nothing is left to train: the run is at step 4 and ends at step 3" in done.out + done.err
+    assert "if an earlier session was given more steps, give them again" in done.out + done.err
+
+
+def test_a_stopped_session_names_the_flags_to_repeat(here: Here, capfd: pytest.CaptureFixture[str]) -> None:
+    overrides = ["scheduler.total_steps=9", "data.sequence_length=32", "runtime.logging.tensorboard=false"]
+    job = launch.Job(Path("runs/run/training.yaml"), overrides, resume="latest")
+    summary.show_stopped(job, Roots.from_environment().location("run", None))
+    wanted = "--experiment run --resume --steps 9 --override runtime.logging.tensorboard=false\n"
+    assert wanted in capfd.readouterr().out
 
 
 def test_an_extended_schedule_tells_the_rates(here: Here) -> None:

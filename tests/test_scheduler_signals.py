@@ -95,5 +95,5 @@ def test_a_time_limit_ends_a_run_saved(workspace: Workspace, launch: str) -> Non
 def test_a_time_limit_that_leaves_no_time_is_told(workspace: Workspace) -> None:
     text = workspace.write_text()
     run = [*TINY_MODEL, f"--input={text}", "--experiment=job", "--steps=3"]
-    workspace.orchestrate(*run, "--time-limit=1s").refused(1, "the time limit")
-    workspace.orchestrate(*run, "--time-limit=soon").refused(2, "--time-limit", "11h50m")
+    workspace.orchestrate(*run, "--time-limit=1s").refused(1, "the time limit", "give it more")
+    workspace.orchestrate(*run, "--time-limit=soon").refused(2, "--time-limit soon", "11h50m")

@@ -83,6 +83,12 @@ def test_progress_is_printed_in_plain_lines_without_a_terminal(workspace: Worksp
     assert "\x1b" not in out
 
 
+def test_one_document_is_counted_in_the_singular(workspace: Workspace) -> None:
+    (workspace.root / "one.txt").write_text("a page of text\n")
+    done = workspace.orchestrate("--input=one.txt", "--vocab-size=300", "--experiment=one", "--launch=none").succeeded()
+    assert "from 1 document, " in done.out
+
+
 def test_a_tokenizer_that_is_not_there_is_not_skipped(workspace: Workspace) -> None:
     done = workspace.orchestrate(*DEMO, "--experiment=new", "--skip-tokenizer")
     done.refused(2, "artifacts/tokenizer/new/tokenizer.json is not there: leave out the flag to train one")

@@ -156,6 +156,13 @@ def test_a_hopeless_trial_is_pruned_before_its_end(prepared: Workspace) -> None:
     assert f"trial {pruned.number:<5}pruned at loss" in done.out
 
 
+def test_a_continued_search_draws_other_values(prepared: Workspace) -> None:
+    search = ("--sampler=random", "--pruner=none", "--seeds=0", "--evaluations=1")
+    assert "evaluated 1 time\n" in tune(prepared, "--trials=2", *search).succeeded().out
+    tune(prepared, "--trials=4", *search).succeeded()
+    assert len({str(sorted(trial.params.items())) for trial in trials(prepared)}) == 4
+
+
 @pytest.mark.slow
 def test_a_killed_search_repeats_what_was_running_and_keeps_the_rest(prepared: Workspace) -> None:
     flags = ["tune", "space.yaml", "--experiment=E", "--evaluations=3", "--trials=4", "--seeds=0", "--pruner=none"]

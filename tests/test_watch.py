@@ -104,6 +104,13 @@ def test_the_state_follows_lock_end_and_checkpoints(workspace: Workspace) -> Non
         assert state(workspace) == expected
 
 
+def test_a_python_loop_that_saved_its_last_step_has_ended(workspace: Workspace) -> None:
+    """It writes no line that says how it ended."""
+    run = workspace.run_folder("exp")
+    write_run(run, train_rows(1000), checkpoints=[1000])
+    assert state(workspace) == ("ended", "all steps are done")
+
+
 def test_an_error_that_ended_training_is_a_failure(workspace: Workspace) -> None:
     run = workspace.run_folder("exp")
     write_run(run, train_rows(9), checkpoints=[5])

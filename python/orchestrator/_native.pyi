@@ -40,8 +40,10 @@ __all__ = [
     "changes_on_resume",
     "check_adapter_config",
     "check_profile",
+    "check_sequences",
     "check_start_adapters",
     "check_threads",
+    "check_time_limit",
     "check_tokenizer_json",
     "checked_adapters",
     "checked_model_config",
@@ -620,6 +622,12 @@ def check_profile(steps: str, total_steps: int | None) -> None:
         steps: Such as `3`, `10-12` or `10..13`.
         total_steps: Those of the run; None where the config does not say.
     """
+
+def check_sequences(sequences: int, ranks: int) -> None:
+    """Refuse a number of ranks that cannot share the sequences of a step equally."""
+
+def check_time_limit(limit: str) -> None:
+    """Refuse a `--time-limit` that is not a span of time, such as `11h50m`."""
 
 def environment() -> dict[str, Any]:
     """Return what this build is and what it runs on, as environment.json has it."""

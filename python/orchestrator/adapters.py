@@ -47,11 +47,13 @@ class Adapters:
 def locate(named: str, flag: str) -> Path:
     """Return the directory of adapters: of a run its newest checkpoint, of `OWNER/NAME[@REVISION]` that in the cache.
 
+    A run is named by its folder or its experiment.
+
     Args:
         named: What was typed.
         flag: The flag that it was typed for.
     """
-    folder = pretrained.locate(named, flag, (ADAPTER_CONFIG, Adapters.WEIGHTS))
+    folder = pretrained.run_named(named) or pretrained.locate(named, flag, (ADAPTER_CONFIG, Adapters.WEIGHTS))
     return _native.model_directory(folder).absolute()
 
 

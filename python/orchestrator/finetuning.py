@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+from copy import copy
 from inspect import Parameter
 from pathlib import Path
 from typing import Annotated, Any
@@ -27,6 +28,12 @@ LEFT_OUT = {
 }  # fmt: skip
 """Flags of the pipeline that `finetune` does not take: fine-tuning or the pretrained model decides them."""
 
+OWN_HELP = {
+    "dataset": "A data set of conversations of the Hugging Face Hub.",
+    "max_samples": "Use only the first N conversations in each epoch. Default: all.",
+}
+"""Help texts of options whose defaults differ from the pipeline's."""
+
 BASE_PRESET = "smoke_cpu"
 SEQUENCE_LENGTH = 1024
 """Default sequence length in tokens, unless the model's maximum is lower: trl's `max_length`."""
@@ -50,7 +57,15 @@ def parameters() -> list[Parameter]:
         rich_help_panel=TRAINING,
     )
     own = [parameter("model", Annotated[str | None, model]), parameter("epochs", Annotated[int | None, epochs])]
-    return own + [option for option in flag_parameters() if not _is_left_out(option)]
+    return own + [_with_own_help(option) for option in flag_parameters() if not _is_left_out(option)]
+
+
+def _with_own_help(option: Parameter) -> Parameter:
+    if option.name not in OWN_HELP:
+        return option
+    info = copy(option.annotation.__metadata__[0])
+    info.help = OWN_HELP[option.name]
+    return option.replace(annotation=Annotated[option.annotation.__origin__, info])
 
 
 def _is_left_out(option: Parameter) -> bool:
@@ -65,9 +80,10 @@ def settings(model: str | None, epochs: int | None, **flags: Any) -> Settings:
 
     chosen = from_flags(flags)
     if chosen.resume is not None:
-        given = [flag for flag, value in {"--model": model, "--epochs": epochs}.items() if value is not None]
-        if given:
-            raise CommandError(f"--resume continues a run as it was started: leave out {' and '.join(given)}")
+        if model is not None:
+            raise CommandError("--resume continues a run as it was started: leave out --model")
+        if epochs is not None:
+            chosen.override = [*(chosen.override or []), f"scheduler.total_epochs={epochs}"]
         return chosen
     adapters = None
     if typed := chosen.keys.get("lora_init_from"):
@@ -217,6 +233,6 @@ def _show(defaults: dict[str, str], chosen: Settings) -> None:
         "fine-tune",
         f"{trained}, learning rate {values['optimizer.learning_rate']} ({values['scheduler.strategy']} after "
         f"{warmup}), {length}, sequences of "
-        f"{values['data.sequence_length']} tokens, packing {values.get('data.packing', 'concat')}, precision "
-        f"{values['runtime.precision']}",
+        f"{counted(values['data.sequence_length'], 'token')}, packing {values.get('data.packing', 'concat')}, "
+        f"precision {values['runtime.precision']}",
     )

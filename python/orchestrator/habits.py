@@ -102,6 +102,20 @@ TRAINING = _table(
 )
 """Flags of training programs, for the pipeline and `finetune`."""
 
+FINE_TUNING = TRAINING | _table(
+    ("--num-epochs --num-train-epochs --n-epochs", "--epochs N"),
+    (
+        "--model-name --model-name-or-path --base-model --pretrained --checkpoint-dir --init-from -m",
+        "--model OWNER/NAME or --model DIR",
+    ),
+    (
+        "--load-in-4bit --load-in-8bit --qlora --quantize --quantization --bits",
+        "--lora-rank N for adapters beside weights of 16 bits: quantized weights cannot be trained beside",
+    ),
+    ("--lora-path --adapter --adapter-name-or-path --peft-model", "--lora-init-from DIR"),
+)
+"""Flags that mean something else, or something more, for `finetune`."""
+
 USING = _table(
     (
         "-m --model --model-path --ckpt --ckpt-path --checkpoint-dir --model-name-or-path --out-dir --name --run",
@@ -171,7 +185,7 @@ def of_flag(typed: str, known: Iterable[str], command: str | None) -> str:
     """
     known = list(known)
     where = f"`orchestrate {command}`" if command else "`orchestrate`"
-    table = {None: TRAINING, "finetune": TRAINING, "plan": PLANNING}.get(command, USING)
+    table = {None: TRAINING, "finetune": FINE_TUNING, "plan": PLANNING}.get(command, USING)
     hint = _fitting(table, hyphenated(typed), known)
     if hint is None:
         names = {name.lstrip("-"): name for name in known}

@@ -6,6 +6,7 @@ import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from orchestrator import (
     _native,
@@ -72,6 +73,8 @@ def run(settings: Settings) -> int:
     _native.check_threads(base.values["runtime"]["threads"], base.values["data"]["num_workers"])
     if settings.profile is not None:
         _native.check_profile(settings.profile, base.values["scheduler"]["total_steps"])
+    if settings.nproc is not None:
+        _check_step_is_shared(base.values, settings.nproc)
     with _native.RunLock(location.folder.absolute()) as lock, signals.on_forced_exit(lock.release):
         _refuse_an_earlier_run(location, base, settings)
         source = open_source(settings, base)
@@ -111,9 +114,18 @@ def _check_conflicts(settings: Settings) -> None:
         raise CommandError("--accept-changed-data is about the data of a resumed run: give it with --resume")
     if settings.nproc is not None:
         launch.check_ranks(settings.launch)
+    if settings.time_limit is not None:
+        _native.check_time_limit(settings.time_limit)
     trains = {"--resume": settings.resume, "--profile": settings.profile}
     for flag in (flag for flag, value in trains.items() if value is not None and settings.launch is Launch.NONE):
         raise CommandError(f"{flag} trains and --launch none does not: give one of them")
+
+
+def _check_step_is_shared(values: dict[str, Any], ranks: int) -> None:
+    """Refuse a number of ranks that the trainer would refuse after a tokenizer was trained."""
+    sequences = values["data"]["sequences_per_step"]
+    if sequences is not None and not values["stages"]:
+        _native.check_sequences(sequences, ranks)
 
 
 def _location(settings: Settings, roots: Roots) -> RunLocation:
@@ -189,7 +201,8 @@ def _prepare_tokenizer(settings: Settings, location: RunLocation, base: BaseConf
     if skipped := documents.describe_skipped():
         note(skipped)
     if ready.facts is not None:
-        read = f"{ready.facts.documents:,} documents, {amount(ready.facts.bytes)}"
+        documents_read = counted(f"{ready.facts.documents:,}", "document")
+        read = f"{documents_read}, {amount(ready.facts.bytes)}"
         step("", f"{ready.vocab_size:,} tokens from {read} in {time.monotonic() - started:.1f} s: {shown(ready.path)}")
         _print_compression(ready.facts)
         _print_long_words(ready.facts)
@@ -247,7 +260,9 @@ def _write_files(
     written = run_files.write_streaming_config(location.folder, _streaming_config(settings, location, base, source))
     if written is not None:
         step("wrote", shown(written))
-    if settings.open_keys is not None and (said := training_length.fit(values, location.folder, settings.open_keys)):
+    if settings.open_keys is not None and (
+        said := training_length.fit(values, location.folder, settings.open_keys, settings.nproc or 1)
+    ):
         note(said)
     text = _native.config_to_yaml(values)
     if base.depth is not None:

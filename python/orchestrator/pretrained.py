@@ -6,24 +6,26 @@ import json
 import re
 import sys
 from pathlib import Path
+from typing import Any
 
 from orchestrator import _native, model_tokenizer
 from orchestrator.command_error import CommandError, ExitCode
 from orchestrator.hub_errors import unknown_token, unreachable
-from orchestrator.paths import shown
+from orchestrator.paths import Roots, shown
 from orchestrator.screen import note
 from orchestrator.training_record import read_object
 
 REPOSITORY = re.compile(r"(?P<name>[\w.-]+/[\w.-]+)(?:@(?P<revision>[\w./-]+))?")
+CONFIG = "config.json"
 FILES = [
-    "config.json", "generation_config.json", "model.safetensors", "model-*.safetensors", "model.safetensors.index.json",
+    CONFIG, "generation_config.json", "model.safetensors", "model-*.safetensors", "model.safetensors.index.json",
     "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
     "chat_template.jinja", "additional_chat_templates/*.jinja",
 ]  # fmt: skip
 """The files to download from a repository; many hold the weights a second time in another format."""
 
 
-def locate(named: str, flag: str = "--init-from", files: tuple[str, ...] = ("config.json",)) -> Path:
+def locate(named: str, flag: str = "--init-from", files: tuple[str, ...] = (CONFIG,)) -> Path:
     """Return the folder of a model; that of `OWNER/NAME[@REVISION]` is in huggingface_hub's cache.
 
     The folder of a downloaded model is that of its commit, so that the run's config pins the revision.
@@ -42,6 +44,15 @@ def locate(named: str, flag: str = "--init-from", files: tuple[str, ...] = ("con
     if repository is None or named.startswith("."):
         raise CommandError(f"{flag} {named}: there is no such folder, and it is no OWNER/NAME of the Hugging Face Hub")
     return _download(f"{flag} {named}", repository["name"], repository["revision"], list(files))
+
+
+def run_named(named: str) -> Path | None:
+    """Return the folder of the run that was named; None for anything else."""
+    folder = Path(named).expanduser()
+    if not folder.exists() and "/" not in named:
+        folder = Roots.from_environment().runs / named
+    is_run = folder.is_dir() and (folder / "checkpoints").is_dir() and not (folder / CONFIG).exists()
+    return folder if is_run else None
 
 
 def is_repository(named: str) -> bool:
@@ -64,7 +75,7 @@ def check(folder: Path, tokenizer_json: Path | None) -> None:
         tokenizer_json: The tokenizer to train with.
     """
     config = json.loads(_native.checked_model_config(folder, read_weights=False))
-    context, described = config["max_position_embeddings"], read_object(folder / "config.json")
+    context, described = config["max_position_embeddings"], read_object(folder / CONFIG)
     if context < described.get("max_position_embeddings", context):
         note(f"The model attends to a sliding window: sequences have at most its {context:,} tokens.")
     if dropout := described.get("attention_dropout"):
@@ -84,12 +95,21 @@ def check(folder: Path, tokenizer_json: Path | None) -> None:
 def _download(typed: str, name: str, revision: str | None, files: list[str]) -> Path:
     import huggingface_hub
     from huggingface_hub import constants, errors
-    from huggingface_hub.utils.tqdm import disable_progress_bars
+    from huggingface_hub.utils.tqdm import disable_progress_bars, tqdm
 
+    class TransientBar(tqdm):
+        """A progress bar that disappears: huggingface_hub leaves its own open, and they mix with later lines."""
+
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            super().__init__(*arguments, **options | {"leave": False})  # type: ignore[no-untyped-call]
+            bars.append(self)
+
+    bars: list[TransientBar] = []
     if not sys.stderr.isatty():
         disable_progress_bars()
     try:
-        return Path(huggingface_hub.snapshot_download(name, revision=revision, allow_patterns=files))
+        path = huggingface_hub.snapshot_download(name, revision=revision, allow_patterns=files, tqdm_class=TransientBar)
+        return Path(path)
     except errors.GatedRepoError as error:
         token = _native.hub_token()
         login = f"with the owner of the token {token[0]}" if token else "and log in (hf auth login)"
@@ -107,6 +127,9 @@ def _download(typed: str, name: str, revision: str | None, files: list[str]) -> 
         hub = _native.redacted_url(constants.ENDPOINT)
         message = f"{typed}: the model cannot be downloaded from {hub}: {why}. Start again to continue the download"
         raise CommandError(message, ExitCode.DATA_UNREADABLE) from error
+    finally:
+        for bar in reversed(bars):  # the first one is on the cursor's line, and closes by returning to its start
+            bar.close()
 
 
 def _cause(error: BaseException) -> BaseException:

@@ -66,7 +66,7 @@ def _of_start(settings: Settings, values: dict[str, Any]) -> Iterator[str]:
     for flag, typed in starts.items():
         if typed is None:
             continue
-        ours, theirs = _flat(values), _flat(base_config.choose(settings).values)
+        ours, theirs = flat(values), flat(base_config.choose(settings).values)
         changed = [key for key in theirs if theirs[key] != ours.get(key) and not key.startswith(FROM_THE_DATA)]
         if changed:
             named = ", ".join(f"{key} {theirs[key]} (the run's is {ours.get(key)})" for key in changed[:NAMED_KEYS])
@@ -111,9 +111,9 @@ def _said(value: object) -> str:
     return "none" if value is None else str(value)
 
 
-def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+def flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     """Return a config as values by their dotted keys."""
-    flat: dict[str, Any] = {}
+    values_by_key: dict[str, Any] = {}
     for name, value in values.items():
-        flat |= _flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}
-    return flat
+        values_by_key |= flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}
+    return values_by_key

@@ -9,7 +9,6 @@ from typing import Any
 from orchestrator import pretrained, training_record
 from orchestrator.input_files import POINTERS
 from orchestrator.settings import Settings
-from orchestrator.start_model import run_named
 
 
 def problems(settings: Settings, run: dict[str, Any]) -> list[str]:
@@ -40,6 +39,6 @@ def _is_same(typed: str, own: Path, flag: str) -> bool:
     folder = Path(typed).expanduser()
     if folder.name in POINTERS:
         return folder.absolute().parent == own.parent
-    if (of_run := run_named(typed)) is not None:
+    if (of_run := pretrained.run_named(typed)) is not None:
         return own.is_relative_to(of_run.absolute())
     return folder.absolute() == own or (folder.exists() and own.exists() and folder.samefile(own))

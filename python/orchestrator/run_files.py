@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from orchestrator import tokenizer
+from orchestrator import _native, tokenizer
 from orchestrator.command_error import CommandError, reason
 from orchestrator.input_files import parse_json, read_bytes, read_text
 from orchestrator.paths import shown
@@ -91,7 +91,9 @@ def keep_chat_template(folder: Path, named: str) -> None:
     try:
         template = read_text(Path(named))
     except (OSError, UnicodeDecodeError) as error:
-        raise CommandError(f"cannot read the chat template (data.chat_template) {named}: {reason(error)}") from error
+        built_in = " and ".join(f"`{name}`" for name in _native.BUILT_IN_CHAT_TEMPLATES)
+        message = f"cannot read the chat template (data.chat_template) {named}: {reason(error)}"
+        raise CommandError(f"{message}; name a Jinja file, or a built-in one: there are {built_in}") from error
     _remove_other_templates(folder)
     replace((folder / TOKENIZER).with_name(CHAT_TEMPLATE), template)
 

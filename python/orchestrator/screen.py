@@ -56,8 +56,10 @@ def amount(size: int) -> str:
 
 
 def counted(number: int | str, unit: str) -> str:
-    """Return a number of things: `1 seed`, `3 seeds`."""
-    return f"{number} {unit}" if str(number) == "1" else f"{number} {unit}s"
+    """Return a number of things: `1 seed`, `3 seeds`, `2,000 steps`."""
+    text = str(number)
+    text = f"{int(text):,}" if text.isdecimal() else text
+    return f"{text} {unit}" if text == "1" else f"{text} {unit}s"
 
 
 def loss_text(loss: float, digits: int = 4) -> str:

@@ -7,10 +7,8 @@ from pathlib import Path
 from orchestrator import _native, adapters, pretrained
 from orchestrator.command_error import CommandError
 from orchestrator.input_files import POINTERS, followed
-from orchestrator.paths import Roots, quoted, shown
+from orchestrator.paths import quoted, shown
 from orchestrator.screen import note
-
-CONFIG = "config.json"
 
 
 def locate(named: str, flag: str) -> Path:
@@ -21,8 +19,8 @@ def locate(named: str, flag: str) -> Path:
         flag: The flag that it was typed for, which messages name.
     """
     named = str(followed(Path(named))) if Path(named).name in POINTERS else named
-    run = run_named(named)
-    folder = run or pretrained.locate(named, flag, (CONFIG, adapters.ADAPTER_CONFIG))
+    run = pretrained.run_named(named)
+    folder = run or pretrained.locate(named, flag, (pretrained.CONFIG, adapters.ADAPTER_CONFIG))
     if run is not None:
         folder = _native.model_directory(run).absolute()
     if adapters.has_adapters(folder):
@@ -31,20 +29,11 @@ def locate(named: str, flag: str) -> Path:
             f"`--lora-init-from {quoted(Path(named))}` trains them on, and `orchestrate export --checkpoint "
             f"{quoted(folder.absolute())} --merge --format hf` makes a model of them"
         )
-    if not (folder / CONFIG).exists():
+    if not (folder / pretrained.CONFIG).exists():
         raise CommandError(
-            f"{flag} {named}: {shown(folder / CONFIG)}: there is no such file; name the folder of a Llama, Mistral, "
-            "Qwen2 or Qwen3 model in Hugging Face's format"
+            f"{flag} {named}: {shown(folder / pretrained.CONFIG)}: there is no such file; name the folder of a Llama, "
+            "Mistral, Qwen2 or Qwen3 model in Hugging Face's format"
         )
     if run is not None:
         note(f"{flag} {named} is a run: training starts from its newest checkpoint, {shown(folder)}.")
     return folder
-
-
-def run_named(named: str) -> Path | None:
-    """Return the folder of the run that was named; None for anything else."""
-    folder = Path(named).expanduser()
-    if not folder.exists() and "/" not in named:
-        folder = Roots.from_environment().runs / named
-    is_run = folder.is_dir() and (folder / "checkpoints").is_dir() and not (folder / CONFIG).exists()
-    return folder if is_run else None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from shlex import quote
 from statistics import fmean
 from typing import Any
 
@@ -11,9 +12,10 @@ from orchestrator import _native
 from orchestrator.command_error import ExitCode
 from orchestrator.launch import Job
 from orchestrator.paths import RunLocation, quoted, shown, this_command
+from orchestrator.resume_flags import flat
 from orchestrator.run_files import read_streaming_config
 from orchestrator.screen import counted, heading, plain, warn
-from orchestrator.settings import DEMO_DATASET
+from orchestrator.settings import CONFIG_FLAGS, DEMO_DATASET
 from orchestrator.tokenizer import Facts
 from orchestrator.training_record import read_rows
 
@@ -21,7 +23,7 @@ SAMPLE_TOKENS = 96
 FEW_STEPS = 10
 COMPARED_STEPS = 20
 """Logged steps at either end of a run whose mean losses are compared, at most."""
-MORE_STEPS = "Give it more steps: --epochs, --steps, or fewer sequences per step (--batch-size, --grad-accum)"
+MORE_STEPS = "Give it more steps: {flags}, or fewer sequences per step (--batch-size, --grad-accum)"
 OUT_OF_PATIENCE = "evaluation has not improved"
 """The start of the trainer's reason for ending a run by `runtime.evaluation.patience`."""
 OUT_OF_TIME = "stopped by the time limit"
@@ -50,8 +52,24 @@ def show_stopped(job: Job, location: RunLocation) -> None:
     checkpoints = _native.RunConfig.load(job.config, job.overrides).checkpoint_directory
     if checkpoints is None or not (checkpoints / "latest").exists():
         return
+    ranks = [] if job.ranks is None else [f"--nproc {job.ranks}"]
+    flags = [location.flags, "--resume", *_flags_beyond_the_config(job), *ranks]
     heading("Stopped and saved. What to type to resume")
-    plain(f"{this_command()} {location.flags} --resume")
+    plain(f"{this_command()} {' '.join(flags)}")
+
+
+def _flags_beyond_the_config(job: Job) -> list[str]:
+    """Return the flags of a resumed session that its training.yaml does not say: the next session needs them again."""
+    own, session = (flat(_native.RunConfig.load(job.config, given).to_dict()) for given in ([], job.overrides))
+    given = {key.strip(): value.strip() for key, _, value in (override.partition("=") for override in job.overrides)}
+    names = {flag.key: flag.flag for flag in CONFIG_FLAGS}
+    flags = []
+    for key, value in given.items():
+        if own.get(key) == session.get(key):
+            continue
+        is_plain = key in names and not isinstance(session.get(key), bool)
+        flags.append(f"{names[key]} {quote(value)}" if is_plain else f"--override {quote(f'{key}={value}')}")
+    return flags
 
 
 def show_refused(job: Job, code: int) -> None:
@@ -136,21 +154,23 @@ def doubts(steps: list[dict[str, Any]], config: dict[str, Any]) -> list[str]:
     if math.isnan(steps[-1]["loss"]):
         return ["nothing: the training loss is no longer finite. Resume from an earlier checkpoint, or lower the rate"]
     last, warmup = steps[-1]["step"], config["scheduler"]["warmup_steps"]
+    # Only `finetune` has --epochs.
+    more_steps = MORE_STEPS.format(flags="--epochs, --steps" if config["data"]["format"] == "chat" else "--steps")
     if last < warmup:
         rate, peak = steps[-1]["learning_rate"], config["optimizer"]["learning_rate"]
         return [
             f"little or nothing: the run ended at step {last:,} of a warm-up of {counted(f'{warmup:,}', 'step')}, at a "
-            f"learning rate of {rate:.1e} on its way to {peak:.1e}. {MORE_STEPS}, or a shorter --warmup-steps"
+            f"learning rate of {rate:.1e} on its way to {peak:.1e}. {more_steps}, or a shorter --warmup-steps"
         ]
     if last < FEW_STEPS:
-        return [f"little: {counted(last, 'step')} hardly change a model. {MORE_STEPS}"]
+        return [f"little: {counted(last, 'step')} hardly change a model. {more_steps}"]
     compared = min(COMPARED_STEPS, len(steps) // 2)
     if compared:
         first, final = (fmean(row["loss"] for row in rows) for rows in (steps[:compared], steps[-compared:]))
         if final >= first:
             return [
                 f"nothing that the training loss shows: {first:.3f} in the first {counted(compared, 'logged step')}, "
-                f"{final:.3f} in the last. {MORE_STEPS}, or another --learning-rate"
+                f"{final:.3f} in the last. {more_steps}, or another --learning-rate"
             ]
     return []
 

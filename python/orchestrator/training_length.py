@@ -45,24 +45,30 @@ def warmup_of(steps: int) -> int:
     return min(LONGEST_WARMUP, steps // 10)
 
 
-def length_of(sequences: int, epochs: int | None, sequences_per_step: int | None, warmup: int | None) -> Length:
-    """Return the length of a run over so many sequences per epoch; None is what may be chosen."""
+def length_of(
+    sequences: int, epochs: int | None, sequences_per_step: int | None, warmup: int | None, ranks: int = 1
+) -> Length:
+    """Return the length of a run over so many sequences per epoch; None is what may be chosen.
+
+    A step that is chosen has as many sequences as can be shared equally by the ranks.
+    """
     chosen_epochs = epochs or max(1, min(MOST_EPOCHS, -(-MOST_COUNTED // sequences)))
     in_all = sequences * chosen_epochs
     batch = sequences_per_step or SEQUENCES_PER_STEP
-    while sequences_per_step is None and batch > 1 and in_all // batch < FEWEST_STEPS:
+    while sequences_per_step is None and in_all // batch < FEWEST_STEPS and batch % (2 * ranks) == 0:
         batch //= 2
     steps = max(1, in_all // batch)
     return Length(chosen_epochs, batch, warmup_of(steps) if warmup is None else warmup, steps)
 
 
-def fit(values: dict[str, Any], folder: Path, open_keys: OpenKeys) -> str | None:
+def fit(values: dict[str, Any], folder: Path, open_keys: OpenKeys, ranks: int) -> str | None:
     """Set the keys of a config that are open, by the sequences that its data make; return what is said of it.
 
     Args:
         values: The config, with the tokenizer's copy and `streaming_config.json` in the run's folder.
         folder: The run's folder.
         open_keys: The keys that may be set. None of them is where the data are large.
+        ranks: The processes that share the sequences of a step.
     """
     if not (open_keys.epochs or open_keys.batch or open_keys.warmup):
         return None
@@ -76,6 +82,7 @@ def fit(values: dict[str, Any], folder: Path, open_keys: OpenKeys) -> str | None
         None if open_keys.epochs else scheduler["total_epochs"],
         None if open_keys.batch else data["sequences_per_step"],
         None if open_keys.warmup else scheduler["warmup_steps"],
+        ranks,
     )
     data["sequences_per_step"] = length.sequences_per_step
     scheduler.update(total_epochs=length.epochs, warmup_steps=length.warmup_steps)
@@ -95,5 +102,10 @@ def _count_sequences(text: str, folder: Path) -> int:
                 Path(counting, name).symlink_to(folder.absolute() / name)
         config = Path(counting, "training.yaml")
         config.write_text(text, encoding="utf-8")
-        stream: Iterable[Any] = _native.TokenStream(_native.RunConfig.load(config, ONE_AT_A_TIME))
-        return sum(1 for _ in islice(stream, MOST_COUNTED))
+        try:
+            stream: Iterable[Any] = _native.TokenStream(_native.RunConfig.load(config, ONE_AT_A_TIME))
+            return sum(1 for _ in islice(stream, MOST_COUNTED))
+        except _native.TrainerError as error:
+            # The temporary folder is gone when the message is read; the run's own has the same files.
+            error.args = tuple(str(part).replace(counting, str(folder)) for part in error.args)
+            raise

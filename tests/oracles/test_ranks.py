@@ -246,7 +246,7 @@ def test_ctrl_c_saves_and_ends_with_130(workspace: Workspace, template: Path) ->
     process.send_signal(signal.SIGINT)
     printed = process.communicate(timeout=60)[0]
     assert process.returncode == 130, printed
-    assert "Traceback" not in printed, printed
+    assert "Traceback" not in printed and "death signal" not in printed, printed
     last = max(int(path.name[5:]) for path in (config.parent / "checkpoints").glob("step-*"))
     assert last < 400
     train(workspace, config, 2, "--resume", *steps).succeeded()
@@ -265,6 +265,14 @@ def test_what_ranks_cannot_share_is_refused(workspace: Workspace, template: Path
         refused = train(workspace, config, ranks, *words).refused(2, said)
         assert refused.err.count("orchestrate: ") == 1, refused.err
         assert sorted(path.name for path in config.parent.iterdir()) == sorted(p.name for p in template.iterdir())
+    timeout = Workspace(workspace.root, {**workspace.extra_environment, "ORCHESTRATE_RANK_TIMEOUT": "2"})
+    told = train(timeout, config, 2).refused(2, "ORCHESTRATE_RANK_TIMEOUT is '2'", "at least 5")
+    assert told.err.count("orchestrate: ") == 1, told.err
+    flags = ("--input", workspace.write_text(), "--experiment=new", "--preset=smoke_cpu", "--nproc=3")
+    workspace.command("orchestrate", *flags).refused(2, "16 sequences cannot be shared equally by 3 ranks")
+    assert not workspace.run_folder("new").exists()
+    usage = workspace.command(workspace.python, "-m", "orchestrator.distributed", "--help").succeeded()
+    assert "--config FILE" in usage.out
     alone = workspace.command(workspace.python, "-m", "orchestrator.distributed", f"--config={config}")
     alone.refused(2, "torchrun --nproc-per-node N -m orchestrator.distributed")
 

@@ -26,6 +26,13 @@ def main(connect_gpus: ConnectGpus | None = None) -> None:
     from orchestrator import terminal
 
     terminal.take_over()
+    if {"-h", "--help"} & set(sys.argv[1:]):
+        from orchestrator import cli
+
+        if os.environ.get("RANK", "0") == "0":
+            sys.argv = ["orchestrate", "train", "--help"]
+            cli.main()
+        return
     try:
         code = run(sys.argv[1:], connect_gpus)
     except CommandError as failure:

@@ -14,8 +14,8 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
 
-from orchestrator.command_error import ExitCode
-from orchestrator.distributed import handle_signals_of_imports
+from orchestrator.command_error import CommandError, ExitCode
+from orchestrator.distributed import handle_signals_of_imports, rank_info
 from orchestrator.signals import SAVE_REQUESTS
 
 if TYPE_CHECKING:
@@ -35,6 +35,11 @@ def main() -> None:
     terminal.take_over()
     if not _native.stop_with_launcher():
         sys.exit(ExitCode.TERMINATED)
+    try:
+        rank_info.timeout()
+    except CommandError as failure:
+        terminal.complain(f"orchestrate: {failure}")
+        sys.exit(failure.code)
     sys.exit(run(int(sys.argv[1]), sys.argv[2:]))
 
 
@@ -46,7 +51,8 @@ def run(ranks: int, words: list[str]) -> int:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
     # The ranks print what is wrong.
-    logging.getLogger("torch").setLevel(logging.CRITICAL + 1)
+    for name in [name for name in logging.root.manager.loggerDict if name.partition(".")[0] == "torch"]:
+        logging.getLogger(name).setLevel(logging.CRITICAL + 1)
     for number in SAVE_REQUESTS:
         signal.signal(number, _forward)
     options = ["--standalone", f"--nproc-per-node={ranks}", f"--shutdown-timeout={shutdown_seconds(words)}"]

@@ -37,8 +37,7 @@ class RankInfo:
     @staticmethod
     def from_environment() -> RankInfo:
         """Read the variables that torchrun sets, or raise a `CommandError` if one is missing or wrong."""
-        said = os.environ
-        timeout = _timeout(said.get(TIMEOUT_VARIABLE, str(DEFAULT_TIMEOUT)))
+        said, seconds = os.environ, timeout()
         try:
             return RankInfo(
                 rank=int(said["RANK"]),
@@ -50,7 +49,7 @@ class RankInfo:
                 port=int(said["MASTER_PORT"]),
                 store_is_served=said.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
                 host=socket.gethostname(),
-                timeout=timeout,
+                timeout=seconds,
             )
         except (KeyError, ValueError) as error:
             raise CommandError(
@@ -65,7 +64,9 @@ class RankInfo:
         return max(1, cores // self.local_world_size)
 
 
-def _timeout(text: str) -> float:
+def timeout() -> float:
+    """Return the seconds that `TIMEOUT_VARIABLE` asks for, or raise a `CommandError`."""
+    text = os.environ.get(TIMEOUT_VARIABLE, str(DEFAULT_TIMEOUT))
     try:
         seconds = float(text)
     except ValueError:

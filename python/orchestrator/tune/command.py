@@ -137,7 +137,7 @@ def _is_on_gpu(device: str) -> bool:
 
 
 def _length(plan: Plan) -> str:
-    one = f"{plan.trials} of {plan.base.tokens:,} tokens, evaluated {plan.evaluations} times"
+    one = f"{plan.trials} of {plan.base.tokens:,} tokens, evaluated {counted(plan.evaluations, 'time')}"
     return (
         one if plan.jobs == 1 else f"{one}; {plan.jobs} at a time with {counted(plan.base.threads or 1, 'thread')} each"
     )

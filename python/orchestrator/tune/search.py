@@ -29,6 +29,8 @@ LOG = "stderr.txt"
 """The file in a trial's folder with the stderr of its process."""
 LOCK_TIMEOUT = 20
 """Seconds to wait for another program's lock on the database."""
+MOST_SEEDS = 2**32
+"""A sampler takes a smaller seed."""
 REFUSED_IN_A_ROW = 10
 """Trials in a row that cannot be trained, after which the search ends."""
 OVERRIDES, REFUSED = "overrides", "refused"
@@ -187,7 +189,7 @@ def open_study(plan: Plan) -> optuna.Study:
     with readable(plan.folder):
         study = optuna.create_study(
             storage=storage(plan.folder), study_name=plan.folder.name, direction="minimize", load_if_exists=True,
-            sampler=_sampler(plan), pruner=_pruner(plan),
+            sampler=_sampler(plan, plan.seed), pruner=_pruner(plan),
         )  # fmt: skip
         found = study.user_attrs.get("identity")
         if found is None:
@@ -199,6 +201,9 @@ def open_study(plan: Plan) -> optuna.Study:
                 f"the study {shown(plan.folder)} was begun with another {' and '.join(changed)}: "
                 "put it back, or give the search a --study of its own"
             )
+        else:
+            # With the seed of the first session the sampler would draw the values of the first trials again.
+            study.sampler = _sampler(plan, (plan.seed + len(study.get_trials(deepcopy=False))) % MOST_SEEDS)
         _repeat_interrupted(study)
     return study
 
@@ -238,10 +243,10 @@ def trial_folder(study: Path, number: int) -> Path:
     return study / "trials" / f"{number:04}"
 
 
-def _sampler(plan: Plan) -> optuna.samplers.BaseSampler:
+def _sampler(plan: Plan, seed: int) -> optuna.samplers.BaseSampler:
     if plan.sampler == "random":
-        return optuna.samplers.RandomSampler(seed=plan.seed)
-    return optuna.samplers.TPESampler(seed=plan.seed, multivariate=True, constant_liar=plan.jobs > 1)
+        return optuna.samplers.RandomSampler(seed=seed)
+    return optuna.samplers.TPESampler(seed=seed, multivariate=True, constant_liar=plan.jobs > 1)
 
 
 def _pruner(plan: Plan) -> optuna.pruners.BasePruner:

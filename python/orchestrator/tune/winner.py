@@ -134,7 +134,7 @@ def show(plan: Plan, study: optuna.Study, trial: FrozenTrial, compared: list[Com
     """Print the result of a study."""
     states = [ended.state.name for ended in study.get_trials(deepcopy=False)]
     heading("What the search found")
-    plain(f"{states.count('COMPLETE')} trials complete, {states.count('PRUNED')} pruned or not trained")
+    plain(f"{counted(states.count('COMPLETE'), 'trial')} complete, {states.count('PRUNED')} pruned or not trained")
     plain(f"best: trial {trial.number}, loss {trial.value:.4f} after {plan.base.tokens:,} tokens")
     for key, value in trial.user_attrs[OVERRIDES].items():
         plain(f"  {key}: {shown_value(value)}")

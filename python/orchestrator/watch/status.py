@@ -222,12 +222,13 @@ def _state(
         return _judged_by_age(metrics, lock, age)
     if not metrics.recent:
         return (State.NOT_STARTED, "") if latest is None else (State.STOPPED, f"and saved at step {latest.step:,}")
-    # A trainer that records the time of saving records its end as well.
+    # A trainer that records the time of saving records its end as well; a loop in Python around `Trainer` does not.
     records_end = any("save_seconds" in row for row in metrics.recent)
-    if latest is not None and latest.step >= metrics.step and not records_end:
+    if latest is not None and latest.step >= metrics.step:
         if total is not None and metrics.step >= total:
             return State.ENDED, "all steps are done"
-        return State.STOPPED, f"and saved at step {latest.step:,}"
+        if not records_end:
+            return State.STOPPED, f"and saved at step {latest.step:,}"
     return State.KILLED, f"or failed after step {metrics.step:,}"
 
 

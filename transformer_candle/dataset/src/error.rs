@@ -230,8 +230,8 @@ pub enum DataError {
     },
     /// There are messages to render, and no chat template.
     #[error(
-        "{} has no chat template: choose one with --chat-template (data.chat_template), `chatml`, `qwen3` or a Jinja file",
-        path.parent().unwrap_or(path).display()
+        "the model has no chat template: choose one with --chat-template (data.chat_template), `chatml`, `qwen3` or a \
+         Jinja file"
     )]
     NoChatTemplate {
         /// The tokenizer beside which it is missing.

@@ -197,7 +197,9 @@ impl<'a> Auditor<'a> {
         self.problems.note(|| {
             format!(
                 "{what} starts at sequence {} of window {} of epoch {} of {name}, not where the previous step ended",
-                range.first_sequence, range.window, range.epoch
+                range.first_sequence,
+                range.window,
+                range.epoch + 1
             )
         });
         false

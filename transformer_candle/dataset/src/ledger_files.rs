@@ -4,6 +4,8 @@
 use std::fmt;
 use std::path::Path;
 
+use run_config::grouped;
+
 use crate::ledger::{FilesRecord, LedgerHead, LedgerRecord, for_each_record};
 use crate::{
     CancelToken, Cursor, DataError, FilePart, Mixture, StreamFingerprint, StreamSettings, StreamStage, Tokenizer,
@@ -31,7 +33,7 @@ impl fmt::Display for ChangedFile {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let name = &self.name;
         match (self.was, self.is) {
-            (Some(was), Some(is)) => write!(f, "{name} had {was} bytes and has {is}"),
+            (Some(was), Some(is)) => write!(f, "{name} had {} bytes and has {}", grouped(was), grouped(is)),
             (None, _) => write!(f, "{name} was added"),
             (_, None) => write!(f, "{name} is gone"),
         }
@@ -97,7 +99,7 @@ impl FileChanges {
         let in_use = windows_in_use(path, head, &self.cursor, self.mixture.cancel())?;
         let mut parts = self.cursor.components.iter().flat_map(|position| &position.files);
         if let Some(part) = parts.find(|part| part.bytes == 0 && part.removed.is_none()) {
-            let FilePart { name, offset, .. } = part;
+            let (name, offset) = (&part.name, grouped(part.offset));
             return Ok(Some(format!(
                 "{name} has grown before, and is now shorter than the {offset} bytes that it had then"
             )));

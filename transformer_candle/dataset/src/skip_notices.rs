@@ -1,5 +1,7 @@
 //! Notices of skipped rows: at the first one, and when they pass 1 % of the rows.
 
+use run_config::grouped;
+
 use crate::SkippedRows;
 use crate::skipped_rows::SkipReason;
 
@@ -50,7 +52,7 @@ impl SkipNotices {
     }
 
     fn counts(&self) -> String {
-        format!("{} of {} ({})", self.skipped.total(), self.rows, self.skipped)
+        format!("{} of {} ({})", grouped(self.skipped.total()), grouped(self.rows), self.skipped)
     }
 
     /// Takes over what another source of the same rows has counted and told.
@@ -78,12 +80,12 @@ mod tests {
         assert_eq!(notices.take(), [""; 0]);
         let first = SkippedRow { file: "a.jsonl".to_owned(), row_group: 2, row: 7, reason: SkipReason::Empty };
         notices.add(1, empty(1), Some(first));
-        let told = "rows are skipped, so far 1 of 1001 (1 empty); the first is row 7 of row group 2 of a.jsonl, empty";
+        let told = "rows are skipped, so far 1 of 1,001 (1 empty); the first is row 7 of row group 2 of a.jsonl, empty";
         assert_eq!(notices.take(), [told]);
         notices.add(9, empty(9), None);
         assert_eq!(notices.take(), [""; 0]);
         notices.add(40, empty(1), None);
-        assert_eq!(notices.take(), ["more than 1 % of the rows are skipped: 11 of 1050 (11 empty)"]);
+        assert_eq!(notices.take(), ["more than 1 % of the rows are skipped: 11 of 1,050 (11 empty)"]);
         notices.add(100, empty(100), None);
         assert_eq!(notices.take(), [""; 0]);
     }

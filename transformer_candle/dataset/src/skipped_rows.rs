@@ -3,6 +3,7 @@
 use std::fmt;
 use std::ops::{Add, AddAssign};
 
+use run_config::grouped;
 use serde::{Deserialize, Serialize};
 
 /// Whether a count is 0 and so not written: ledgers of text keep the form that they had before there was chat data.
@@ -133,7 +134,7 @@ impl fmt::Display for SkippedRows {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         let counts = SkipReason::ALL.iter().map(|&reason| (self.count_of(reason), reason.describe()));
         let named: Vec<String> =
-            counts.filter(|(count, _)| *count > 0).map(|(count, what)| format!("{count} {what}")).collect();
+            counts.filter(|(count, _)| *count > 0).map(|(count, what)| format!("{} {what}", grouped(count))).collect();
         formatter.write_str(&named.join(", "))
     }
 }

@@ -76,6 +76,8 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(machine::gpus, module)?)?;
     module.add_function(wrap_pyfunction!(machine::check_threads, module)?)?;
     module.add_function(wrap_pyfunction!(machine::check_profile, module)?)?;
+    module.add_function(wrap_pyfunction!(machine::check_sequences, module)?)?;
+    module.add_function(wrap_pyfunction!(machine::check_time_limit, module)?)?;
     module.add_function(wrap_pyfunction!(machine::environment, module)?)?;
     module.add_function(wrap_pyfunction!(machine::open_device, module)?)?;
     module.add_function(wrap_pyfunction!(model_directory::model_directory, module)?)?;

@@ -1,7 +1,7 @@
 //! The capabilities of this machine and this build, for `orchestrate doctor` and for the choice of a preset.
 
 use pyo3::prelude::*;
-use run_config::{Device, NumWorkers};
+use run_config::{Device, NumWorkers, TimeSpan};
 use serde_json::json;
 use training::environment::Environment;
 use training::profile::ProfileSteps;
@@ -85,6 +85,19 @@ pub fn check_profile(steps: &str, total_steps: Option<Integer<u64>>) -> PyResult
     let parsed: Result<ProfileSteps, String> = steps.parse();
     let steps = parsed.map_err(|problem| ConfigError::new_err(format!("--profile {steps} {problem}")))?;
     steps.resolve(0, total_steps.map(|steps| steps.0)).map(drop).map_err(raised)
+}
+
+/// Refuse a number of ranks that cannot share the sequences of a step equally.
+#[pyfunction]
+pub fn check_sequences(sequences: Integer<usize>, ranks: Integer<usize>) -> PyResult<()> {
+    training::memory_plan::check_sequences(sequences.0, ranks.0).map_err(raised)
+}
+
+/// Refuse a `--time-limit` that is not a span of time.
+#[pyfunction]
+pub fn check_time_limit(limit: &str) -> PyResult<()> {
+    let parsed: Result<TimeSpan, String> = limit.parse();
+    parsed.map(drop).map_err(|problem| ConfigError::new_err(format!("--time-limit {limit} {problem}")))
 }
 
 /// Parses an argument as a config's `data.num_workers`: a number or `auto`.

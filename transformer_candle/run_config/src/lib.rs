@@ -12,6 +12,7 @@ mod error;
 mod fill;
 mod format;
 mod former_keys;
+mod grouped;
 mod guide;
 mod hugging_face;
 mod init_from;
@@ -56,6 +57,7 @@ pub use data::{
 pub use device::Device;
 pub use error::{ConfigError, Problem};
 pub use format::Format;
+pub use grouped::grouped;
 pub use lora::{LoraConfig, TargetModule, TargetModules};
 pub use lora_init_from::{ADAPTER_CONFIG, AdapterDescription};
 pub use mixture::MixtureComponent;

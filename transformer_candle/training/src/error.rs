@@ -14,7 +14,11 @@ pub use self::{
     exit_code::ExitCode,
     shortage::{Budget, MemoryRequirement, Shortage},
 };
-use crate::{config_fingerprint::Change, stop_reason::StopReason, units::bytes};
+use crate::{
+    config_fingerprint::Change,
+    stop_reason::StopReason,
+    units::{bytes, grouped},
+};
 
 /// What this crate's functions return.
 pub type Result<T> = std::result::Result<T, TrainerError>;
@@ -82,7 +86,7 @@ pub enum TrainerError {
     Checkpoint(#[from] CheckpointError),
 
     /// Training diverged.
-    #[error("training diverged at step {step}: {reason}. Lower optimizer.learning_rate, raise scheduler.warmup_steps (`plan --config FILE --unstable` suggests values), or resume from an earlier checkpoint{}", LastSaved(last_checkpoint.as_ref()))]
+    #[error("training diverged at step {}: {reason}. Lower optimizer.learning_rate, raise scheduler.warmup_steps (`plan --config FILE --unstable` suggests values), or resume from an earlier checkpoint{}", grouped(*step), LastSaved(last_checkpoint.as_ref()))]
     Diverged {
         /// The step at which the guard gave up.
         step: u64,
@@ -113,7 +117,7 @@ pub enum TrainerError {
     },
 
     /// A signal or the time limit asked the program to stop, and it did so in order.
-    #[error("stopped by {0}")]
+    #[error("stopped by {0}{hint}", hint = if *.0 == StopReason::TimeLimit { ", before a step could be trained and saved: give it more" } else { "" })]
     Interrupted(StopReason),
 
     /// A rank of the run cannot read its data; all of them say so.

@@ -42,6 +42,7 @@ pub use self::{
     gpu_table::{GPUS, GpuSpec, PlanGpu, SustainedFractions},
     interconnect::{ExchangeSpeed, Interconnect, Link},
     options::{Change, FitOption},
+    ranks::check_sequences,
     request::PlanRequest,
     speed::{Speed, SpeedSource},
     stages::StagePlan,

@@ -17,7 +17,7 @@ pub use self::waits::WaitMessages;
 use crate::{
     report::{EvaluationReport, LogInterval, StepReport, UtilizationReport},
     terminal::{columns, escaped, print_line},
-    units::{duration, grouped},
+    units::{duration, grouped, grouped_decimal},
 };
 
 /// Columns of the bar in a live line.
@@ -165,7 +165,7 @@ impl Progress {
         let mut parts = vec![
             format!("step {}", grouped(report.step)),
             format!("held-out loss {:.4}", report.loss),
-            format!("perplexity {:.2}", report.perplexity),
+            format!("perplexity {}", grouped_decimal(report.perplexity, 2)),
         ];
         parts.extend(report.bits_per_byte.map(|bits| format!("{bits:.3} bits per byte")));
         self.print(&parts.join("  "));

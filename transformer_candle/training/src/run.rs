@@ -188,7 +188,9 @@ impl Session {
             return None;
         }
         if let Some(total) = self.trainer.run().config.scheduler.total_steps.filter(|total| done >= *total) {
-            return Some(format!("{at} and ends at step {} (scheduler.total_steps)", grouped(total)));
+            // What a resumed session was given on its command line is not in the config.
+            let more = if done > total { "; if an earlier session was given more steps, give them again" } else { "" };
+            return Some(format!("{at} and ends at step {} (scheduler.total_steps){more}", grouped(total)));
         }
         if let Some(reason) = self.trainer.finished() {
             return Some(format!("{at}, and {reason}"));
@@ -198,6 +200,8 @@ impl Session {
     }
 
     fn train(&mut self, stop: &StopSignal) -> Result<Ending> {
+        let first = self.trainer.steps_done();
+        let was_announced = self.nothing_left().is_some();
         loop {
             let step = self.trainer.steps_done();
             if step > 0 {
@@ -223,6 +227,7 @@ impl Session {
                 return Ok(finished.unwrap_or(Ending::MaxSteps(max)));
             }
             let progress = &self.progress;
+            let done = step;
             let step = self.trainer.step_unless(stop, &|waiting| progress.data_wait(waiting));
             match step {
                 Ok(Step::Done(report)) => {
@@ -231,7 +236,13 @@ impl Session {
                     self.report_epochs();
                 }
                 Ok(Step::Abandoned) => {}
-                Ok(Step::Finished) => return self.end(stop),
+                Ok(Step::Finished) => {
+                    // That a text has no further epoch is known when its next batch is asked for.
+                    if let Some(reason) = self.nothing_left().filter(|_| done == first && !was_announced) {
+                        self.progress.print(&format!("nothing is left to train: {reason}"));
+                    }
+                    return self.end(stop);
+                }
                 Err(error @ (TrainerError::Data(_) | TrainerError::DataOnRank { .. })) => {
                     return Err(self.save_after_data_error(error));
                 }
@@ -272,7 +283,7 @@ impl Session {
             if done >= self.next_reported_epochs[component] {
                 let step = grouped(self.trainer.steps_done());
                 let data = self.component_name(component).unwrap_or("the training text".to_owned());
-                let epoch = done + 1;
+                let epoch = grouped(done + 1);
                 self.progress.print(&format!("step {step}: {data} is exhausted; starting epoch {epoch}"));
                 self.next_reported_epochs[component] = (done + 1).next_power_of_two();
             }

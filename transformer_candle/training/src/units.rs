@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+pub(crate) use run_config::grouped;
+
 /// Formats a number of bytes: `31.25 GB`, in decimal units, in which GPUs and disks are sold.
 pub fn bytes(number: u64) -> String {
     match number {
@@ -12,17 +14,13 @@ pub fn bytes(number: u64) -> String {
     }
 }
 
-/// Formats a number with its digits grouped: `1,234,567`.
-pub(crate) fn grouped(number: u64) -> String {
-    let digits = number.to_string();
-    let mut text = String::with_capacity(digits.len() * 4 / 3);
-    for (index, digit) in digits.chars().enumerate() {
-        if index > 0 && (digits.len() - index).is_multiple_of(3) {
-            text.push(',');
-        }
-        text.push(digit);
+/// Formats a number with grouped digits and `decimals` digits after the point: `3,251.56`.
+pub(crate) fn grouped_decimal(number: f64, decimals: usize) -> String {
+    let text = format!("{number:.decimals$}");
+    match text.split_once('.').and_then(|(whole, rest)| Some((whole.parse().ok()?, rest))) {
+        Some((whole, rest)) => format!("{}.{rest}", grouped(whole)),
+        None => text, // infinite, or larger than anyone reads
     }
-    text
 }
 
 /// Formats a number of things: `1 thread`, `3 threads`.
@@ -77,6 +75,12 @@ pub(crate) fn rounded(number: f64) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn decimals_are_grouped_before_the_point() {
+        let shown = [7.389, 3251.561, 1e30, f64::INFINITY].map(|number| grouped_decimal(number, 2));
+        assert_eq!(shown, ["7.39", "3,251.56", "1000000000000000019884624838656.00", "inf"]);
+    }
 
     #[test]
     fn durations_show_their_two_largest_units() {

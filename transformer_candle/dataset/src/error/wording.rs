@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use run_config::grouped;
+
 use crate::SkippedRows;
 
 /// A file without the text column, or whose text column does not hold strings.
@@ -51,8 +53,11 @@ pub(super) fn describe_first(problem: Option<&str>) -> String {
 pub(super) fn nothing_held_out(name: &str, skipped: &SkippedRows, is_whole: bool) -> String {
     match skipped.total() {
         rows if is_whole => {
-            let why =
-                if rows == 0 { "it is empty".to_owned() } else { format!("all {rows} rows were skipped: {skipped}") };
+            let why = if rows == 0 {
+                "it is empty".to_owned()
+            } else {
+                format!("all {} rows were skipped: {skipped}", grouped(rows))
+            };
             format!("{name} has no text to evaluate on, as {why}; name other files{}", encoding_hint(skipped))
         }
         0 => format!(
@@ -60,8 +65,9 @@ pub(super) fn nothing_held_out(name: &str, skipped: &SkippedRows, is_whole: bool
              one document"
         ),
         rows => format!(
-            "all {rows} rows of {name} that are held out were skipped: {skipped}; set data.validation_shards, or raise \
-             data.held_out_fraction"
+            "all {} rows of {name} that are held out were skipped: {skipped}; set data.validation_shards, or raise \
+             data.held_out_fraction",
+            grouped(rows)
         ),
     }
 }

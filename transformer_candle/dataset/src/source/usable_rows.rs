@@ -2,7 +2,7 @@
 
 use std::sync::PoisonError;
 
-use run_config::DataFormat;
+use run_config::{DataFormat, grouped};
 
 use super::{DataSource, MAX_SHARDS_PROBED};
 use crate::cancel::CancelToken;
@@ -35,7 +35,7 @@ impl DataSource {
         let texts: Vec<String> = texts.map(|field| field.name).collect();
         let columns =
             if texts.is_empty() { String::new() } else { format!("; its text columns are {}", texts.join(", ")) };
-        let (name, rows) = (&self.shards()[shard].name, skipped.total());
+        let (name, rows) = (&self.shards()[shard].name, grouped(skipped.total()));
         Some(format!("no row of {name} can be used: of {rows} that were read, {skipped}{columns}"))
     }
 

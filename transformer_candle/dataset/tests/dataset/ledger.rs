@@ -160,7 +160,7 @@ fn audits_name_missing_and_repeated_rows() {
         let step = records.iter().rposition(|record| matches!(record, LedgerRecord::Step(_))).unwrap();
         records.remove(step - 1);
     });
-    assert!(lost.contains("not where the previous step ended"), "{lost}");
+    assert!(lost.contains(" of epoch 1 of ") && lost.contains("not where the previous step ended"), "{lost}");
 }
 
 #[test]

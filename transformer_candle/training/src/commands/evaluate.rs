@@ -24,7 +24,7 @@ use crate::report::{ComponentEvaluation, EvaluationReport};
 use crate::stop::StopSignal;
 use crate::trained_model::load_tokenizer;
 use crate::trainer::cursor_of;
-use crate::units::counted;
+use crate::units::{counted, grouped_decimal};
 use crate::{Result, TrainerError};
 
 /// Maximum number of sequences per micro-batch; for a model whose run is not known, also its sequences per step.
@@ -138,7 +138,8 @@ pub(super) fn main(options: &EvaluateOptions, output: &mut dyn Output, stop: &St
     }
     let EvaluationReport { loss, perplexity, bits_per_byte, tokens, components, .. } = report;
     let bits = bits_per_byte.map_or_else(String::new, |bits| format!("  {bits:.3} bits per byte"));
-    output.print(&format!("loss {loss:.4}  perplexity {perplexity:.2}{bits}  ({})\n", counted(tokens, "token")))?;
+    let perplexity = grouped_decimal(perplexity, 2);
+    output.print(&format!("loss {loss:.4}  perplexity {perplexity}{bits}  ({})\n", counted(tokens, "token")))?;
     for ComponentEvaluation { name, share, loss, tokens, .. } in components {
         output.print(&format!("  {:.1}% {name}: loss {loss:.4}  ({})\n", 100.0 * share, counted(tokens, "token")))?;
     }

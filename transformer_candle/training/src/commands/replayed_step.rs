@@ -6,6 +6,7 @@ use dataset::{ReplayedBatch, SequenceRows, SourceRow, Tokenizer};
 use serde::Serialize;
 
 use crate::Result;
+use crate::units::grouped;
 
 /// Columns of a line for people.
 const LINE: usize = 80;
@@ -44,11 +45,12 @@ impl ReplayedStep {
 impl fmt::Display for ReplayedStep {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { step, sequences } = self;
-        writeln!(f, "step {step}: its batch was rebuilt and is identical")?;
+        writeln!(f, "step {}: its batch was rebuilt and is identical", grouped(*step))?;
         let is_mixture = sequences.windows(2).any(|pair| pair[0].origin.source != pair[1].origin.source);
         for (index, ReplayedSequence { origin: SequenceRows { source, rows }, text }) in sequences.iter().enumerate() {
             let from = if is_mixture { format!(", from {source}") } else { String::new() };
-            lines(&format!("sequence {} of {}{from}", index + 1, sequences.len()), "  ", usize::MAX, f)?;
+            let (number, all) = (grouped(index as u64 + 1), grouped(sequences.len() as u64));
+            lines(&format!("sequence {number} of {all}{from}"), "  ", usize::MAX, f)?;
             rows.chunk_by(|one, next| (&one.file, one.row_group) == (&next.file, next.row_group))
                 .try_for_each(|rows| lines(&named(rows), "    ", usize::MAX, f))?;
             lines(text, "    | ", TEXT_LINES, f)?;
@@ -96,7 +98,7 @@ mod tests {
         let long = format!("<|endoftext|>It was {}.\n\nThe end.", "a very long sentence ".repeat(60));
         let word = format!("{}\u{4e2d}", "w".repeat(100));
         let step = ReplayedStep {
-            step: 4,
+            step: 1004,
             sequences: vec![of("books", rows, long), of("web", vec![row("c.txt", 0, 1)], word)],
         };
         insta::assert_snapshot!(step.to_string());

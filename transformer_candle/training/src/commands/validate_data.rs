@@ -110,7 +110,8 @@ fn report(
     let first = state.step + 1 - steps.min(state.step);
     for &step in &options.replay {
         if !(first..=state.step).contains(&step) {
-            let (ledger, last) = (path.display(), state.step);
+            let (ledger, step) = (path.display(), grouped(step));
+            let (first, last) = (grouped(first), grouped(state.step));
             let message = format!("step {step} cannot be replayed: {ledger} has steps {first} to {last}");
             return Err(TrainerError::Request(message));
         }
@@ -152,13 +153,16 @@ impl fmt::Display for DataReport {
                 let taken = *sequences as f64 / all.max(1) as f64;
                 writeln!(
                     f,
-                    "{name}: {sequences} of {all} sequences, {:.2} % (its weight: {:.2} %)",
+                    "{name}: {} of {}, {:.2} % (its weight: {:.2} %)",
+                    grouped(*sequences),
+                    counted(all, "sequence"),
                     100.0 * taken,
                     100.0 * share
                 )?;
             }
             if *left_out > 0 {
-                writeln!(f, "{left_out} sequences left out where a stage began at the next window")?;
+                let left_out = counted(*left_out, "sequence");
+                writeln!(f, "{left_out} left out where a stage began at the next window")?;
             }
             for change in changed {
                 writeln!(f, "changed while the run was stopped (--accept-changed-data): {change}")?;
@@ -175,7 +179,7 @@ impl fmt::Display for DataReport {
                 };
                 let state = if self.problems.is_empty() { state } else { "see the problems below" };
                 // Counted as the progress line counts them; JSON and the ledger begin with 0.
-                writeln!(f, "epoch {}: {}, {state}", epoch + 1, counted(*documents, "document"))?;
+                writeln!(f, "epoch {}: {}, {state}", grouped(epoch + 1), counted(*documents, "document"))?;
             }
         }
         self.batches.iter().try_for_each(|batch| batch.fmt(f))?;
@@ -217,4 +221,43 @@ fn no_ledger(directory: &Path) -> TrainerError {
         "the newest checkpoint of {} was written without a ledger: there is nothing to prove its data with",
         directory.display()
     ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_report_groups_the_digits_of_its_counts() {
+        let epoch = AuditedEpoch { documents: 1_234_567, finished: true, whole: true, ..AuditedEpoch::default() };
+        let component = |name: &str, left_out| ComponentReport {
+            audited: AuditedComponent {
+                name: name.to_owned(),
+                sequences: 5000,
+                left_out,
+                corrupted: Vec::new(),
+                changed: Vec::new(),
+                epochs: vec![epoch.clone()],
+            },
+            share: 0.5,
+        };
+        let report = DataReport {
+            step: 20_000,
+            steps: 1250,
+            targets: 5_120_000,
+            components: vec![component("books", 1), component("web", 1297)],
+            replayed: Vec::new(),
+            batches: Vec::new(),
+            problems: Vec::new(),
+        };
+        insta::assert_snapshot!(report.to_string(), @r"
+        1,250 steps up to step 20,000, 5,120,000 target tokens
+        books: 5,000 of 10,000 sequences, 50.00 % (its weight: 50.00 %)
+        1 sequence left out where a stage began at the next window
+        epoch 1: 1,234,567 documents, every document used exactly once, but for the sequences left out
+        web: 5,000 of 10,000 sequences, 50.00 % (its weight: 50.00 %)
+        1,297 sequences left out where a stage began at the next window
+        epoch 1: 1,234,567 documents, every document used exactly once, but for the sequences left out
+        ");
+    }
 }

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use run_config::system_error::in_words;
 
 use super::exit_code::ExitCode;
-use crate::units::bytes;
+use crate::units::{bytes, grouped};
 
 /// A corrupted checkpoint, and why it is one.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -123,8 +123,9 @@ pub enum CheckpointError {
     },
     /// The disk is full, or would be.
     #[error(
-        "not enough room for the checkpoint of step {step} in {directory}: it needs {}{}; \
+        "not enough room for the checkpoint of step {} in {directory}: it needs {}{}; \
          free some space or set runtime.checkpoint.directory to another disk (older checkpoints are untouched)",
+        grouped(*step),
         bytes(*needed),
         free.map_or_else(String::new, |free| format!(", {} are free", bytes(free)))
     )]
@@ -155,8 +156,9 @@ pub enum CheckpointError {
     },
     /// The system limits the size of files.
     #[error(
-        "the system's limit on the size of a file (`ulimit -f`) does not allow the checkpoint of step {step} in {directory}, \
+        "the system's limit on the size of a file (`ulimit -f`) does not allow the checkpoint of step {} in {directory}, \
          which takes {}: raise the limit (older checkpoints are untouched)",
+        grouped(*step),
         bytes(*needed)
     )]
     FileSizeLimit {

@@ -7,17 +7,27 @@ use crate::{
     error::{Result, TrainerError},
 };
 
+/// Refuses a number of ranks that cannot share the sequences of a step equally.
+///
+/// # Errors
+/// [`TrainerError::Request`] if it does not divide them.
+pub fn check_sequences(sequences: usize, ranks: usize) -> Result<()> {
+    if sequences.is_multiple_of(ranks) {
+        return Ok(());
+    }
+    let noun = if sequences == 1 { "sequence" } else { "sequences" };
+    Err(TrainerError::Request(format!(
+        "a step of {sequences} {noun} cannot be shared equally by {ranks} ranks: take a number of ranks that divides \
+         {sequences}, or change data.sequences_per_step"
+    )))
+}
+
 /// Refuses a number of ranks that cannot share the micro-batches of a step, or the model's tensors.
 pub(super) fn check_ranks(step: &StepOf<'_>) -> Result<()> {
     let EngineSettings { micro_batch, rank_info, .. } = step.settings;
     check_reduction(step)?;
     let (ranks, sequences) = (rank_info.world_size, step.config.data.sequences_per_step);
-    if !sequences.is_multiple_of(ranks) {
-        return Err(TrainerError::Request(format!(
-            "a step of {sequences} sequences cannot be shared equally by {ranks} ranks: take a number of ranks that divides \
-             {sequences}, or change data.sequences_per_step"
-        )));
-    }
+    check_sequences(sequences, ranks)?;
     let micro_batches = sequences / micro_batch;
     if !micro_batches.is_multiple_of(ranks) {
         return Err(TrainerError::Request(format!(

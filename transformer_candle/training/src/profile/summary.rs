@@ -138,19 +138,19 @@ impl Summary<'_> {
     fn table(&self, text: &mut String, head: &str, rows: &[Row<'_>]) -> fmt::Result {
         let has_calls = rows.iter().any(|row| row.calls.is_some());
         let calls_head = if has_calls { "calls" } else { "" };
-        write!(text, "{head:<26} {calls_head:>7} {:>10} {:>7}", "ms", "share")?;
+        write!(text, "{head:<26} {calls_head:>5} {:>9} {:>6}", "ms", "share")?;
         let is_bounded = self.roofline.is_some();
-        writeln!(text, "{}", if is_bounded { "   roofline ms   reached   bound by" } else { "" })?;
+        writeln!(text, "{}", if is_bounded { " roofline ms  reached  bound by" } else { "" })?;
         for Row { name, calls, seconds, bound } in rows {
             let calls = calls.map_or_else(String::new, |calls| format!("{calls:.0}"));
             let share = 100.0 * seconds / self.step_seconds();
-            write!(text, "{name:<26} {calls:>7} {:>10.3} {share:>6.1}%", seconds * 1e3)?;
+            write!(text, "{name:<26} {calls:>5} {:>9.3} {share:>5.1}%", seconds * 1e3)?;
             match (bound, &self.roofline) {
                 (Some(bound), Some((peak, _))) if bound.seconds > 0.0 => {
                     let reached = 100.0 * bound.seconds / seconds;
                     let compute = bound.flops / peak.flops() > bound.bytes / peak.bytes_per_second();
                     let by = if compute { "compute" } else { "memory" };
-                    writeln!(text, " {:>13.3} {reached:>8.0}%   {by}", bound.seconds * 1e3)?;
+                    writeln!(text, " {:>11.3} {reached:>7.0}%  {by}", bound.seconds * 1e3)?;
                 }
                 _ => writeln!(text)?,
             }
@@ -243,18 +243,18 @@ mod tests {
         a note
         threads are at work for 38% of the operations' time
 
-        part, per step                             ms   share
-        gemm                                   40.000   40.0%
-        optimizer                              20.000   20.0%
-        save                                   20.000   20.0%
-        data_wait                              10.000   10.0%
-        other                                  10.000   10.0%
-        step                                  100.000  100.0%
+        part, per step                          ms  share
+        gemm                                40.000  40.0%
+        optimizer                           20.000  20.0%
+        save                                20.000  20.0%
+        data_wait                           10.000  10.0%
+        other                               10.000  10.0%
+        step                               100.000 100.0%
 
-        operation, per step          calls         ms   share
-        qkv forward                      1     30.000   30.0%
-        adamw step                       1     20.000   20.0%
-        qkv backward                     1     10.000   10.0%
+        operation, per step        calls        ms  share
+        qkv forward                    1    30.000  30.0%
+        adamw step                     1    20.000  20.0%
+        qkv backward                   1    10.000  10.0%
         ");
     }
 

@@ -7,6 +7,7 @@ use crate::{
     checkpoint::TrainerState,
     error::{Result, TrainerError},
     trainer::{data::DataPlan, ledger::LEDGER},
+    units::{counted, grouped},
 };
 
 /// Changed files that a message names.
@@ -34,7 +35,7 @@ impl ChangedData {
             return Ok(None);
         }
         let unknown = |reason: &str| {
-            let step = state.step;
+            let step = grouped(state.step);
             let message = format!(
                 "the data has changed since step {step}, and --accept-changed-data cannot tell which files have: {reason}; \
                  {WAY_OUT}"
@@ -68,7 +69,7 @@ impl ChangedData {
         cursor: &mut Cursor,
         is_accepted: bool,
     ) -> Result<String> {
-        let (named, step) = (self.named(), state.step);
+        let (named, step) = (self.named(), grouped(state.step));
         let refuse = |reason: &str| {
             Err(TrainerError::Request(format!("the data has changed since step {step}: {named}. {reason}")))
         };
@@ -90,8 +91,9 @@ impl ChangedData {
         *cursor = moved;
         match check_consumed(&path, head, &files, &data.stages(run)?, &data.tokenizer) {
             Ok(steps) => Ok(format!(
-                "changed data accepted: {named}; the batches of the {steps} steps that consumed rows of the changed files \
-                 were made again and are identical{order}"
+                "changed data accepted: {named}; the batches of {} that consumed rows of the changed files were made \
+                 again and are identical{order}",
+                counted(steps as u64, "step")
             )),
             Err(DataError::Interrupted) => Err(DataError::Interrupted.into()),
             Err(error) => {

@@ -21,6 +21,7 @@ use crate::{
     run_folder::RunFolder,
     run_options::{ResumeFrom, RunOptions},
     trainer::{execution, ranks},
+    units::grouped,
 };
 
 /// A run that fits in memory and has its directory. Nothing is allocated.
@@ -167,10 +168,10 @@ fn find_resume_point(
         (None, None) => return Ok(None),
         (None, Some(newest)) => {
             return Err(TrainerError::Request(format!(
-                "{} already holds checkpoints, the newest of step {}: resume it with --resume, or give the new run another \
-                 directory",
+                "{} already holds checkpoints, the newest of step {}: resume the run (`--resume`, in Python \
+                 `Trainer.resume`), or give the new run another directory",
                 directory.display(),
-                newest.step
+                grouped(newest.step)
             )));
         }
         (Some(ResumeFrom::Latest), None) => {
@@ -189,8 +190,12 @@ fn find_resume_point(
     let base_model = run.config.model.init_from.as_deref().filter(|_| checkpoint.has_adapters());
     let checkpoint = checkpoint.beside(base_model);
     let state = checkpoint.state()?;
-    notes.push(format!("resuming at step {} from {}", state.step, checkpoint.directory().display()));
+    notes.push(resuming(state.step, checkpoint.directory()));
     Ok(Some(ResumePoint { checkpoint, state }))
+}
+
+fn resuming(step: u64, checkpoint: &Path) -> String {
+    format!("resuming at step {} from {}", grouped(step), checkpoint.display())
 }
 
 /// Takes the run directory for this run's ranks: the first one locks it.
@@ -205,4 +210,14 @@ fn occupy(run: &ResolvedRun, options: &RunOptions) -> Result<(Option<Arc<RunLock
     ranks::require_same_request(&options.ranks, run, options)?;
     let open = if is_first { RunFolder::open } else { RunFolder::of_another_rank };
     Ok((lock, open(&run.run_directory)?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_resume_names_its_step_with_grouped_digits() {
+        assert_eq!(resuming(85_000, Path::new("step-00085000")), "resuming at step 85,000 from step-00085000");
+    }
 }
