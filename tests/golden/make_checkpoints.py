@@ -6,7 +6,8 @@ resumes each. A folder is made once, by the version whose format it shows, and n
 folders of its own. `first` is the first format; `execution` adds how steps are computed; `windows` is the same format,
 stopped after its first shuffle window, so that the data cursor lies within a file. The kinds `adapters_...` train
 adapters beside the frozen model in `model/`. `reading_2` has the reading version 2; its kind `files_fp32` has a file
-that cannot be decoded, and has accepted after two steps that another one has grown.
+that cannot be decoded, and has accepted after two steps that another one has grown. `units` adds the processor's
+units that multiplied bf16.
 """
 
 from __future__ import annotations

@@ -238,6 +238,7 @@ impl TrainingCase {
             improvement: None,
             execution: None,
             matmul_algorithms: None,
+            bf16_units: None,
             ledger: None,
         };
         let contents = CheckpointContents {

@@ -60,6 +60,7 @@ pub mod swiglu;
 
 pub use buffer::Buffer;
 pub use candle_core::DType;
+pub use cpu::gemm::Bf16Units;
 pub use device::{Device, DeviceKind};
 pub use download::Download;
 pub use element::{Element, Real, Scalar};

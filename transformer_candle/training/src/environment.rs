@@ -7,7 +7,7 @@ use std::path::Path;
 use std::thread;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use kernels::Device;
+use kernels::{Bf16Units, Device};
 use serde::Serialize;
 
 use crate::{Result, TrainerError, atomic_file};
@@ -48,6 +48,8 @@ pub struct Environment {
     pub gpu: Option<GpuInfo>,
     /// Vector instructions that change which code runs.
     pub instructions: Vec<&'static str>,
+    /// The processor's units that multiply bf16 matrices, which decide bits of a run in bf16 on a CPU.
+    pub bf16_units: &'static str,
     /// Cores this process may use.
     pub cores: usize,
     /// Threads the run uses.
@@ -109,6 +111,7 @@ impl Environment {
             processor: processor(),
             gpu: None,
             instructions: instructions(),
+            bf16_units: Bf16Units::of_this_processor().name(),
             cores: thread::available_parallelism().map_or(1, usize::from),
             threads,
             memory_bytes: memory_bytes(),

@@ -1,5 +1,6 @@
 //! Advice on settings of a config that make training slower than it could be on its device.
 
+use kernels::Bf16Units;
 use run_config::{ActivationRecompute, BatchSize, NumWorkers, Precision, ResolvedRun};
 
 use crate::{error::Result, memory_plan::MemoryPlan, workers::TokenSpeeds};
@@ -101,15 +102,8 @@ fn workers(run: &ResolvedRun, speeds: TokenSpeeds) -> Option<String> {
     })
 }
 
-/// Whether the device that is planned for has instructions that multiply bf16.
+/// Whether the device that is planned for multiplies bf16 faster than f32.
 fn has_bf16(plan: &MemoryPlan) -> bool {
     let is_gpu = plan.device.memory_bytes.is_some();
-    if is_gpu {
-        return true;
-    }
-    #[cfg(target_arch = "x86_64")]
-    let has_bf16 = is_x86_feature_detected!("avx512bf16");
-    #[cfg(not(target_arch = "x86_64"))]
-    let has_bf16 = false;
-    has_bf16
+    is_gpu || Bf16Units::of_this_processor() != Bf16Units::F32
 }

@@ -5,6 +5,7 @@
 //! the restarts and the calling program.
 
 mod between_steps;
+mod bf16_units;
 mod data;
 mod execution;
 mod ledger;

@@ -3,7 +3,7 @@
 use std::hint::black_box;
 use std::time::Instant;
 
-use kernels::DType;
+use kernels::{Bf16Units, DType};
 use pulp::{Arch, Simd, WithSimd};
 use rayon::ThreadPool;
 use rayon::prelude::*;
@@ -72,8 +72,12 @@ impl Bandwidth {
 pub struct Machine {
     threads: usize,
     f32_gigaflops: f64,
-    /// Peak with the CPU's bf16 dot-product instruction; None where it has none.
-    bf16_gigaflops: Option<f64>,
+    /// Peak of AVX-512's bf16 dot products; None where the CPU has none.
+    avx512_bf16_gigaflops: Option<f64>,
+    /// Peak of AMX's products of bf16 tiles; None where the CPU has none.
+    amx_bf16_gigaflops: Option<f64>,
+    /// The units that our GEMMs of bf16 use.
+    bf16_units: &'static str,
     bandwidths: [Bandwidth; WORKING_SETS.len()],
 }
 
@@ -88,15 +92,17 @@ impl Machine {
         Self {
             threads,
             f32_gigaflops: gigaflops(|| Arch::new().dispatch(MultiplyAdd)),
-            bf16_gigaflops: bf16::run_loop().map(gigaflops),
+            avx512_bf16_gigaflops: bf16::dot_products().map(gigaflops),
+            amx_bf16_gigaflops: bf16::tile_products().map(gigaflops),
+            bf16_units: Bf16Units::of_this_processor().name(),
             bandwidths: WORKING_SETS.map(|bytes| Bandwidth::measure(pool, bytes, seconds)),
         }
     }
 
-    /// Returns the peak FLOP/s for operands of a type.
+    /// Returns the peak FLOP/s for operands of a type, of the fastest unit that can multiply them.
     pub fn flops(&self, dtype: DType) -> f64 {
-        let bf16 = self.bf16_gigaflops.filter(|_| dtype == DType::BF16);
-        bf16.unwrap_or(self.f32_gigaflops) * 1e9
+        let bf16 = [self.avx512_bf16_gigaflops, self.amx_bf16_gigaflops].into_iter().flatten();
+        bf16.filter(|_| dtype == DType::BF16).fold(self.f32_gigaflops, f64::max) * 1e9
     }
 
     /// Returns the bandwidth of main memory, in bytes per second.
@@ -180,17 +186,27 @@ impl WithSimd for Update<'_> {
 
 #[cfg(target_arch = "x86_64")]
 mod bf16 {
+    use std::arch::asm;
     use std::arch::x86_64::{_mm512_cvtne2ps_pbh, _mm512_dpbf16_ps, _mm512_set1_ps};
     use std::hint::black_box;
+
+    use kernels::Bf16Units;
 
     use super::{SUMS, TURNS};
 
     /// Returns the same loop with dot products of bf16 pairs; None where the CPU does not have them.
-    pub(super) fn run_loop() -> Option<fn() -> usize> {
+    pub(super) fn dot_products() -> Option<fn() -> usize> {
         let known = is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("avx512bf16");
         // SAFETY: given away only where the processor has the instructions.
         let run_loop: fn() -> usize = || unsafe { multiply_add_pairs() };
         known.then_some(run_loop)
+    }
+
+    /// Returns a loop of products of bf16 tiles; None where the CPU does not have them.
+    pub(super) fn tile_products() -> Option<fn() -> usize> {
+        // SAFETY: given away only where the processor has the instructions and this process may use them.
+        let run_loop: fn() -> usize = || unsafe { multiply_tiles() };
+        (Bf16Units::of_this_processor() == Bf16Units::Amx).then_some(run_loop)
     }
 
     #[target_feature(enable = "avx512f,avx512bf16")]
@@ -207,12 +223,54 @@ mod bf16 {
         black_box(sums);
         TURNS * SUMS * FLOPS
     }
+
+    /// Four independent tiles of sums, of zeros: the time does not depend on the values.
+    ///
+    /// # Safety
+    /// The CPU has AMX, and this process may use it.
+    unsafe fn multiply_tiles() -> usize {
+        const TILES: usize = 4;
+        const FLOPS: usize = 16 * 16 * 32 * 2;
+        const TURNS: usize = super::TURNS / 16;
+        /// Palette 1; 64 bytes in a row of each of eight tiles, from byte 16 on; 16 rows, from byte 48 on.
+        #[repr(align(64))]
+        struct Config([u8; 64]);
+        let mut config = Config([0; 64]);
+        config.0[0] = 1;
+        for tile in 0..8 {
+            (config.0[16 + 2 * tile], config.0[48 + tile]) = (64, 16);
+        }
+        // SAFETY: as promised by the caller.
+        unsafe {
+            asm!(
+                "ldtilecfg [{config}]",
+                "2:",
+                "tdpbf16ps tmm0, tmm4, tmm6",
+                "tdpbf16ps tmm1, tmm4, tmm7",
+                "tdpbf16ps tmm2, tmm5, tmm6",
+                "tdpbf16ps tmm3, tmm5, tmm7",
+                "dec {turns}",
+                "jnz 2b",
+                "tilerelease",
+                config = in(reg) &raw const config,
+                turns = inout(reg) TURNS => _,
+                out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
+                options(nostack),
+            );
+        }
+        TURNS * TILES * FLOPS
+    }
 }
 
 #[cfg(not(target_arch = "x86_64"))]
 mod bf16 {
     /// Returns None: no other processor has such an instruction that Rust could call.
-    pub(super) fn run_loop() -> Option<fn() -> usize> {
+    pub(super) fn dot_products() -> Option<fn() -> usize> {
+        None
+    }
+
+    /// Returns None, as above.
+    pub(super) fn tile_products() -> Option<fn() -> usize> {
         None
     }
 }

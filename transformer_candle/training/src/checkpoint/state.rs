@@ -16,7 +16,7 @@ use crate::error::checkpoint::{CheckpointError, Result};
 pub const FORMAT_VERSION: u32 = 1;
 
 /// The trainer's state at a checkpoint. It holds neither time nor host name: the same run writes the same bytes (on a
-/// GPU, with the same GEMM algorithms).
+/// GPU, with the same GEMM algorithms; on a CPU in bf16, with the same units).
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TrainerState {
@@ -49,6 +49,9 @@ pub struct TrainerState {
     /// The GEMM algorithms that a GPU used; none on a CPU.
     #[serde(default, rename = "products")]
     pub matmul_algorithms: Option<MatmulAlgorithms>,
+    /// The processor's units that multiplied bf16 matrices; none in fp32, on a GPU, and in old checkpoints.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub bf16_units: Option<String>,
     /// The head of the run's ledger at this checkpoint; none in old checkpoints.
     #[serde(default)]
     pub ledger: Option<LedgerHead>,

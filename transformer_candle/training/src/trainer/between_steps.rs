@@ -9,7 +9,7 @@ use std::{
 use dataset::HeldOut;
 use model::SamplingSettings;
 
-use super::{Position, Trainer, execution, matmul_algorithms};
+use super::{Position, Trainer, bf16_units, execution, matmul_algorithms};
 use crate::{
     checkpoint::{self, BestEvaluation, CheckpointContents, Improvement, TrainerState},
     completion::{Completion, CompletionRequest, complete, generator},
@@ -195,6 +195,7 @@ impl Trainer {
             improvement: *improvement,
             execution: Some(execution::from_plan(&self.plan)),
             matmul_algorithms: matmul_algorithms::capture(self.engine.device()),
+            bf16_units: bf16_units::of(self.engine.device(), self.run.config.runtime.precision),
             ledger,
         }
     }

@@ -8,7 +8,7 @@ use kernels::Device;
 use run_config::{BatchSize, ResolvedRun, RunConfig};
 use serde_json::{Value, json};
 
-use super::matmul_algorithms;
+use super::{bf16_units, matmul_algorithms};
 use crate::{
     config_fingerprint::ConfigFingerprint,
     engine::Engine,
@@ -151,12 +151,17 @@ pub(super) fn times(figures: &[RankFigures], is_even: bool) -> Option<RankTimes>
 }
 
 /// Connects the memory of the ranks' devices, which must be all CPUs or all GPUs; with
-/// `runtime.deterministic_reduction`, which gives equal bits on any number of ranks, the GPUs must be equal.
+/// `runtime.deterministic_reduction`, which gives equal bits on any number of ranks, the GPUs, or the units of
+/// processors that multiply bf16, must be equal.
 pub(super) fn connect(ranks: &Ranks, device: &Device, config: &RunConfig) -> Result<()> {
     let Some(exchange) = ranks.exchange() else { return Ok(()) };
     let mut facts = BTreeMap::from([("the kind of device".to_owned(), json!(format!("{:?}", device.kind())))]);
-    if let Some(gpu) = device.as_cuda().filter(|_| config.runtime.deterministic_reduction.is_some()) {
+    let is_deterministic = config.runtime.deterministic_reduction.is_some();
+    if let Some(gpu) = device.as_cuda().filter(|_| is_deterministic) {
         facts.insert("the GPU (runtime.deterministic_reduction)".to_owned(), json!(gpu.fingerprint()));
+    }
+    if let Some(units) = bf16_units::of(device, config.runtime.precision).filter(|_| is_deterministic) {
+        facts.insert("the units that multiply bf16 (runtime.deterministic_reduction)".to_owned(), json!(units));
     }
     ranks.require_equal(&facts)?;
     exchange.connect(device)

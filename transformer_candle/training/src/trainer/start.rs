@@ -18,7 +18,7 @@ use self::{
     planned_run::{PlannedRun, ResumePoint},
 };
 use super::{
-    Observation, Position, Prompts, RunLedger, Stages, Trainer, matmul_algorithms, ranks,
+    Observation, Position, Prompts, RunLedger, Stages, Trainer, bf16_units, matmul_algorithms, ranks,
     starting_point::{StartingPoint, fill, pretrained_weights},
 };
 use crate::{
@@ -170,6 +170,8 @@ impl LoadedEngine {
         stop.check()?;
         if let Some(ResumePoint { state, .. }) = resumed {
             notes.extend(matmul_algorithms::restore(device, state.matmul_algorithms.as_ref())?);
+            let units = bf16_units::of(device, run.config.runtime.precision);
+            notes.extend(bf16_units::change_note(state.bf16_units.as_deref(), units.as_deref()));
         }
         ranks::warm_up(ranks, &mut engine)?;
         Ok(Self { engine, base, advice })

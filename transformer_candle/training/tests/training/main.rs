@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used)]
 
+mod altered_state;
 mod ranks;
 mod resume;
 mod stages;

@@ -2,14 +2,16 @@
 
 use std::{fs, path::Path, thread, time::Duration};
 
+use serde_json::json;
 use training::{
     memory_plan::MemoryPlan,
     run::{RunOutcome, run_training},
-    run_options::RunOptions,
+    run_options::{ResumeFrom, RunOptions},
     stop::{StopReason, StopSignal},
+    trainer::Trainer,
 };
 
-use super::{QUIET, resume, support::Workshop, train};
+use super::{QUIET, altered_state::alter_state, resume, support::Workshop, train};
 
 #[test]
 fn resuming_after_five_of_ten_steps_is_bit_exact() {
@@ -34,6 +36,27 @@ fn resuming_after_five_of_ten_steps_is_bit_exact() {
             assert_eq!(workshop.losses(&straight, kind), workshop.losses(&resumed, kind), "{straight}");
         }
         assert_eq!(workshop.losses(&straight, "train").len(), 10);
+    }
+}
+
+#[test]
+fn resuming_on_other_units_says_that_bits_may_differ() {
+    let workshop = Workshop::new();
+    for (precision, expected) in [("bf16", true), ("fp32", false)] {
+        let precision = format!("runtime.precision={precision}");
+        train(&workshop, &precision, &[&precision], &RunOptions { max_steps: Some(5), ..QUIET });
+        let notes = || {
+            let run = workshop.run(&precision, &[&precision]);
+            Trainer::resume(run, &ResumeFrom::Latest, false).unwrap().notes().join("; ")
+        };
+        assert!(!notes().contains("round differently"), "{}", notes());
+        let checkpoint = workshop.run_directory(&precision).join("checkpoints/step-00000005");
+        alter_state(&checkpoint, |state| {
+            assert_eq!(state.get("bf16_units").is_some(), expected, "{precision}");
+            state["bf16_units"] = json!("units of another processor");
+        });
+        let note = notes();
+        assert_eq!(note.contains("were computed with units of another processor, this"), expected, "{note}");
     }
 }
 

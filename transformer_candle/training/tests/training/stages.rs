@@ -1,11 +1,9 @@
 //! Stages: each computes what a run of its shape does, and a stop anywhere around a boundary changes nothing.
 
-use std::{collections::BTreeMap, fmt::Write as _, fs, path::Path};
+use std::{collections::BTreeMap, fs, path::Path};
 
 use serde_json::{Value, json};
-use sha2::{Digest, Sha256};
 use training::{
-    checkpoint::{FileRecord, Manifest},
     commands::validate_data::{self, ValidateDataOptions},
     memory_plan::MemoryPlan,
     run::run_training,
@@ -13,7 +11,7 @@ use training::{
     stop::StopSignal,
 };
 
-use super::{QUIET, resume, support::Workshop, train};
+use super::{QUIET, altered_state::alter_state, resume, support::Workshop, train};
 
 /// Three stages in ten steps, whose boundaries are in the middle of windows.
 const THREE: &str = "stages=[{steps: 4, sequence_length: 16, sequences_per_step: 8, batch_size: 2}, \
@@ -122,28 +120,20 @@ fn one_stage_is_the_run_without_stages() {
 
 /// Turns a checkpoint of a stage into one of a run without stages, at the same weights and the same cursor.
 fn unstage(checkpoint: &Path, sequence_length: u64) {
-    let path = checkpoint.join("trainer_state.json");
-    let mut state: Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
-    let fields = state.as_object_mut().unwrap();
-    let execution = fields["execution"]["stages"][usize::try_from(fields["stage"].as_u64().unwrap()).unwrap()].clone();
-    fields.remove("stage");
-    fields.remove("ledger");
-    fields["execution"].as_object_mut().unwrap().remove("stages");
-    for (key, value) in execution.as_object().unwrap() {
-        fields["execution"][key] = value.clone();
-    }
-    let identity = fields["identity"].as_object_mut().unwrap();
-    identity.retain(|key, _| !key.starts_with("stages"));
-    identity["data.sequence_length"] = json!(sequence_length);
-    let text = serde_json::to_vec(&state).unwrap();
-    fs::write(&path, &text).unwrap();
-    let Manifest { step, mut files, .. } = Manifest::load(checkpoint).unwrap();
-    let mut sha256 = String::new();
-    for byte in Sha256::digest(&text) {
-        write!(sha256, "{byte:02x}").unwrap();
-    }
-    files.insert("trainer_state.json".to_owned(), FileRecord { bytes: text.len() as u64, sha256 });
-    fs::write(checkpoint.join("MANIFEST.json"), Manifest::new(step, files).to_bytes()).unwrap();
+    alter_state(checkpoint, |state| {
+        let fields = state.as_object_mut().unwrap();
+        let stage = usize::try_from(fields["stage"].as_u64().unwrap()).unwrap();
+        let execution = fields["execution"]["stages"][stage].clone();
+        fields.remove("stage");
+        fields.remove("ledger");
+        fields["execution"].as_object_mut().unwrap().remove("stages");
+        for (key, value) in execution.as_object().unwrap() {
+            fields["execution"][key] = value.clone();
+        }
+        let identity = fields["identity"].as_object_mut().unwrap();
+        identity.retain(|key, _| !key.starts_with("stages"));
+        identity["data.sequence_length"] = json!(sequence_length);
+    });
 }
 
 #[test]

@@ -9,7 +9,7 @@ use pulp::Simd;
 use rayon::prelude::*;
 
 use super::matrix::{Matrix, chunk, extent, steps};
-use super::micro_kernel::{KC_WORDS, MAX_TILE, MicroKernel, ROW_STRIDE};
+use super::micro_kernel::{MAX_TILE, MicroKernel};
 use super::operand::{PanelOperand, RowOperand};
 use super::output::{Origin, OutputBlock, Start};
 use super::pack::{Panels, pack, pack_columns, pack_rows};
@@ -23,17 +23,20 @@ use crate::{Element, WriteMode};
 const B_BLOCK_WORDS: usize = 1 << 20;
 /// Words of an A block, MC x KC: 256 KiB, which stay in a core's L2 cache while all panels of B pass.
 const A_BLOCK_WORDS: usize = 1 << 16;
-/// Panels of an A block at most: MC = 4 MR. The rows of more would be in more pages than the L1 TLB has entries (64).
-const A_BLOCK_PANELS: usize = 4;
 /// Column groups that a panel of A is divided into among threads: tasks of a quarter of a panel, so that the last ones
 /// end together.
 const COLUMN_GROUPS: usize = 4;
-/// Rows of the A blocks of all threads together: 4 panels of 14 rows for 16 threads; more threads have lower blocks.
-const A_BLOCKS_ROWS: usize = 896;
+/// Words of the A blocks of all threads together: 4 panels of 14 packed rows for 16 threads; more threads have lower
+/// blocks.
+const A_BLOCKS_WORDS: usize = 896 * (1024 + 16);
 /// Partial sums over the first blocks of K that are kept in f32 where `out` is bf16 and would round them: 4 MiB.
 const PARTIAL_SUMS: usize = 1 << 20;
 /// The largest NR of a micro-kernel; all others divide it.
 const MAX_NR: usize = 32;
+/// The most words of K in a panel of any micro-kernel.
+const MAX_KC_WORDS: usize = 1024;
+/// The fewest elements of K that fill a panel of any micro-kernel.
+const MIN_KC: usize = 512;
 
 /// The arguments of a GEMM.
 pub(super) struct Gemm<'a, A, B, O> {
@@ -48,9 +51,9 @@ pub(super) struct Gemm<'a, A, B, O> {
 
 /// Elements of workspace for any micro-kernel: a B block, the threads' A blocks and partial sums, at most 3 million.
 pub(crate) fn workspace_for(m: usize, n: usize, k: usize) -> usize {
-    let b_block = B_BLOCK_WORDS.min(n.next_multiple_of(MAX_NR) * k.min(KC_WORDS));
-    let partials = if k > KC_WORDS { PARTIAL_SUMS.min(m * n) } else { 0 };
-    b_block + A_BLOCKS_ROWS * ROW_STRIDE + partials
+    let b_block = B_BLOCK_WORDS.min(n.next_multiple_of(MAX_NR) * k.min(MAX_KC_WORDS).next_multiple_of(SIDE));
+    let partials = if k > MIN_KC { PARTIAL_SUMS.min(m * n) } else { 0 };
+    b_block + A_BLOCKS_WORDS + partials
 }
 
 impl<A: Element, B: Element, O: Element> Gemm<'_, A, B, O> {
@@ -66,13 +69,13 @@ impl<A: Element, B: Element, O: Element> Gemm<'_, A, B, O> {
             return;
         }
         // Squares of SIDE words are packed at a time: with a KC of whole squares only the last block has a partial one.
-        let kc = even_step(a.columns, KC_WORDS * T::KR, SIDE * T::KR);
-        let kc_words = kc.min(a.columns).div_ceil(T::KR);
+        let kc = even_step(a.columns, T::KC_WORDS * T::KR, SIDE * T::KR);
+        let kc_words = words_of::<T>(kc.min(a.columns));
         let nc = even_step(b.columns, B_BLOCK_WORDS / kc_words, T::NR);
         let keeps_partials = kc < a.columns && size_of::<O>() < size_of::<f32>();
         let partial_rows = if keeps_partials { PARTIAL_SUMS / nc.min(b.columns) } else { a.rows };
         let (b_words, rest) = workspace.split_at_mut(nc * kc_words);
-        let (a_blocks, partials) = rest.split_at_mut(A_BLOCKS_ROWS * ROW_STRIDE);
+        let (a_blocks, partials) = rest.split_at_mut(A_BLOCKS_WORDS);
         let (out, partials) = (Disjoint::new(out), Disjoint::new(partials));
         for rows in steps(a.rows, partial_rows) {
             // Loop 5.
@@ -85,7 +88,7 @@ impl<A: Element, B: Element, O: Element> Gemm<'_, A, B, O> {
                         BBlock::new(kernel, b.submatrix(depth.clone(), columns.clone()).transposed(), b_words);
                     let a = a.submatrix(rows.clone(), depth.clone());
                     let macro_kernel =
-                        MacroKernel { kernel, a, b_block, columns: columns.len(), words: a.columns.div_ceil(T::KR) };
+                        MacroKernel { kernel, a, b_block, columns: columns.len(), words: words_of::<T>(a.columns) };
                     let previous = if depth.start > 0 { Start::Output } else { Start::Zero };
                     if !keeps_partials {
                         let start = if write_mode == WriteMode::Accumulate { Start::Output } else { previous };
@@ -103,6 +106,11 @@ impl<A: Element, B: Element, O: Element> Gemm<'_, A, B, O> {
             }
         }
     }
+}
+
+/// The words that hold this many elements of K, those of zeros at the end included.
+fn words_of<T: MicroKernel>(elements: usize) -> usize {
+    elements.div_ceil(T::KR).next_multiple_of(T::WORD_STEP)
 }
 
 /// The step, a multiple of `unit` and at most `limit`, that divides `size` into as few and as equal blocks as possible:
@@ -124,18 +132,18 @@ impl<'a> BBlock<'a> {
     /// The block whose transpose is `b`, in place or packed into `panels`.
     fn new<T: MicroKernel, B: Element>(kernel: T, b: Matrix<'a, B>, panels: &'a mut [f32]) -> Self {
         if b.rows.is_multiple_of(T::NR)
-            && let Some(columns) = PanelOperand::in_place(b, T::KR)
+            && let Some(columns) = PanelOperand::in_place::<T, B>(b)
         {
             return Self { panels: columns, stride: T::NR };
         }
         let panels = PanelOperand { words: pack_b(kernel, b, panels), stride: T::NR };
-        Self { panels, stride: b.columns.div_ceil(T::KR) * T::NR }
+        Self { panels, stride: words_of::<T>(b.columns) * T::NR }
     }
 }
 
 /// Packs the columns of a block of B, which are the rows of its transpose `b`.
 fn pack_b<'a, T: MicroKernel, B: Element>(kernel: T, b: Matrix<'_, B>, panels: &'a mut [f32]) -> &'a [f32] {
-    let words = b.columns.div_ceil(T::KR);
+    let words = words_of::<T>(b.columns);
     let panels = &mut panels[..b.rows.next_multiple_of(T::NR) * words];
     panels.par_chunks_exact_mut(T::NR * words).enumerate().for_each_task(|(index, panel)| {
         let columns = b.submatrix(chunk(index, T::NR, b.rows), 0..b.columns);
@@ -169,17 +177,20 @@ impl<T: MicroKernel, A: Element> MacroKernel<'_, T, A> {
         let fewest_groups = if ABlock::is_in_place::<T, A>(self.a) { COLUMN_GROUPS } else { 1 };
         let groups = wide.min(fewest_groups.max((2 * threads).div_ceil(tall)));
         // MC: as many panels as fit into L2 and into this thread's part of the workspace.
-        let fitting = (A_BLOCK_WORDS / (T::MR * self.words)).min(A_BLOCKS_ROWS / T::MR / threads);
-        let longest = fitting.clamp(1, A_BLOCK_PANELS);
+        let fitting = (A_BLOCK_WORDS / (T::MR * self.words)).min(A_BLOCKS_WORDS / T::ROW_STRIDE / T::MR / threads);
+        let longest = fitting.clamp(1, T::A_BLOCK_PANELS);
+        let a_block_words = longest * T::MR * T::ROW_STRIDE;
         // Loop 3: a task is a column group of a panel; a thread takes several panels, an A block, at a time.
-        run_tasks(tall * groups, groups, longest * groups, a_blocks, longest * T::MR * ROW_STRIDE, |share, a_block| {
+        run_tasks(tall * groups, groups, longest * groups, a_blocks, a_block_words, |share, a_block| {
             let panel_range = share.start / groups..share.end.div_ceil(groups);
             let (first, last) = (share.start % groups, (share.end - 1) % groups);
             let columns = first * wide / groups..(last + 1) * wide / groups;
-            self.kernel.simd().vectorize(Body(
-                #[inline(always)]
-                || self.multiply_block(panels, panel_range.clone(), columns.clone(), a_block, target),
-            ));
+            self.kernel.run(|| {
+                self.kernel.simd().vectorize(Body(
+                    #[inline(always)]
+                    || self.multiply_block(panels, panel_range.clone(), columns.clone(), a_block, target),
+                ));
+            });
         });
     }
 
@@ -210,7 +221,7 @@ impl<T: MicroKernel, A: Element> MacroKernel<'_, T, A> {
                     ABlock::InRows(a) => kernel.multiply(rows.len(), words, a.rows(rows.clone()), b, &mut tile.0),
                     ABlock::InColumns(a) => kernel.multiply(rows.len(), words, a.from(rows.start), b, &mut tile.0),
                     ABlock::Packed(a) => {
-                        kernel.multiply(rows.len(), words, a.from(panel * T::MR * ROW_STRIDE), b, &mut tile.0);
+                        kernel.multiply(rows.len(), words, a.from(panel * T::MR * T::ROW_STRIDE), b, &mut tile.0);
                     }
                 }
                 let rows = all.start + rows.start..all.start + rows.end;
@@ -237,9 +248,9 @@ impl<'a> ABlock<'a> {
     /// Whether blocks of this operand need not be packed.
     fn is_in_place<T: MicroKernel, A: Element>(a: Matrix<'_, A>) -> bool {
         if a.transposed {
-            PanelOperand::in_place(a, T::KR).is_some()
+            PanelOperand::in_place::<T, A>(a).is_some()
         } else {
-            RowOperand::in_place(a, T::KR, T::MR).is_some()
+            RowOperand::in_place::<T, A>(a).is_some()
         }
     }
 
@@ -250,14 +261,14 @@ impl<'a> ABlock<'a> {
         panels: impl Iterator<Item = Range<usize>> + Clone,
         packed: &'a mut [f32],
     ) -> Self {
-        if !a.transposed {
-            return Self::InRows(RowOperand::in_place(a, T::KR, T::MR).unwrap_or_else(|| pack_rows::<T, A>(a, packed)));
+        if !a.transposed || T::READS_ROWS {
+            return Self::InRows(RowOperand::in_place::<T, A>(a).unwrap_or_else(|| pack_rows::<T, A>(a, packed)));
         }
         let whole = panels.clone().all(|rows| T::height(rows.len()) == rows.len());
-        if whole && let Some(columns) = PanelOperand::in_place(a, T::KR) {
+        if whole && let Some(columns) = PanelOperand::in_place::<T, A>(a) {
             return Self::InColumns(columns);
         }
-        pack_columns::<T, A>(a, panels, packed, T::MR, T::MR * ROW_STRIDE);
+        pack_columns::<T, A>(a, panels, packed, T::MR, T::MR * T::ROW_STRIDE);
         Self::Packed(PanelOperand { words: packed, stride: T::MR })
     }
 }

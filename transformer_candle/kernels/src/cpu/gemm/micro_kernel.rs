@@ -9,14 +9,8 @@ use pulp::{Simd, WithSimd};
 use super::operand::{AOperand, PanelOperand};
 use crate::Element;
 
-/// Elements that the largest tile may have; 14 x 32 is 448.
-pub(super) const MAX_TILE: usize = 512;
-
-/// KC: words of K in a panel at most. A panel of B, KC x 32 words, is 128 KiB and comes from L2; longer ones would
-/// leave it.
-pub(super) const KC_WORDS: usize = 1024;
-/// Words from row to row of packed rows: at a power of two apart all rows would map to the same cache sets.
-pub(super) const ROW_STRIDE: usize = KC_WORDS + 16;
+/// Elements that the largest tile may have, 32 x 32.
+pub(super) const MAX_TILE: usize = 1024;
 
 /// Multiplies a panel of A and a panel of B into a tile.
 pub(super) trait MicroKernel: Copy + Send + Sync {
@@ -28,8 +22,27 @@ pub(super) trait MicroKernel: Copy + Send + Sync {
     const NR: usize;
     /// Elements of K in one packed word.
     const KR: usize;
+    /// KC: words of K in a panel at most. A panel of B, KC x 32 words, is 128 KiB and comes from L2; longer ones would
+    /// leave it.
+    const KC_WORDS: usize = 1024;
+    /// Words of K that are multiplied at a time: zeros complete the last ones of a panel.
+    const WORD_STEP: usize = 1;
+    /// Rows that are multiplied at a time: all panels of A but the last are a multiple of it.
+    const ROW_STEP: usize = 1;
+    /// Panels of an A block at most: MC / MR. The rows of more would be in more pages than the L1 TLB has entries (64).
+    const A_BLOCK_PANELS: usize = 4;
+    /// Whether a row of A must have its words side by side.
+    const READS_ROWS: bool = false;
+    /// Words from row to row of packed rows: at a power of two apart all rows would map to the same cache sets.
+    const ROW_STRIDE: usize = Self::KC_WORDS + 16;
 
     fn simd(self) -> Self::Simd;
+
+    /// Runs loops over tiles, with the processor set up for them.
+    #[inline(always)]
+    fn run(self, loops: impl FnOnce()) {
+        loops();
+    }
 
     /// Packs an element, or two successive ones of K, into a word.
     fn pack<E: Element>(first: E, second: E) -> f32;

@@ -11,17 +11,21 @@
 //!                     micro-kernel: MR x NR accumulators in registers += MR words of A times NR words of B, KC times
 //! ```
 //! MR x NR is 14 x 32 with AVX-512. [`loops`] has the nest, [`pack`] packs, [`operand`] reads an operand in place where
-//! packing would gain nothing, the micro-kernels are [`micro_kernel`] (f32) and [`bf16_kernel`] (AVX-512 BF16),
-//! [`output`] writes a tile. One row times a matrix is a GEMV ([`gemv`]).
+//! packing would gain nothing, the micro-kernels are [`micro_kernel`] (f32), `bf16_kernel` (AVX-512 BF16) and
+//! `amx_kernel`, whose blocks differ, [`output`] writes a tile. One row times a matrix is a GEMV ([`gemv`]).
 //!
 //! Packed operands consist of 32-bit *words*: one f32, or for bf16 dot products two successive elements of K. Two bf16
-//! operands use the bf16 micro-kernel where the CPU has one, else they are widened to f32; an f32 operand beside a bf16
-//! one is rounded to bf16 only if the result is bf16 as well.
+//! operands are multiplied by the units that [`Bf16Units`] chooses for the processor, or widened to f32; an f32 operand
+//! beside a bf16 one is rounded to bf16 only if the result is bf16 as well.
 //!
 //! Results depend on the operands and the CPU's instructions alone: an element of `out` is one sum over K in ascending
 //! order, started anew for every block of K (a GEMV adds several such sums). Threads divide the tiles, never a sum.
 
+#[cfg(target_arch = "x86_64")]
+mod amx_kernel;
+#[cfg(target_arch = "x86_64")]
 mod bf16_kernel;
+mod bf16_units;
 mod gemv;
 mod loops;
 mod matrix;
@@ -33,6 +37,7 @@ mod pack;
 use candle_core::DType;
 use pulp::{Arch, Simd, WithSimd};
 
+pub use self::bf16_units::Bf16Units;
 use self::loops::Gemm;
 pub(crate) use self::loops::workspace_for;
 pub(crate) use self::matrix::Matrix;
@@ -66,10 +71,17 @@ pub(crate) fn multiply_accumulate<A: Element, B: Element, O: Element>(
     assert_eq!(a.columns, b.rows);
     let gemm = Gemm { a, b, out, stride, write_mode, workspace };
     let in_bf16 = B::DTYPE == DType::BF16 && (A::DTYPE == DType::BF16 || O::DTYPE == DType::BF16);
-    match bf16_kernel::Bf16Kernel::if_available() {
-        Some(pairs) if in_bf16 => gemm.multiply(pairs),
-        _ => Arch::new().dispatch(WidestF32(gemm)),
+    #[cfg(target_arch = "x86_64")]
+    if in_bf16 {
+        let units = Bf16Units::of_this_processor();
+        if let Some(kernel) = amx_kernel::AmxKernel::if_available().filter(|_| units == Bf16Units::Amx) {
+            return gemm.multiply(kernel);
+        }
+        if let Some(kernel) = bf16_kernel::Bf16Kernel::if_available().filter(|_| units == Bf16Units::Avx512) {
+            return gemm.multiply(kernel);
+        }
     }
+    Arch::new().dispatch(WidestF32(gemm));
 }
 
 /// A GEMM in f32, with the widest vectors of this CPU.

@@ -6,6 +6,7 @@
 use std::ops::Range;
 
 use super::matrix::Matrix;
+use super::micro_kernel::MicroKernel;
 use crate::Element;
 
 /// Words of a block of columns that is read in place at most: 4 MiB, a part of the L3 cache.
@@ -32,6 +33,9 @@ impl Cache {
 pub(super) trait AOperand: Copy {
     /// Returns a function that reads word `word` of row `row`, of `words` words and R rows.
     fn reader<const R: usize>(self, words: usize) -> impl Fn(usize, usize) -> f32;
+
+    /// Returns the operand if it is row-major.
+    fn as_rows(&self) -> Option<RowOperand<'_>>;
 }
 
 /// A row-major operand.
@@ -44,13 +48,15 @@ pub(super) struct RowOperand<'a> {
 }
 
 impl<'a> RowOperand<'a> {
-    /// An operand that reads a matrix in place; None unless its elements are words as they are and L1 holds a line of
-    /// every row of a panel.
-    pub(super) fn in_place<E: Element>(matrix: Matrix<'a, E>, kr: usize, mr: usize) -> Option<Self> {
-        let whole = |elements: usize| elements.is_multiple_of(kr);
-        let words = as_words(matrix, kr).filter(|_| whole(matrix.columns) && whole(matrix.stride))?;
-        let held = L1.holds(&matrix, matrix.rows.min(mr));
-        (!matrix.transposed && held).then_some(Self { words, stride: matrix.stride / kr, count: matrix.rows })
+    /// An operand that reads a matrix in place; None unless its elements are words as they are, as many as are
+    /// multiplied at a time, and L1 holds a line of every row of a panel.
+    pub(super) fn in_place<T: MicroKernel, E: Element>(matrix: Matrix<'a, E>) -> Option<Self> {
+        let whole = matrix.columns.is_multiple_of(T::KR * T::WORD_STEP)
+            && matrix.rows.is_multiple_of(T::ROW_STEP)
+            && matrix.stride.is_multiple_of(T::KR);
+        let words = as_words(matrix, T::KR).filter(|_| whole)?;
+        let held = L1.holds(&matrix, matrix.rows.min(T::MR));
+        (!matrix.transposed && held).then_some(Self { words, stride: matrix.stride / T::KR, count: matrix.rows })
     }
 
     pub(super) fn rows(self, rows: Range<usize>) -> Self {
@@ -71,6 +77,10 @@ impl AOperand for RowOperand<'_> {
         #[inline(always)]
         move |word, row| rows[row][word]
     }
+
+    fn as_rows(&self) -> Option<RowOperand<'_>> {
+        Some(*self)
+    }
 }
 
 /// Words of several rows of A, or columns of B, side by side for each word of K: a packed panel, or a column-major
@@ -85,8 +95,8 @@ pub(super) struct PanelOperand<'a> {
 impl<'a> PanelOperand<'a> {
     /// An operand that reads a transposed matrix in place; None unless its elements are words as they are and caches
     /// can hold it. Its panels must be full.
-    pub(super) fn in_place<E: Element>(matrix: Matrix<'a, E>, kr: usize) -> Option<Self> {
-        let words = as_words(matrix, kr).filter(|_| kr == 1 && matrix.transposed)?;
+    pub(super) fn in_place<T: MicroKernel, E: Element>(matrix: Matrix<'a, E>) -> Option<Self> {
+        let words = as_words(matrix, T::KR).filter(|_| T::KR == 1 && matrix.transposed)?;
         let stride = matrix.stride;
         let is_cached = matrix.columns * stride <= MAX_IN_PLACE && L2.holds(&matrix, matrix.columns);
         is_cached.then_some(Self { words, stride })
@@ -115,6 +125,10 @@ impl AOperand for PanelOperand<'_> {
         let read = self.reader_of(words, R);
         #[inline(always)]
         move |word, row| read(word)[row]
+    }
+
+    fn as_rows(&self) -> Option<RowOperand<'_>> {
+        None
     }
 }
 

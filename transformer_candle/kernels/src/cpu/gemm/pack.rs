@@ -6,7 +6,7 @@
 use std::ops::Range;
 
 use super::matrix::{Matrix, steps};
-use super::micro_kernel::{MicroKernel, ROW_STRIDE};
+use super::micro_kernel::MicroKernel;
 use super::operand::RowOperand;
 use crate::Element;
 use crate::cpu::simd::prefetch;
@@ -20,6 +20,8 @@ const K_BATCH: usize = 32;
 #[derive(Clone, Copy)]
 pub(super) struct Panels {
     rows: usize,
+    /// Rows that are not divided, [`MicroKernel::ROW_STEP`].
+    step: usize,
     pub(super) count: usize,
 }
 
@@ -28,15 +30,16 @@ impl Panels {
     pub(super) fn new<T: MicroKernel>(rows: usize, threads: usize) -> Self {
         let fewest = rows.div_ceil(T::MR);
         let even = fewest.next_multiple_of(threads);
-        let height = rows / even;
+        let height = rows.div_ceil(T::ROW_STEP) / even * T::ROW_STEP;
         let count = if height > 0 && T::height(height) == height { even } else { fewest };
-        Self { rows, count }
+        Self { rows, step: T::ROW_STEP, count }
     }
 
-    /// Returns the rows of these panels: the first `rows % count` panels have one more than the others.
+    /// Returns the rows of these panels: the first ones may have a step more than the others, the last one fewer rows.
     pub(super) fn rows(self, panel_range: Range<usize>) -> Range<usize> {
-        let (height, higher) = (self.rows / self.count, self.rows % self.count);
-        let begin = |number: usize| number * height + number.min(higher);
+        let steps = self.rows.div_ceil(self.step);
+        let (height, higher) = (steps / self.count, steps % self.count);
+        let begin = |number: usize| self.rows.min((number * height + number.min(higher)) * self.step);
         begin(panel_range.start)..begin(panel_range.end)
     }
 }
@@ -47,21 +50,50 @@ pub(super) fn pack<T: MicroKernel, E: Element>(matrix: Matrix<'_, E>, panel: &mu
     if matrix.transposed {
         let rows = 0..matrix.rows;
         pack_columns::<T, E>(matrix, std::iter::once(rows), panel, T::NR, panel.len());
+        panel[matrix.columns.div_ceil(T::KR) * T::NR..].fill(0.0);
     } else {
         pack_squares::<T, E>(matrix, panel);
     }
 }
 
-/// Packs contiguous rows into `words[row * ROW_STRIDE + word]`.
+/// Packs rows into `words[row * ROW_STRIDE + word]`.
 #[inline(always)]
 pub(super) fn pack_rows<'a, T: MicroKernel, E: Element>(matrix: Matrix<'_, E>, words: &'a mut [f32]) -> RowOperand<'a> {
-    for (row, packed) in (0..matrix.rows).zip(words.chunks_exact_mut(ROW_STRIDE)) {
-        let elements = &matrix.values[row * matrix.stride..][..matrix.columns];
-        for (elements, words) in elements.chunks(SIDE * T::KR).zip(packed.as_chunks_mut().0) {
-            fill_row::<T, E>(words, elements);
+    if matrix.transposed {
+        pack_rows_of_columns::<T, E>(matrix, words);
+    } else {
+        for (row, packed) in (0..matrix.rows).zip(words.chunks_exact_mut(T::ROW_STRIDE)) {
+            let elements = &matrix.values[row * matrix.stride..][..matrix.columns];
+            for (elements, words) in elements.chunks(SIDE * T::KR).zip(packed.as_chunks_mut().0) {
+                fill_row::<T, E>(words, elements);
+            }
         }
     }
-    RowOperand { words, stride: ROW_STRIDE, count: matrix.rows }
+    RowOperand { words, stride: T::ROW_STRIDE, count: matrix.rows.next_multiple_of(T::ROW_STEP) }
+}
+
+/// [`pack_rows`] of a matrix with contiguous columns: square by square, each transposed.
+#[inline(always)]
+fn pack_rows_of_columns<T: MicroKernel, E: Element>(matrix: Matrix<'_, E>, words: &mut [f32]) {
+    let mut square = [[0f32; SIDE]; SIDE];
+    for first in (0..matrix.columns.div_ceil(T::KR)).step_by(SIDE) {
+        for left in (0..matrix.rows).step_by(SIDE) {
+            let rows = SIDE.min(matrix.rows - left);
+            let column = |k: usize| if k < matrix.columns { &matrix.values[k * matrix.stride + left..] } else { &[] };
+            for (word, words) in square.iter_mut().enumerate() {
+                let (k, last) = ((first + word) * T::KR, (first + word) * T::KR + T::KR - 1);
+                if let (Some(first), Some(second)) = (column(k).first_chunk(), column(last).first_chunk()) {
+                    fill_column::<T, E>(words, first, second);
+                    continue;
+                }
+                let element = |k: usize, row: usize| column(k).get(row).copied().unwrap_or_default();
+                for (row, word) in words[..rows].iter_mut().enumerate() {
+                    *word = T::pack(element(k, row), element(last, row));
+                }
+            }
+            transpose(square.as_flattened(), SIDE, &mut words[left * T::ROW_STRIDE + first..], T::ROW_STRIDE);
+        }
+    }
 }
 
 /// [`pack`] of contiguous rows: square by square, each transposed.

@@ -165,6 +165,7 @@ fn state_at(step: u64) -> TrainerState {
         improvement: None,
         execution: None,
         matmul_algorithms: None,
+        bf16_units: None,
         ledger: None,
     }
 }
