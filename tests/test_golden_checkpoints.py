@@ -20,7 +20,7 @@ TOLERANCE = {"fp32": 1e-5, "bf16": 5e-3}
 def golden(request: pytest.FixtureRequest, workspace: Workspace) -> Path:
     """A copy of a golden run in the workspace, which is the folder that its config's paths are relative to."""
     folder: Path = request.param
-    shutil.copytree(folder, workspace.root, dirs_exist_ok=True)
+    shutil.copytree(folder, workspace.root, dirs_exist_ok=True, symlinks=True)
     return workspace.root / "run"
 
 
@@ -36,7 +36,10 @@ def test_golden_checkpoint_is_intact_and_generates(workspace: Workspace, golden:
 
 
 def test_golden_run_resumes_with_its_data_and_losses(workspace: Workspace, golden: Path) -> None:
-    workspace.trainer("train", "--config", golden / "training.yaml", "--resume").succeeded()
+    units = json.loads((golden / "checkpoints" / "step-00000004" / STATE).read_text()).get("bf16_units")
+    resumed = workspace.trainer("train", "--config", golden / "training.yaml", "--resume").succeeded()
+    here = json.loads((golden / "environment.json").read_text())["bf16_units"]
+    assert ("bf16 matmuls were computed with" in resumed.out) == (units not in (None, here))
     expected = json.loads((workspace.root / "expected.json").read_text())
     behind = [row for row in rows(golden / "ledger.jsonl") if row["kind"] == "step" and row["step"] > 4]
     assert behind == expected["ledger"]

@@ -98,7 +98,7 @@ def make(golden: Path, scratch: Path, trainer: Path, model: str, data: str, prec
     shutil.rmtree(golden, ignore_errors=True)
     if model == ADAPTERS:
         shutil.copytree(scratch / "model", golden / "model")
-    shutil.copytree(scratch / "stopped" / "checkpoints", golden / "run" / "checkpoints")
+    shutil.copytree(scratch / "stopped" / "checkpoints", golden / "run" / "checkpoints", symlinks=True)
     for name in KEPT:
         shutil.copy2(scratch / "stopped" / name, golden / "run" / name)
     for path in (scratch / "tokenizer.json", *scratch.glob("*.jsonl*")):
