@@ -83,6 +83,13 @@ def test_a_flag_of_another_program_leads_to_ours(words: str, hint: str, capfd: C
     assert any(word in said for word in typed), said
 
 
+def test_fine_tuning_promises_no_data_set_of_its_own(capfd: Captured) -> None:
+    assert cli._run(["finetune", "--help"]) == 0
+    told = " ".join(capfd.readouterr().out.split())
+    assert "A data set of conversations of the Hugging Face Hub." in told
+    assert "Default: HuggingFaceFW/fineweb" not in told and "for ever" not in told
+
+
 @pytest.mark.parametrize("words", ["--zebra", "generate --zebra", "--ll"])
 def test_what_resembles_nothing_gets_no_guess(words: str, capfd: Captured) -> None:
     assert "type" not in refused(capfd, *words.split())

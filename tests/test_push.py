@@ -14,6 +14,7 @@ from typing import Any
 
 import huggingface_hub
 import pytest
+from emulated_terminal import on_terminal
 from fake_hub import FakeHub
 from fake_hub.faults import Kind, Refusal
 from orchestrator import push
@@ -154,6 +155,14 @@ def test_a_branch_is_made_and_main_stays(workspace: Workspace, hub: FakeHub) -> 
     assert f"revision='{STEP}'" in out
     assert set(downloaded(workspace, "main")) == {".gitattributes"}
     assert "model.safetensors" in downloaded(workspace, "trial")
+
+
+def test_the_card_is_compared_without_a_bar(workspace: Workspace, hub: FakeHub) -> None:
+    del hub
+    pushed(workspace)
+    with on_terminal(workspace, ORCHESTRATE, "push", "alice/tiny", "--experiment=E") as terminal:
+        assert terminal.wait_for_end() == 0
+        assert b"there already" in terminal.written and b"/README.md:" not in terminal.written
 
 
 def test_an_edited_card_is_kept(workspace: Workspace, hub: FakeHub) -> None:

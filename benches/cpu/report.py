@@ -151,9 +151,7 @@ def limits(contender: str, dtype: str, rounds: list[Round]) -> Iterator[str]:
 def machine(rounds: list[Round]) -> Iterator[str]:
     """Yield the machine's limits, the best of all rounds."""
     measured = [row["machine"] for it in rounds for row in it.select("machine")]
-    peaks = {
-        unit: max(it[f"{unit}_gigaflops"] or 0 for it in measured) for unit in ("f32", "avx512_bf16", "amx_bf16")
-    }
+    peaks = {unit: max(it[f"{unit}_gigaflops"] or 0 for it in measured) for unit in ("f32", "avx512_bf16", "amx_bf16")}
     rates = ", ".join(f"{unit} {peak:.0f} GFLOP/s" for unit, peak in peaks.items() if peak)
     yield f"the machine at its best, on {measured[0]['threads']} threads: {rates}; bf16 by {measured[0]['bf16_units']}"
     for sets in zip(*(it["bandwidths"] for it in measured), strict=True):

@@ -201,9 +201,11 @@ def _operations(
 ) -> list[CommitOperationAdd | CommitOperationDelete]:
     """Return the commit's operations: add the files but a user's own card, delete weights that are not replaced."""
     from huggingface_hub import CommitOperationAdd, CommitOperationDelete
+    from huggingface_hub.utils.tqdm import disable_progress_bars
 
     files = _files(folder)
     if model_card.FILE in there:
+        disable_progress_bars("huggingface_hub.http_get")  # a page of text needs none
         card = Path(api.hf_hub_download(target.repository, model_card.FILE, revision=target.branch))
         if not model_card.is_generated(card.read_text(encoding="utf-8", errors="replace")):
             note(f"{model_card.FILE} of the repository is kept: it was not written by orchestrate")

@@ -26,8 +26,11 @@ def machine(built: dict[str, Any]) -> Finding:
     """Describe processor, memory and system."""
     memory = f"{amount(built['memory_bytes'])} of memory" if built["memory_bytes"] else "memory of unknown size"
     vectors = ", ".join(built["instructions"]) or "no vector instructions that are used"
-    text = f"{built['processor'] or built['target']}, {built['cores']} cores ({vectors}; bf16 by {built['bf16_units']}), {memory}; {built['system']}"
-    facts = {name: built[name] for name in ("processor", "instructions", "bf16_units", "cores", "memory_bytes", "system")}
+    units = f"{built['cores']} cores ({vectors}; bf16 by {built['bf16_units']})"
+    text = f"{built['processor'] or built['target']}, {units}, {memory}; {built['system']}"
+    facts = {
+        name: built[name] for name in ("processor", "instructions", "bf16_units", "cores", "memory_bytes", "system")
+    }
     return Finding("machine", Verdict.GOOD, text, facts)
 
 
