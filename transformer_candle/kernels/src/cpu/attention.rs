@@ -13,6 +13,8 @@
 //!
 //! Threads take tiles one after the other, each with its own scratch; a tile's result does not depend on the thread.
 
+#[cfg(target_arch = "x86_64")]
+mod amx_tile_gemm;
 mod backward;
 mod operand;
 mod query_tile;
@@ -24,12 +26,13 @@ pub(crate) use backward::{Saved, backward, workspace_elements as backward_worksp
 use operand::COLUMNS;
 pub(crate) use query_tile::CallShape;
 use query_tile::{KV_TILE, KvRows, QUERY_TILE, QueryTile, take, transpose};
-use tile_gemm::{Causal, Start, tile_gemm};
+use tile_gemm::{Causal, Start, Units, tile_gemm};
 
+use super::amx::{Amx, with_tiles_of};
 use super::disjoint::Disjoint;
 use super::exp::exp;
 use super::schedule::run_tasks;
-use crate::Element;
+use crate::{DType, Element};
 
 /// Maximum number of threads that scratch is planned for; further ones wait.
 const MAX_THREADS: usize = 64;
@@ -43,10 +46,28 @@ pub(crate) fn forward<E: Element>(
     lse: &mut [f32],
     workspace: &mut [f32],
 ) {
-    attend(qkv, documents, shape, |pair| KvRows::packed(qkv, shape, pair), out, Some(lse), workspace);
+    forward_on(amx_for::<E>(), qkv, documents, shape, (out, lse), workspace);
 }
 
-/// Appends the keys and values of one sequence's packed rows to the caches, then attends to everything in them.
+/// AMX, where it multiplies this element type.
+fn amx_for<E: Element>() -> Option<Amx> {
+    Amx::if_available().filter(|_| E::DTYPE == DType::BF16)
+}
+
+fn forward_on<E: Element>(
+    amx: Option<Amx>,
+    qkv: &[E],
+    documents: Option<&[i32]>,
+    shape: &CallShape,
+    (out, lse): (&mut [E], &mut [f32]),
+    workspace: &mut [f32],
+) {
+    let keys_and_values = |pair| KvRows::packed(qkv, shape, pair);
+    attend((qkv, documents), (shape, amx), keys_and_values, (out, Some(lse)), workspace);
+}
+
+/// Appends the keys and values of one sequence's packed rows to the caches, then attends to everything in them. In f32
+/// even on AMX: few query rows do not repay packing the keys.
 pub(crate) fn decode<E: Element>(
     qkv: &[E],
     shape: &CallShape,
@@ -66,7 +87,7 @@ pub(crate) fn decode<E: Element>(
         let first = kv_head * shape.layout.head_size;
         [keys, values].map(|values| KvRows { values, first, stride: width })
     };
-    attend(qkv, None, shape, cached, out, None, workspace);
+    attend((qkv, None), (shape, None), cached, (out, None), workspace);
 }
 
 /// Elements of workspace for [`forward`] and [`decode`].
@@ -86,30 +107,31 @@ fn thread_elements(shape: &CallShape) -> usize {
 }
 
 fn attend<'a, E: Element>(
-    qkv: &[E],
-    documents: Option<&[i32]>,
-    shape: &CallShape,
+    (qkv, documents): (&[E], Option<&[i32]>),
+    (shape, amx): (&CallShape, Option<Amx>),
     keys_and_values: impl Fn(usize) -> [KvRows<'a, E>; 2] + Sync,
-    out: &mut [E],
-    lse: Option<&mut [f32]>,
+    (out, lse): (&mut [E], Option<&mut [f32]>),
     workspace: &mut [f32],
 ) {
     let (tiles, scratch) = (shape.tiles(), thread_elements(shape));
     let (out, lse) = (&Disjoint::new(out), lse.map(Disjoint::new));
     let threads = &mut workspace[..threads(shape) * scratch];
     run_tasks(shape.pairs() * tiles, 1, 1, threads, scratch, |tasks, scratch| {
-        for task in tasks {
-            // Later tiles attend to more keys. The longest first, so that threads finish together.
-            let (pair, tile) = (task / tiles, tiles - 1 - task % tiles);
-            let [keys, values] = keys_and_values(pair);
-            let (tile, lse) = (shape.tile(pair, tile), lse.as_ref());
-            Arch::new().dispatch(ForwardTile { tile, qkv, documents, keys, values, out, lse, scratch: &mut *scratch });
-        }
+        with_tiles_of(amx, || {
+            for task in tasks {
+                // Later tiles attend to more keys. The longest first, so that threads finish together.
+                let (pair, tile) = (task / tiles, tiles - 1 - task % tiles);
+                let [keys, values] = keys_and_values(pair);
+                let (tile, lse, scratch) = (shape.tile(pair, tile), lse.as_ref(), &mut *scratch);
+                Arch::new().dispatch(ForwardTile { tile, amx, qkv, documents, keys, values, out, lse, scratch });
+            }
+        });
     });
 }
 
 struct ForwardTile<'a, E> {
     tile: QueryTile,
+    amx: Option<Amx>,
     qkv: &'a [E],
     documents: Option<&'a [i32]>,
     keys: KvRows<'a, E>,
@@ -125,6 +147,7 @@ impl<E: Element> WithSimd for ForwardTile<'_, E> {
     #[inline(always)]
     fn with_simd<S: Simd>(self, simd: S) {
         let Self { tile, mut scratch, .. } = self;
+        let units = Units { simd, amx: self.amx };
         let (layout, width) = (tile.shape.layout, tile.width());
         let (size, token) = (layout.head_size, layout.packed_width());
         let padded = size.next_multiple_of(COLUMNS);
@@ -148,7 +171,7 @@ impl<E: Element> WithSimd for ForwardTile<'_, E> {
             let values_EC = self.values.operand(first, &mut values_CE[..count * size], size).transposed();
             let scores_CL = &mut scores_CL[..count * width];
             let mask = tile.causal_mask(first);
-            tile_gemm(simd, [count, width, size], keys, q_EL, scores_CL, Start::Zero, Causal::Output(mask));
+            tile_gemm(units, [count, width, size], keys, q_EL, scores_CL, Start::Zero, Causal::Output(mask));
             // Register tiles that the causal mask cuts through are computed whole.
             for (row, scores_L) in scores_CL.chunks_exact_mut(width).enumerate() {
                 scores_L[..tile.masked_rows(first + row)].fill(f32::NEG_INFINITY);
@@ -156,7 +179,7 @@ impl<E: Element> WithSimd for ForwardTile<'_, E> {
             }
             softmax.update(scores_CL);
             let start = Start::Scaled(softmax.rescale);
-            tile_gemm(simd, [size, width, count], values_EC, scores_CL, out_EL, start, Causal::Right(mask));
+            tile_gemm(units, [size, width, count], values_EC, scores_CL, out_EL, start, Causal::Right(mask));
         }
         // SAFETY: every row belongs to one tile, and every tile to one task.
         unsafe { tile.scatter(out_EL, |row| 1.0 / softmax.row_sum[row], self.out, layout.query_width()) };
@@ -217,5 +240,44 @@ impl Softmax<'_> {
             }
         }
         (*row_maxes, *row_sums) = (row_max, row_sum);
+    }
+}
+
+#[cfg(all(test, target_arch = "x86_64", target_os = "linux"))]
+mod tests {
+    use super::backward::backward_on;
+    use super::*;
+    use crate::testing::{numbers, relative_error, to_f32};
+    use crate::{HeadLayout, bf16};
+
+    fn bf16s(seed: u64, count: usize) -> Vec<bf16> {
+        to_f32(&numbers(seed, count)).into_iter().map(bf16::narrow).collect()
+    }
+
+    /// On AMX, or on its emulator.
+    #[test]
+    fn tiles_of_bf16_attend_as_vectors_of_f32_do() {
+        let Some(amx) = Amx::or_emulated() else { return };
+        let layout = HeadLayout { heads: 4, kv_heads: 2, head_size: 48 };
+        let shape = CallShape { layout, batch: 1, length: 83, past: 0 };
+        let (packed, width) = (shape.length * layout.packed_width(), shape.length * layout.query_width());
+        let (qkv, dout) = (bf16s(1, packed), bf16s(2, width));
+        let documents: Vec<i32> = (0..83).map(|position| if position < 30 { 0 } else { 30 }).collect();
+        for documents in [None, Some(&*documents)] {
+            let [vectors, tiles] = [None, Some(amx)].map(|amx| {
+                let (mut out, mut lse) = (vec![bf16::ZERO; width], vec![0.0; shape.length * layout.heads]);
+                let mut workspace = vec![f32::NAN; workspace_elements(&shape)];
+                forward_on(amx, &qkv, documents, &shape, (&mut out, &mut lse), &mut workspace);
+                let mut dqkv = vec![bf16::ZERO; packed];
+                let mut workspace = vec![f32::NAN; backward_workspace_elements(&shape)];
+                let saved = Saved { qkv: &qkv, documents, out: &out, lse: &lse, dout: &dout };
+                backward_on(amx, &saved, &shape, &mut dqkv, &mut workspace);
+                [out, dqkv].map(|values| values.into_iter().map(bf16::to_f64).collect::<Vec<_>>())
+            });
+            for (vectors, tiles) in vectors.iter().zip(&tiles) {
+                let error = relative_error(&to_f32(tiles), vectors);
+                assert!(error > 0.0 && error < 4e-3, "{error}");
+            }
+        }
     }
 }

@@ -4,6 +4,7 @@
 pub(crate) mod accumulate;
 pub(crate) mod adamw;
 pub(crate) mod add_rms_norm;
+pub(crate) mod amx;
 pub(crate) mod attention;
 pub(crate) mod bias;
 pub(crate) mod cast;

@@ -2,6 +2,9 @@
 
 use pulp::{Arch, Simd, WithSimd};
 
+#[cfg(target_arch = "x86_64")]
+use crate::Element;
+
 /// Runs `body`, compiled once per instruction set, in the version for this CPU. Only code inlined into `body` is
 /// vectorised: pass a closure of plain loops marked `#[inline(always)]`.
 #[inline(always)]
@@ -33,6 +36,14 @@ pub(crate) fn total<const L: usize>(mut partial: [f32; L]) -> f32 {
         half /= 2;
     }
     partial[0]
+}
+
+/// A word of two bf16, the first in the lower half, as x86's bf16 instructions read them.
+#[cfg(target_arch = "x86_64")]
+#[inline(always)]
+pub(crate) fn bf16_pair<E: Element>(first: E, second: E) -> f32 {
+    let bits = |element: E| u32::from(element.to_bf16().to_bits());
+    f32::from_bits(bits(second) << 16 | bits(first))
 }
 
 /// Prefetches the cache lines of a slice: for strides that the hardware prefetcher does not detect.

@@ -16,13 +16,14 @@ use std::ops::Range;
 use pulp::{Arch, Simd, WithSimd};
 use rayon::prelude::*;
 
+use super::super::amx::{Amx, with_tiles_of};
 use super::super::disjoint::Disjoint;
 use super::super::exp::exp;
 use super::super::schedule::{ForEachTask, run_tasks};
 use super::super::simd::{total, vectorised};
 use super::operand::{COLUMNS, LeftOperand};
 use super::query_tile::{CallShape, KV_TILE, KvRows, QUERY_TILE, QueryTile, scale_and_narrow, take, transpose};
-use super::tile_gemm::{Causal, Start, tile_gemm};
+use super::tile_gemm::{Causal, Start, Units, tile_gemm};
 use crate::Element;
 
 /// Maximum number of tasks, unless there are more heads, and of threads that scratch is planned for. Each task of a
@@ -76,6 +77,16 @@ pub(crate) fn workspace_elements(shape: &CallShape) -> usize {
 
 /// Writes all of `dqkv`.
 pub(crate) fn backward<E: Element>(saved: &Saved<'_, E>, shape: &CallShape, dqkv: &mut [E], workspace: &mut [f32]) {
+    backward_on(super::amx_for::<E>(), saved, shape, dqkv, workspace);
+}
+
+pub(super) fn backward_on<E: Element>(
+    amx: Option<Amx>,
+    saved: &Saved<'_, E>,
+    shape: &CallShape,
+    dqkv: &mut [E],
+    workspace: &mut [f32],
+) {
     let partition = Partition::new(shape);
     let [thread, threads, partials] = partition.scratch();
     let (scratch, rest) = workspace.split_at_mut(threads);
@@ -93,11 +104,13 @@ pub(crate) fn backward<E: Element>(saved: &Saved<'_, E>, shape: &CallShape, dqkv
                 unsafe { sums_of_tasks.part(task * partition.sums, partition.sums) }
             };
             sums.fill(0.0);
-            for tile in (part..shape.tiles()).step_by(partition.parts) {
-                let (tile, scratch) = (shape.tile(pair, tile), &mut *scratch);
-                let (dkeys, dvalues) = sums.split_at_mut(partition.sums / 2);
-                Arch::new().dispatch(BackwardTile { tile, saved, dqkv, dkeys, dvalues, scratch });
-            }
+            with_tiles_of(amx, || {
+                for tile in (part..shape.tiles()).step_by(partition.parts) {
+                    let (tile, scratch) = (shape.tile(pair, tile), &mut *scratch);
+                    let (dkeys, dvalues) = sums.split_at_mut(partition.sums / 2);
+                    Arch::new().dispatch(BackwardTile { tile, amx, saved, dqkv, dkeys, dvalues, scratch });
+                }
+            });
             if partition.parts == 1 {
                 write_dk_and_dv(shape, pair, 0..shape.length, sums, dqkv);
             }
@@ -157,6 +170,7 @@ fn add_up<'a, E: Element>(rows: &(impl Iterator<Item = &'a [f32]> + Clone), targ
 
 struct BackwardTile<'a, E> {
     tile: QueryTile,
+    amx: Option<Amx>,
     saved: &'a Saved<'a, E>,
     dqkv: &'a Disjoint<'a, E>,
     dkeys: &'a mut [f32],
@@ -170,6 +184,7 @@ impl<E: Element> WithSimd for BackwardTile<'_, E> {
     #[inline(always)]
     fn with_simd<S: Simd>(self, simd: S) {
         let Self { tile, saved, mut scratch, .. } = self;
+        let units = Units { simd, amx: self.amx };
         let layout = tile.shape.layout;
         let (size, token) = (layout.head_size, layout.packed_width());
         let (keys_CE, values_CE) = (take(&mut scratch, KV_TILE * size), take(&mut scratch, KV_TILE * size));
@@ -182,7 +197,7 @@ impl<E: Element> WithSimd for BackwardTile<'_, E> {
             let values = values.operand(first, &mut values_CE[..count * size], size);
             let range = first..first + count;
             let sums = [&mut *self.dkeys, &mut *self.dvalues];
-            matrices.accumulate(simd, &tile, saved.documents, range, [keys, values], sums);
+            matrices.accumulate(units, &tile, saved.documents, range, [keys, values], sums);
         }
         let scale = tile.shape.scale();
         // SAFETY: every row belongs to one tile, and every tile to one task.
@@ -247,7 +262,7 @@ impl<'a> TileMatrices<'a> {
     #[inline(always)]
     fn accumulate<S: Simd>(
         &mut self,
-        simd: S,
+        units: Units<S>,
         tile: &QueryTile,
         documents: Option<&[i32]>,
         range: Range<usize>,
@@ -258,8 +273,8 @@ impl<'a> TileMatrices<'a> {
         let (padded, first, count) = (size.next_multiple_of(COLUMNS), range.start, range.len());
         let (p_CL, ds_CL) = (&mut self.p_CL[..count * width], &mut self.ds_CL[..count * width]);
         let (by_key, mask) = ([count, width, size], tile.causal_mask(first));
-        tile_gemm(simd, by_key, keys, self.q_EL, p_CL, Start::Zero, Causal::Output(mask));
-        tile_gemm(simd, by_key, values, self.dout_EL, ds_CL, Start::Zero, Causal::Output(mask));
+        tile_gemm(units, by_key, keys, self.q_EL, p_CL, Start::Zero, Causal::Output(mask));
+        tile_gemm(units, by_key, values, self.dout_EL, ds_CL, Start::Zero, Causal::Output(mask));
         let rows = p_CL.chunks_exact_mut(width).zip(ds_CL.chunks_exact_mut(width));
         for (row, (p_L, ds_L)) in rows.enumerate() {
             let statistics = self.lse_L.iter().zip(&*self.delta_L);
@@ -277,9 +292,17 @@ impl<'a> TileMatrices<'a> {
         let (p, ds) = (LeftOperand::rows(p_CL, width), LeftOperand::rows(ds_CL, width));
         let (dkeys, dvalues) = (&mut dkeys[first * padded..], &mut dvalues[first * padded..]);
         let by_row = [count, padded, width];
-        tile_gemm(simd, by_row, p, self.dout_LE, dvalues, Start::Output, Causal::Left(mask));
-        tile_gemm(simd, by_row, ds, self.q_LE, dkeys, Start::Output, Causal::Left(mask));
-        tile_gemm(simd, [size, width, count], keys.transposed(), ds_CL, self.dq_EL, Start::Output, Causal::Right(mask));
+        tile_gemm(units, by_row, p, self.dout_LE, dvalues, Start::Output, Causal::Left(mask));
+        tile_gemm(units, by_row, ds, self.q_LE, dkeys, Start::Output, Causal::Left(mask));
+        tile_gemm(
+            units,
+            [size, width, count],
+            keys.transposed(),
+            ds_CL,
+            self.dq_EL,
+            Start::Output,
+            Causal::Right(mask),
+        );
     }
 }
 

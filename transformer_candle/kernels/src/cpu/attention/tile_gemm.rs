@@ -13,8 +13,11 @@ use std::ops::Range;
 
 use pulp::{Simd, WithSimd};
 
+#[cfg(target_arch = "x86_64")]
+use super::amx_tile_gemm;
 use super::operand::{COLUMNS, LeftOperand};
 use super::query_tile::CausalMask;
+use crate::cpu::amx::Amx;
 
 /// The initial value of the output, to which the result is added.
 #[derive(Clone, Copy)]
@@ -39,11 +42,18 @@ pub(super) enum Causal {
     Right(CausalMask),
 }
 
-/// `out_MN = start + left_MK right_KN` for `[m, n, k]`, n a multiple of [`COLUMNS`]. Every element is one sum over k in
-/// ascending order, for every vector width.
+/// What computes a tile GEMM: vectors of f32, or AMX between operands rounded to bf16, its tiles configured.
+#[derive(Clone, Copy)]
+pub(super) struct Units<S> {
+    pub(super) simd: S,
+    pub(super) amx: Option<Amx>,
+}
+
+/// `out_MN = start + left_MK right_KN` for `[m, n, k]`, n a multiple of [`COLUMNS`]. In vectors every element is one sum
+/// over k in ascending order, for every width.
 #[inline(always)]
 pub(super) fn tile_gemm<S: Simd>(
-    simd: S,
+    units: Units<S>,
     sizes: [usize; 3],
     left: LeftOperand<'_>,
     right: &[f32],
@@ -51,7 +61,11 @@ pub(super) fn tile_gemm<S: Simd>(
     start: Start<'_>,
     causal: Causal,
 ) {
-    simd.vectorize(TileGemm { sizes, left, right, target, start, causal });
+    #[cfg(target_arch = "x86_64")]
+    if let Some(amx) = units.amx {
+        return amx_tile_gemm::multiply(amx, sizes, left, right, target, start, causal);
+    }
+    units.simd.vectorize(TileGemm { sizes, left, right, target, start, causal });
 }
 
 struct TileGemm<'a> {
@@ -214,7 +228,27 @@ mod tests {
         Arch::new().dispatch(gemm);
     }
 
-    /// Small integers, so that every order of summing gives the same f32.
+    /// Runs a GEMM on AMX, or on its emulator.
+    #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+    fn on_amx(gemm: TileGemm<'_>) {
+        let Some(amx) = Amx::or_emulated() else { return Arch::new().dispatch(gemm) };
+        let TileGemm { sizes, left, right, target, start, causal } = gemm;
+        amx.with_tiles(|| amx_tile_gemm::multiply(amx, sizes, left, right, target, start, causal));
+    }
+
+    #[cfg(not(all(target_arch = "x86_64", target_os = "linux")))]
+    fn on_amx(gemm: TileGemm<'_>) {
+        Arch::new().dispatch(gemm);
+    }
+
+    enum Machine {
+        Scalar,
+        Narrow,
+        Widest,
+        Amx,
+    }
+
+    /// Small integers, which bf16 holds, so that every order of summing gives the same f32.
     fn integers(count: usize, seed: usize) -> Vec<f32> {
         (0..count).map(|i| ((i * 7 + seed * 13) % 17) as f32 - 8.0).collect()
     }
@@ -245,13 +279,14 @@ mod tests {
             first + (0..k).map(|d| a[at(i, d)] * b[d * n + j]).sum::<f32>()
         };
         let left = if transposed { LeftOperand::rows(&a, m).transposed() } else { LeftOperand::rows(&a, k) };
-        for machine in 0..3 {
+        for machine in [Machine::Scalar, Machine::Narrow, Machine::Widest, Machine::Amx] {
             let mut target = before.clone();
             let gemm = TileGemm { sizes: [m, n, k], left, right: &b, target: &mut target, start, causal };
             match machine {
-                0 => gemm.with_simd(Scalar),
-                1 => narrow(gemm),
-                _ => Arch::new().dispatch(gemm),
+                Machine::Scalar => gemm.with_simd(Scalar),
+                Machine::Narrow => narrow(gemm),
+                Machine::Widest => Arch::new().dispatch(gemm),
+                Machine::Amx => on_amx(gemm),
             }
             let needed = (0..m * n).filter(|i| !matches!(causal, Causal::Output(_)) || is_visible(i / n, i % n));
             needed.for_each(|i| {
@@ -263,7 +298,7 @@ mod tests {
     #[test]
     fn every_size_start_layout_and_mask_equals_the_plain_loop() {
         let factors = integers(80, 4);
-        for sizes in [[1, 16, 1], [3, 16, 5], [8, 32, 3], [13, 48, 7], [64, 64, 64], [9, 80, 1]] {
+        for sizes in [[1, 16, 1], [3, 16, 5], [8, 32, 3], [13, 48, 7], [64, 64, 64], [9, 80, 1], [5, 64, 131]] {
             for start in [Start::Zero, Start::Output, Start::Scaled(&factors)] {
                 for transposed in [false, true] {
                     for (group, past) in [(1, 0), (4, 0), (3, 2), (1, 1000)] {

@@ -10,6 +10,7 @@ use pulp::x86::V4;
 use super::micro_kernel::{MAX_TILE, MicroKernel};
 use super::operand::{AOperand, PanelOperand};
 use crate::Element;
+use crate::cpu::simd::bf16_pair;
 
 /// Rows of a tile: with two vectors each, 28 of the 32 registers are accumulators, as in the f32 kernel.
 const MR: usize = 14;
@@ -39,7 +40,7 @@ impl MicroKernel for Bf16Kernel {
 
     #[inline(always)]
     fn pack<E: Element>(first: E, second: E) -> f32 {
-        pack_pair(first, second)
+        bf16_pair(first, second)
     }
 
     fn height(rows: usize) -> usize {
@@ -62,13 +63,6 @@ impl MicroKernel for Bf16Kernel {
             }
         }
     }
-}
-
-/// Packs two elements into a word, the first in the lower half, as x86's bf16 instructions read them.
-#[inline(always)]
-pub(super) fn pack_pair<E: Element>(first: E, second: E) -> f32 {
-    let bits = |element: E| u32::from(element.to_bf16().to_bits());
-    f32::from_bits(bits(second) << 16 | bits(first))
 }
 
 /// Computes one tile of exactly R rows.

@@ -20,11 +20,12 @@ impl Bf16Units {
         {
             use std::sync::OnceLock;
 
-            use super::{amx_kernel::AmxKernel, bf16_kernel::Bf16Kernel};
+            use super::bf16_kernel::Bf16Kernel;
+            use crate::cpu::amx::Amx;
 
             static UNITS: OnceLock<Bf16Units> = OnceLock::new();
             *UNITS.get_or_init(|| {
-                let (amx, avx512) = (AmxKernel::if_available().is_some(), Bf16Kernel::if_available().is_some());
+                let (amx, avx512) = (Amx::if_available().is_some(), Bf16Kernel::if_available().is_some());
                 Self::choose(amx, avx512, &vendor())
             })
         }

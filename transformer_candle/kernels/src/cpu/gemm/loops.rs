@@ -21,8 +21,6 @@ use crate::{Element, WriteMode};
 
 /// Words of a B block, KC x NC: 4 MiB, which stay in the L3 cache while all rows of A pass.
 const B_BLOCK_WORDS: usize = 1 << 20;
-/// Words of an A block, MC x KC: 256 KiB, which stay in a core's L2 cache while all panels of B pass.
-const A_BLOCK_WORDS: usize = 1 << 16;
 /// Column groups that a panel of A is divided into among threads: tasks of a quarter of a panel, so that the last ones
 /// end together.
 const COLUMN_GROUPS: usize = 4;
@@ -177,7 +175,7 @@ impl<T: MicroKernel, A: Element> MacroKernel<'_, T, A> {
         let fewest_groups = if ABlock::is_in_place::<T, A>(self.a) { COLUMN_GROUPS } else { 1 };
         let groups = wide.min(fewest_groups.max((2 * threads).div_ceil(tall)));
         // MC: as many panels as fit into L2 and into this thread's part of the workspace.
-        let fitting = (A_BLOCK_WORDS / (T::MR * self.words)).min(A_BLOCKS_WORDS / T::ROW_STRIDE / T::MR / threads);
+        let fitting = (T::A_BLOCK_WORDS / (T::MR * self.words)).min(A_BLOCKS_WORDS / T::ROW_STRIDE / T::MR / threads);
         let longest = fitting.clamp(1, T::A_BLOCK_PANELS);
         let a_block_words = longest * T::MR * T::ROW_STRIDE;
         // Loop 3: a task is a column group of a panel; a thread takes several panels, an A block, at a time.

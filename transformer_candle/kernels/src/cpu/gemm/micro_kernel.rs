@@ -31,6 +31,8 @@ pub(super) trait MicroKernel: Copy + Send + Sync {
     const ROW_STEP: usize = 1;
     /// Panels of an A block at most: MC / MR. The rows of more would be in more pages than the L1 TLB has entries (64).
     const A_BLOCK_PANELS: usize = 4;
+    /// Words of an A block, MC x KC: 256 KiB, which stay in a core's L2 cache while all panels of B pass.
+    const A_BLOCK_WORDS: usize = 1 << 16;
     /// Whether a row of A must have its words side by side.
     const READS_ROWS: bool = false;
     /// Words from row to row of packed rows: at a power of two apart all rows would map to the same cache sets.

@@ -42,6 +42,8 @@ use self::loops::Gemm;
 pub(crate) use self::loops::workspace_for;
 pub(crate) use self::matrix::Matrix;
 use self::micro_kernel::F32Kernel;
+#[cfg(target_arch = "x86_64")]
+use crate::cpu::amx::Amx;
 use crate::{Element, WriteMode};
 
 /// `out_MN = a_MK b_KN`. The rows of `out` lie `stride` elements apart.
@@ -74,8 +76,8 @@ pub(crate) fn multiply_accumulate<A: Element, B: Element, O: Element>(
     #[cfg(target_arch = "x86_64")]
     if in_bf16 {
         let units = Bf16Units::of_this_processor();
-        if let Some(kernel) = amx_kernel::AmxKernel::if_available().filter(|_| units == Bf16Units::Amx) {
-            return gemm.multiply(kernel);
+        if let Some(amx) = Amx::if_available().filter(|_| units == Bf16Units::Amx) {
+            return gemm.multiply(amx_kernel::AmxKernel(amx));
         }
         if let Some(kernel) = bf16_kernel::Bf16Kernel::if_available().filter(|_| units == Bf16Units::Avx512) {
             return gemm.multiply(kernel);

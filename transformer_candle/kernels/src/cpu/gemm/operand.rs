@@ -35,6 +35,7 @@ pub(super) trait AOperand: Copy {
     fn reader<const R: usize>(self, words: usize) -> impl Fn(usize, usize) -> f32;
 
     /// Returns the operand if it is row-major.
+    #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code, reason = "for AMX"))]
     fn as_rows(&self) -> Option<RowOperand<'_>>;
 }
 

@@ -8,9 +8,6 @@ use super::micro_kernel::MicroKernel;
 use super::*;
 use crate::bf16;
 
-#[cfg(all(target_arch = "x86_64", target_os = "linux"))]
-mod amx_emulator;
-
 /// Small integers, which bf16 holds and of which every order of summing gives the same f32.
 fn integers<E: Element>(count: usize, seed: usize) -> Vec<E> {
     (0..count).map(|i| E::narrow(((i * 7 + seed * 13) % 17) as f32 - 8.0)).collect()
@@ -113,8 +110,7 @@ fn avx512_bf16_kernels_equal_the_plain_loop() {
 #[test]
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
 fn amx_kernels_equal_the_plain_loop() {
-    amx_emulator::install();
-    if let Some(tiles) = amx_kernel::AmxKernel::if_available().or_else(amx_kernel::AmxKernel::emulated) {
+    if let Some(tiles) = Amx::or_emulated().map(amx_kernel::AmxKernel) {
         equals_the_plain_loop_of::<_, bf16>(tiles, &SIZES[..12]);
         equals_the_plain_loop_of::<_, f32>(tiles, &SIZES[..9]);
     }
