@@ -83,7 +83,7 @@ class Programs:
         if contender in OURS:
             overrides = [f"runtime.precision={OURS[contender]}", f"runtime.threads={self.threads}"]
             options = [word for override in overrides for word in ("--override", override)]
-            command = [str(self.trainer), "bench", "--json", *config, *options]
+            command = [str(self.trainer), "bench", "--json", "--no-prediction", *config, *options]
         else:
             peer = [sys.executable, str(HERE / "peer.py"), "--threads", str(self.threads)]
             command = [*peer, *config, "--mode", PEERS[contender]]

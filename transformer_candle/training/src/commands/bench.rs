@@ -52,6 +52,9 @@ pub struct BenchOptions {
     /// Where to compute: auto, cpu, cuda or cuda:N. [default: the config's runtime.device]
     #[arg(long, value_name = "DEVICE")]
     pub device: Option<run_config::Device>,
+    /// On a CPU, measure the steps alone, without the prediction of `plan`, which takes memory and caches of its own.
+    #[arg(long)]
+    pub no_prediction: bool,
     /// Print one JSON object.
     #[arg(long)]
     pub json: bool,
@@ -97,8 +100,8 @@ pub fn run(options: &BenchOptions) -> Result<BenchReport> {
     plan.check()?;
     let shape = model_shape(&run.config)?;
     let step = StepOf { config: &run.config, shape: &shape, settings: plan.engine_settings(device.kind()) };
-    let has_time = budget.has_time_to_predict();
-    let mut calibrator = has_time.then(|| MemoryPlan::calibrator(step, &device)).transpose()?.flatten();
+    let predicts = !options.no_prediction && budget.has_time_to_predict();
+    let mut calibrator = predicts.then(|| MemoryPlan::calibrator(step, &device)).transpose()?.flatten();
     let free = device.as_cuda().map(free_bytes).transpose()?;
     let gemm = device.as_cuda().map(|cuda| gemm_flops(cuda, &run.config)).transpose()?;
     let limit = options.seconds.map(|seconds| format!(", as many as end in {}", counted(seconds.into(), "second")));
