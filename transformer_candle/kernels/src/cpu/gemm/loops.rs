@@ -31,10 +31,8 @@ const A_BLOCKS_WORDS: usize = 896 * (1024 + 16);
 const PARTIAL_SUMS: usize = 1 << 20;
 /// The largest NR of a micro-kernel; all others divide it.
 const MAX_NR: usize = 32;
-/// The most words of K in a panel of any micro-kernel.
+/// The most words of K in a panel of any micro-kernel, and so elements that all hold in one.
 const MAX_KC_WORDS: usize = 1024;
-/// The fewest elements of K that fill a panel of any micro-kernel.
-const MIN_KC: usize = 512;
 
 /// The arguments of a GEMM.
 pub(super) struct Gemm<'a, A, B, O> {
@@ -50,8 +48,12 @@ pub(super) struct Gemm<'a, A, B, O> {
 /// Elements of workspace for any micro-kernel: a B block, the threads' A blocks and partial sums, at most 3 million.
 pub(crate) fn workspace_for(m: usize, n: usize, k: usize) -> usize {
     let b_block = B_BLOCK_WORDS.min(n.next_multiple_of(MAX_NR) * k.min(MAX_KC_WORDS).next_multiple_of(SIDE));
-    let partials = if k > MIN_KC { PARTIAL_SUMS.min(m * n) } else { 0 };
-    b_block + A_BLOCKS_WORDS + partials
+    b_block + A_BLOCKS_WORDS + partial_sums(m, n, k)
+}
+
+/// Partial sums that there is room for beside the B block.
+fn partial_sums(m: usize, n: usize, k: usize) -> usize {
+    if k > MAX_KC_WORDS { PARTIAL_SUMS.min(m * n) } else { 0 }
 }
 
 impl<A: Element, B: Element, O: Element> Gemm<'_, A, B, O> {
@@ -69,11 +71,15 @@ impl<A: Element, B: Element, O: Element> Gemm<'_, A, B, O> {
         // Squares of SIDE words are packed at a time: with a KC of whole squares only the last block has a partial one.
         let kc = even_step(a.columns, T::KC_WORDS * T::KR, SIDE * T::KR);
         let kc_words = words_of::<T>(kc.min(a.columns));
-        let nc = even_step(b.columns, B_BLOCK_WORDS / kc_words, T::NR);
         let keeps_partials = kc < a.columns && size_of::<O>() < size_of::<f32>();
-        let partial_rows = if keeps_partials { PARTIAL_SUMS / nc.min(b.columns) } else { a.rows };
+        // Of shorter panels the B block needs half of its room at most: the rest is for partial sums.
+        let shares_room = keeps_partials && partial_sums(a.rows, b.columns, a.columns) == 0;
+        let b_room = if shares_room { (workspace.len() - A_BLOCKS_WORDS) / 2 } else { B_BLOCK_WORDS };
+        let nc = even_step(b.columns, b_room / kc_words, T::NR);
         let (b_words, rest) = workspace.split_at_mut(nc * kc_words);
         let (a_blocks, partials) = rest.split_at_mut(A_BLOCKS_WORDS);
+        let fitting = PARTIAL_SUMS.min(partials.len()) / nc.min(b.columns) / T::ROW_STEP * T::ROW_STEP;
+        let partial_rows = if keeps_partials { fitting } else { a.rows };
         let (out, partials) = (Disjoint::new(out), Disjoint::new(partials));
         for rows in steps(a.rows, partial_rows) {
             // Loop 5.
