@@ -76,6 +76,7 @@ def test_offline_and_unreachable_hubs_are_remarks(workspace: Workspace, hub: Fak
     unreachable = doctor.examine("cpu", roots)
     assert topic(unreachable, "hub").verdict is Verdict.REMARK
     assert "http://127.0.0.1:9" in topic(unreachable, "hub").text
+    assert "(Connection refused)" in topic(unreachable, "hub").text
     assert doctor.is_ready(unreachable)
     monkeypatch.setenv("HF_ENDPOINT", hub.endpoint)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")

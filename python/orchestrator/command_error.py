@@ -27,6 +27,6 @@ class CommandError(Exception):
         self.code = code
 
 
-def reason(error: Exception) -> str:
+def reason(error: object) -> str:
     """Return what an error says; one of the system without its number and without the path, which messages name."""
     return (error.strerror if isinstance(error, OSError) else None) or str(error)

@@ -201,8 +201,7 @@ def _prepare_tokenizer(settings: Settings, location: RunLocation, base: BaseConf
     if skipped := documents.describe_skipped():
         note(skipped)
     if ready.facts is not None:
-        documents_read = counted(f"{ready.facts.documents:,}", "document")
-        read = f"{documents_read}, {amount(ready.facts.bytes)}"
+        read = f"{counted(ready.facts.documents, 'document')}, {amount(ready.facts.bytes)}"
         step("", f"{ready.vocab_size:,} tokens from {read} in {time.monotonic() - started:.1f} s: {shown(ready.path)}")
         _print_compression(ready.facts)
         _print_long_words(ready.facts)
@@ -231,7 +230,7 @@ def _print_compression(facts: tokenizer.Facts) -> None:
 def _print_long_words(facts: tokenizer.Facts) -> None:
     """Say what the tokenizer was trained on otherwise than it stands in the text."""
     if facts.split_words:
-        words = counted(f"{facts.split_words:,}", "word")
+        words = counted(facts.split_words, "word")
         note(f"{words} of more than {LONGEST_WORD} characters without a break, split for the tokenizer's training only")
     if facts.left_out_characters:
         note(

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator import _native, base_config, resume_models, run_files, tokenizer, training_record
-from orchestrator.command_error import CommandError
+from orchestrator.command_error import CommandError, reason
 from orchestrator.input_files import read_bytes
 from orchestrator.paths import shown
 from orchestrator.settings import DEFAULT_TOKENIZER_LINES, Settings
@@ -104,7 +104,7 @@ def _is_same(typed: Path, own: Path) -> bool:
     try:
         return read_bytes(typed) == read_bytes(own)
     except OSError as error:
-        raise CommandError(f"cannot compare --tokenizer-json {shown(typed)} with the run's: {error}") from error
+        raise CommandError(f"cannot compare --tokenizer-json {shown(typed)} with the run's: {reason(error)}") from error
 
 
 def _said(value: object) -> str:

@@ -159,7 +159,7 @@ def doubts(steps: list[dict[str, Any]], config: dict[str, Any]) -> list[str]:
     if last < warmup:
         rate, peak = steps[-1]["learning_rate"], config["optimizer"]["learning_rate"]
         return [
-            f"little or nothing: the run ended at step {last:,} of a warm-up of {counted(f'{warmup:,}', 'step')}, at a "
+            f"little or nothing: the run ended at step {last:,} of a warm-up of {counted(warmup, 'step')}, at a "
             f"learning rate of {rate:.1e} on its way to {peak:.1e}. {more_steps}, or a shorter --warmup-steps"
         ]
     if last < FEW_STEPS:

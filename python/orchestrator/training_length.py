@@ -88,8 +88,8 @@ def fit(values: dict[str, Any], folder: Path, open_keys: OpenKeys, ranks: int) -
     scheduler.update(total_epochs=length.epochs, warmup_steps=length.warmup_steps)
     per_step = counted(length.sequences_per_step, "sequence")
     return (
-        f"The data make {counted(f'{sequences:,}', 'sequence')}: {counted(length.epochs, 'epoch')} with {per_step} per "
-        f"step are about {counted(f'{length.steps:,}', 'step')}, {length.warmup_steps} of them warm-up. "
+        f"The data make {counted(sequences, 'sequence')}: {counted(length.epochs, 'epoch')} with {per_step} per "
+        f"step are about {counted(length.steps, 'step')}, {length.warmup_steps} of them warm-up. "
         "--epochs or --steps, --batch-size with --grad-accum, and --warmup-steps change that."
     )
 

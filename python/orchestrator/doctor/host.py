@@ -26,7 +26,7 @@ def machine(built: dict[str, Any]) -> Finding:
     """Describe processor, memory and system."""
     memory = f"{amount(built['memory_bytes'])} of memory" if built["memory_bytes"] else "memory of unknown size"
     vectors = ", ".join(built["instructions"]) or "no vector instructions that are used"
-    units = f"{built['cores']} cores ({vectors}; bf16 by {built['bf16_units']})"
+    units = f"{built['cores']} cores ({vectors}; bf16 matmuls with {built['bf16_units']})"
     text = f"{built['processor'] or built['target']}, {units}, {memory}; {built['system']}"
     facts = {
         name: built[name] for name in ("processor", "instructions", "bf16_units", "cores", "memory_bytes", "system")

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator import _native
+from orchestrator.command_error import reason
 from orchestrator.doctor.finding import Finding, Verdict
 from orchestrator.paths import shown
 from orchestrator.urls import redacted
@@ -29,7 +30,9 @@ def trainer(program: Path | None, built: dict[str, Any], on_a_gpu: bool) -> Find
     try:
         answer = subprocess.run([program, "--version"], capture_output=True, text=True, timeout=30, check=True)
     except (OSError, subprocess.SubprocessError) as error:
-        text = f"{shown(program)} does not start: {error}. Build it again: `make build`, or `make cuda` for a GPU"
+        text = (
+            f"{shown(program)} does not start: {reason(error)}. Build it again: `make build`, or `make cuda` for a GPU"
+        )
         return Finding("trainer", Verdict.BAD, text, facts)
     version = answer.stdout.strip().partition(" ")[2]
     facts["program_version"] = version
@@ -69,9 +72,9 @@ def hub() -> Finding:
     except urllib.error.HTTPError:
         pass  # an answer all the same
     except (OSError, ValueError) as error:
-        reason = redacted(str(getattr(error, "reason", error)))
+        why = redacted(reason(getattr(error, "reason", error)))
         way = _native.hub_proxy(endpoint) or "HTTPS_PROXY or HF_ENDPOINT"
-        text = f"{endpoint} does not answer ({reason}): {way}, or local files and `--dataset demo`"
+        text = f"{endpoint} does not answer ({why}): {way}, or local files and `--dataset demo`"
         return Finding("hub", Verdict.REMARK, text, facts)
     held = f"the token {token[0]}" if token else "no token (HF_TOKEN), which gated data sets and higher limits need"
     return Finding("hub", Verdict.GOOD, f"{endpoint} answers; {held}", facts)

@@ -227,9 +227,7 @@ impl Session {
                 return Ok(finished.unwrap_or(Ending::MaxSteps(max)));
             }
             let progress = &self.progress;
-            let done = step;
-            let step = self.trainer.step_unless(stop, &|waiting| progress.data_wait(waiting));
-            match step {
+            match self.trainer.step_unless(stop, &|waiting| progress.data_wait(waiting)) {
                 Ok(Step::Done(report)) => {
                     self.report_stage();
                     self.progress.step(&report, self.epoch(), self.trainer.utilization());
@@ -238,7 +236,7 @@ impl Session {
                 Ok(Step::Abandoned) => {}
                 Ok(Step::Finished) => {
                     // That a text has no further epoch is known when its next batch is asked for.
-                    if let Some(reason) = self.nothing_left().filter(|_| done == first && !was_announced) {
+                    if let Some(reason) = self.nothing_left().filter(|_| step == first && !was_announced) {
                         self.progress.print(&format!("nothing is left to train: {reason}"));
                     }
                     return self.end(stop);

@@ -74,7 +74,7 @@ mod present {
             unsafe { asm!("ldtilecfg [{}]", in(reg) &raw const WHOLE_TILES, options(nostack, preserves_flags)) };
             loops();
             // SAFETY: as above.
-            unsafe { asm!("tilerelease", options(nostack, preserves_flags, nomem)) };
+            unsafe { asm!("tilerelease", options(nostack, preserves_flags)) };
         }
     }
 

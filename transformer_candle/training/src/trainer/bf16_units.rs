@@ -3,6 +3,8 @@
 use kernels::{Bf16Units, Device};
 use run_config::Precision;
 
+use super::matmul_algorithms::ROUNDS_DIFFERENTLY;
+
 /// Returns the units that a run's bits depend on: those of a processor that trains in bf16. In fp32, and on a GPU, which
 /// records its GEMM algorithms, the processor decides no bit.
 pub(super) fn of(device: &Device, precision: Precision) -> Option<String> {
@@ -16,8 +18,7 @@ pub(super) fn change_note(saved: Option<&str>, current: Option<&str>) -> Option<
     let (saved, current) = (saved?, current?);
     (saved != current).then(|| {
         format!(
-            "the checkpoint's bf16 matmuls were computed with {saved}, this processor's are with {current}: from here on the \
-             weights round differently from those of an uninterrupted run"
+            "the checkpoint's bf16 matmuls were computed with {saved}, this processor's are with {current}: {ROUNDS_DIFFERENTLY}"
         )
     })
 }

@@ -6,6 +6,10 @@ use kernels::{Device, cuda::Cuda};
 
 use crate::{checkpoint::MatmulAlgorithms, error::Result, ranks::Ranks};
 
+/// What a resume on other hardware means for a run.
+pub(super) const ROUNDS_DIFFERENTLY: &str =
+    "from here on the weights round differently from those of an uninterrupted run";
+
 /// Returns the algorithms that a device has chosen so far; `None` on a CPU, which has only one.
 pub(super) fn capture(device: &Device) -> Option<MatmulAlgorithms> {
     let capture = |gpu: &Cuda| MatmulAlgorithms { fingerprint: gpu.fingerprint(), choices: gpu.choices() };
@@ -25,8 +29,7 @@ pub(super) fn restore(device: &Device, saved: Option<&MatmulAlgorithms>) -> Resu
     let refused = gpu.recall_choices(&saved.choices)?;
     Ok((!refused.is_empty()).then(|| {
         format!(
-            "{} does not support {} of the checkpoint's GEMM algorithms and kernel variants: from here on the weights round \
-             differently from those of an uninterrupted run",
+            "{} does not support {} of the checkpoint's GEMM algorithms and kernel variants: {ROUNDS_DIFFERENTLY}",
             saved.fingerprint,
             refused.len()
         )
@@ -52,8 +55,7 @@ fn device_change_note(was: Option<&str>, is: Option<&str>) -> Option<String> {
     (was != is).then(|| {
         let named = |device: Option<&str>| device.unwrap_or("a CPU").to_owned();
         format!(
-            "the checkpoint was written on {} and the run resumes on {}: from here on the weights round differently from those of \
-             an uninterrupted run",
+            "the checkpoint was written on {} and the run resumes on {}: {ROUNDS_DIFFERENTLY}",
             named(was),
             named(is)
         )

@@ -14,7 +14,7 @@ use std::ops::Range;
 use pulp::Simd;
 
 use super::operand::LeftOperand;
-use super::tile_gemm::{Causal, Start};
+use super::tile_gemm::{Causal, Start, TileGemm};
 use crate::cpu::amx::{Amx, TILE_ROWS, TILE_WORDS};
 use crate::cpu::simd::{Body, bf16_pair};
 use crate::cpu::transpose::{SIDE, transpose};
@@ -37,31 +37,17 @@ struct Left([[f32; WORDS]; TILE_ROWS]);
 struct Sums([[f32; COLUMNS]; TILE_ROWS]);
 
 /// [`super::tile_gemm::tile_gemm`] on AMX, between operands rounded to bf16. The tiles are configured.
-pub(super) fn multiply(
-    amx: Amx,
-    sizes: [usize; 3],
-    left: LeftOperand<'_>,
-    right: &[f32],
-    target: &mut [f32],
-    start: Start<'_>,
-    causal: Causal,
-) {
+pub(super) fn multiply(amx: Amx, mut gemm: TileGemm<'_>) {
     let vectorised = Body(
         #[inline(always)]
-        || multiply_vectorised(sizes, left, right, target, start, causal),
+        || multiply_vectorised(&mut gemm),
     );
     Simd::vectorize(amx.simd(), vectorised);
 }
 
 #[inline(always)]
-fn multiply_vectorised(
-    [m, n, k]: [usize; 3],
-    left: LeftOperand<'_>,
-    right: &[f32],
-    target: &mut [f32],
-    start: Start<'_>,
-    causal: Causal,
-) {
+fn multiply_vectorised(gemm: &mut TileGemm<'_>) {
+    let TileGemm { sizes: [m, n, k], left, right, ref mut target, start, causal } = *gemm;
     let (mut packed_right, mut packed_left) = (Right([[0.0; COLUMNS]; WORDS]), Left([[0.0; WORDS]; TILE_ROWS]));
     let mut sums = Sums([[0.0; COLUMNS]; TILE_ROWS]);
     for column in (0..n).step_by(COLUMNS) {

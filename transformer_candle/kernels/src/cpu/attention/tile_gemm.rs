@@ -61,20 +61,21 @@ pub(super) fn tile_gemm<S: Simd>(
     start: Start<'_>,
     causal: Causal,
 ) {
+    let gemm = TileGemm { sizes, left, right, target, start, causal };
     #[cfg(target_arch = "x86_64")]
     if let Some(amx) = units.amx {
-        return amx_tile_gemm::multiply(amx, sizes, left, right, target, start, causal);
+        return amx_tile_gemm::multiply(amx, gemm);
     }
-    units.simd.vectorize(TileGemm { sizes, left, right, target, start, causal });
+    units.simd.vectorize(gemm);
 }
 
-struct TileGemm<'a> {
-    sizes: [usize; 3],
-    left: LeftOperand<'a>,
-    right: &'a [f32],
-    target: &'a mut [f32],
-    start: Start<'a>,
-    causal: Causal,
+pub(super) struct TileGemm<'a> {
+    pub(super) sizes: [usize; 3],
+    pub(super) left: LeftOperand<'a>,
+    pub(super) right: &'a [f32],
+    pub(super) target: &'a mut [f32],
+    pub(super) start: Start<'a>,
+    pub(super) causal: Causal,
 }
 
 impl WithSimd for TileGemm<'_> {
@@ -232,8 +233,7 @@ mod tests {
     #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
     fn on_amx(gemm: TileGemm<'_>) {
         let Some(amx) = Amx::or_emulated() else { return Arch::new().dispatch(gemm) };
-        let TileGemm { sizes, left, right, target, start, causal } = gemm;
-        amx.with_tiles(|| amx_tile_gemm::multiply(amx, sizes, left, right, target, start, causal));
+        amx.with_tiles(|| amx_tile_gemm::multiply(amx, gemm));
     }
 
     #[cfg(not(all(target_arch = "x86_64", target_os = "linux")))]

@@ -59,24 +59,19 @@ impl MicroKernel for AmxKernel {
         let height = Self::height(rows);
         assert!(words > 0 && words.is_multiple_of(TILE_WORDS) && height <= MR);
         assert!((height - 1) * a.stride + words <= a.words.len() && (words - 1) * b.stride + NR <= b.words.len());
+        // A tile of 16 rows is computed twice: rows of their own for the lower half may not be there.
+        let lower = if height == MR { TILE_ROWS * a.stride } else { 0 };
         // SAFETY: the operands hold the rows and words, as asserted, and `tile` 32 rows; `run` has configured the tiles.
-        unsafe {
-            if height == MR {
-                multiply_tall(words / TILE_WORDS, a, b, tile);
-            } else {
-                multiply_low(words / TILE_WORDS, a, b, tile);
-            }
-        }
+        unsafe { multiply(words / TILE_WORDS, a, lower, b, tile) };
     }
 }
 
-/// Computes 32 rows of 32 columns over this many steps of K.
+/// Computes two times 16 rows of 32 columns over this many steps of K; the second rows begin at word `lower` of A.
 ///
 /// # Safety
-/// The operands hold 32 rows, 32 columns and the steps; the tiles are configured.
+/// The operands hold the rows, 32 columns and the steps; the tiles are configured.
 #[inline(always)]
-unsafe fn multiply_tall(steps: usize, a: RowOperand<'_>, b: PanelOperand<'_>, tile: &mut [f32; MAX_TILE]) {
-    let a_stride = a.stride * size_of::<f32>();
+unsafe fn multiply(steps: usize, a: RowOperand<'_>, lower: usize, b: PanelOperand<'_>, tile: &mut [f32; MAX_TILE]) {
     // SAFETY: as promised by the caller.
     unsafe {
         asm!(
@@ -103,8 +98,8 @@ unsafe fn multiply_tall(steps: usize, a: RowOperand<'_>, b: PanelOperand<'_>, ti
             "tilestored [{tile} + {tile_stride}*1 + 2048], tmm2",
             "tilestored [{tile} + {tile_stride}*1 + 2112], tmm3",
             a = inout(reg) a.words.as_ptr() => _,
-            lower = inout(reg) a.words.as_ptr().add(TILE_ROWS * a.stride) => _,
-            a_stride = in(reg) a_stride,
+            lower = inout(reg) a.words.as_ptr().add(lower) => _,
+            a_stride = in(reg) a.stride * size_of::<f32>(),
             b = inout(reg) b.words.as_ptr() => _,
             b_stride = in(reg) b.stride * size_of::<f32>(),
             b_step = in(reg) b.stride * size_of::<f32>() * TILE_WORDS,
@@ -113,43 +108,6 @@ unsafe fn multiply_tall(steps: usize, a: RowOperand<'_>, b: PanelOperand<'_>, ti
             tile_stride = in(reg) NR * size_of::<f32>(),
             out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
             out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _,
-            options(nostack),
-        );
-    }
-}
-
-/// Computes 16 rows of 32 columns over this many steps of K.
-///
-/// # Safety
-/// As for [`multiply_tall`], with 16 rows.
-#[inline(always)]
-unsafe fn multiply_low(steps: usize, a: RowOperand<'_>, b: PanelOperand<'_>, tile: &mut [f32; MAX_TILE]) {
-    // SAFETY: as promised by the caller.
-    unsafe {
-        asm!(
-            "tilezero tmm0",
-            "tilezero tmm1",
-            "2:",
-            "tileloadd tmm4, [{a} + {a_stride}*1]",
-            "tileloadd tmm6, [{b} + {b_stride}*1]",
-            "tdpbf16ps tmm0, tmm4, tmm6",
-            "tileloadd tmm7, [{b} + {b_stride}*1 + 64]",
-            "tdpbf16ps tmm1, tmm4, tmm7",
-            "add {a}, 64",
-            "add {b}, {b_step}",
-            "dec {steps}",
-            "jnz 2b",
-            "tilestored [{tile} + {tile_stride}*1], tmm0",
-            "tilestored [{tile} + {tile_stride}*1 + 64], tmm1",
-            a = inout(reg) a.words.as_ptr() => _,
-            a_stride = in(reg) a.stride * size_of::<f32>(),
-            b = inout(reg) b.words.as_ptr() => _,
-            b_stride = in(reg) b.stride * size_of::<f32>(),
-            b_step = in(reg) b.stride * size_of::<f32>() * TILE_WORDS,
-            steps = inout(reg) steps => _,
-            tile = in(reg) tile.as_mut_ptr(),
-            tile_stride = in(reg) NR * size_of::<f32>(),
-            out("tmm0") _, out("tmm1") _, out("tmm4") _, out("tmm6") _, out("tmm7") _,
             options(nostack),
         );
     }
