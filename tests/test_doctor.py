@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from fake_hub import FakeHub
-from orchestrator import _native, base_config, doctor, launch
+from orchestrator import _native, base_config, doctor, trainer_program
 from orchestrator.doctor import Verdict
 from orchestrator.paths import Roots
 from orchestrator.settings import Settings
@@ -48,7 +48,7 @@ def test_a_cpu_is_ready_and_the_json_says_what_was_found(hub_workspace: Workspac
 
 
 def test_a_gpu_that_cannot_be_used_ends_with_2_and_a_sentence(workspace: Workspace) -> None:
-    if launch.has_nvidia_driver():
+    if trainer_program.has_nvidia_driver():
         pytest.skip("this machine has a GPU")
     workspace.extra_environment["HF_HUB_OFFLINE"] = "1"
     done = workspace.orchestrate("doctor", "--device=cuda").refused(2, "cuda:0")
@@ -96,7 +96,7 @@ def test_offline_and_unreachable_hubs_are_remarks(workspace: Workspace, hub: Fak
 def test_the_program_must_suit_the_gpu(
     workspace: Workspace, monkeypatch: Any, version: str, verdict: Verdict, words: str
 ) -> None:
-    program = workspace.root / "release" / launch.PROGRAM
+    program = workspace.root / "release" / trainer_program.NAME
     program.parent.mkdir()
     program.write_text(f"#!/bin/sh\necho transformer-candle '{version}'\n")
     program.chmod(program.stat().st_mode | stat.S_IXUSR)
@@ -154,14 +154,14 @@ def test_an_old_gpu_is_not_used_and_the_reason_is_printed(
 
 
 def test_on_a_machine_with_a_gpu_the_build_for_gpus_goes_first(workspace: Workspace, monkeypatch: Any) -> None:
-    older, newer = (workspace.root / folder / launch.PROGRAM for folder in ("cuda/release", "debug"))
+    older, newer = (workspace.root / folder / trainer_program.NAME for folder in ("cuda/release", "debug"))
     for age, program in ((100, older), (0, newer)):
         program.parent.mkdir(parents=True)
         program.touch(mode=0o755)
         os.utime(program, (program.stat().st_atime, program.stat().st_mtime - age))
     for shown, expected in ((True, older), (False, newer)):
-        monkeypatch.setattr(launch, "has_nvidia_driver", lambda shown=shown: shown)
-        assert launch.find_program(workspace.root) == expected
+        monkeypatch.setattr(trainer_program, "has_nvidia_driver", lambda shown=shown: shown)
+        assert trainer_program.find(workspace.root) == expected
 
 
 def topic(findings: list[doctor.Finding], name: str) -> doctor.Finding:

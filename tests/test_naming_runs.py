@@ -144,6 +144,9 @@ def test_a_resume_takes_the_run_by_name(trained: Workspace, tmp_path: Path) -> N
     for run in ("first", "second"):
         assert [row["step"] for row in copied.metrics(run)] == [1, 2, 3]
         assert str((copied.run_folder(run) / "checkpoints" / "latest").readlink()) == "step-00000003"
+    # Its config still says 2 steps.
+    assert "ends at step 2" in copied.trainer("train", "first", "--resume").succeeded().out
+    assert "3 of 3" in copied.orchestrate("runs").succeeded().out
 
 
 def test_a_text_file_of_an_earlier_version_is_followed(trained: Workspace, tmp_path: Path) -> None:

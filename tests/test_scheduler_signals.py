@@ -45,12 +45,16 @@ def test_a_warning_saves_and_training_continues(workspace: Workspace, launch: st
 
 
 @pytest.mark.parametrize("launch", LAUNCHES[1:])
-def test_spent_cpu_time_stops_and_saves(workspace: Workspace, launch: str) -> None:
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGXCPU])
+def test_a_closed_terminal_and_spent_cpu_time_save_the_run(
+    workspace: Workspace, launch: str, number: signal.Signals
+) -> None:
     process = start(workspace, launch)
-    process.send_signal(signal.SIGXCPU)
+    process.send_signal(number)
     out, _ = process.communicate(timeout=120)
     assert process.returncode == 128 + signal.SIGTERM, out
-    assert ("SIGXCPU" in out or launch == "bindings") and workspace.checkpoints("job")
+    assert f"{number.name}: saving step" in out
+    assert workspace.checkpoints("job")
 
 
 def test_a_warning_while_the_tokenizer_is_trained_ends_nothing(workspace: Workspace) -> None:

@@ -9,10 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from orchestrator import _native, depth
+from orchestrator import _native, depth, gpus
 from orchestrator.command_error import CommandError, reason
 from orchestrator.input_files import read_text
-from orchestrator.launch import has_nvidia_driver
 from orchestrator.options import trainer_command
 from orchestrator.paths import shown
 from orchestrator.screen import amount, note
@@ -240,7 +239,9 @@ def _default_preset(settings: Settings) -> str:
     """Return the largest preset that the GPU which would be used holds, else the one for CPUs, and say which."""
     if settings.dataset == DEMO_DATASET:
         return DEFAULT_PRESET
-    gpu = _gpu(settings.asked_device())
+    device = settings.asked_device()
+    _native.parse_config(preset_text(DEFAULT_PRESET), "yaml", [f"runtime.device={device}"])  # raises if it is no device
+    gpu = gpus.usable(device)
     if gpu is None:
         note(f"Using preset {DEFAULT_PRESET}, for CPUs; --preset {LARGE_PRESET} selects the 1B model.")
         return DEFAULT_PRESET
@@ -251,29 +252,6 @@ def _default_preset(settings: Settings) -> str:
             return name
     note(f"Using preset {DEFAULT_PRESET}: {', '.join(GPU_PRESETS[:-1])} and {GPU_PRESETS[-1]} do not fit {size}.")
     return DEFAULT_PRESET
-
-
-def _gpu(device: str) -> _native.Gpu | None:
-    """Return the GPU that a run on this device would use. One that is asked for and is not there is an error."""
-    _native.parse_config(preset_text(DEFAULT_PRESET), "yaml", [f"runtime.device={device}"])  # raises if it is no device
-    if device == "cpu":
-        return None
-    try:
-        gpus = {f"cuda:{gpu.ordinal}": gpu for gpu in _native.gpus()}
-    except _native.ConfigError as missing:
-        if device != "auto":
-            raise
-        if has_nvidia_driver():
-            note(f"Not using a GPU: {missing}")
-        return None
-    gpu = gpus.get("cuda:0" if device in ("auto", "cuda") else device)
-    if gpu is not None and gpu.refusal is None:
-        return gpu
-    if device != "auto":
-        _native.open_device(device)  # raises with the reason
-    if gpu is not None:
-        note(f"Not using a GPU: {gpu.refusal}")
-    return None
 
 
 def _fits(preset: str, gpu: _native.Gpu) -> bool:

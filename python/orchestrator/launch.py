@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -15,17 +14,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 
-from orchestrator import _native, distributed, terminal
+from orchestrator import _native, distributed, terminal, trainer_program
 from orchestrator.command_error import CommandError, ExitCode
 from orchestrator.options import trainer_command
 from orchestrator.paths import this_command
 from orchestrator.settings import Launch
-from orchestrator.signals import SAVE_REQUESTS, without_timeout
+from orchestrator.signals import SAVE_REQUESTS, STOPPING, Terminated, respected, without_timeout
 
-PROGRAM = "transformer-candle"
-# Files of the driver on Linux and in WSL.
-GPU_FILES = (Path("/dev/nvidia0"), Path("/usr/lib/wsl/lib/libcuda.so.1"))
-STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGXCPU)
 STARTED = time.time()
 """When this process began its work, in seconds since 1970: a session's time limit counts from then."""
 
@@ -55,38 +50,20 @@ class Job:
         return trainer_command("train").words(typed)
 
 
-def find_program(target: Path | None) -> Path | None:
-    """Return the trainer: the newest build of this checkout, else the one beside this package or on the PATH.
-
-    On a machine with a GPU a build with CUDA takes precedence over a newer one without.
+def trainer(launch: Launch, target: Path | None) -> Path | None:
+    """Return the program that will train; None where this process trains, or the ranks that it starts do.
 
     Args:
-        target: Cargo's target directory; None for that of the checkout.
+        launch: Whether the Rust program or this process trains.
+        target: Cargo's target directory, if one is given.
     """
-    checkout = Path(__file__).resolve().parents[2]
-    folders = [target] if target else []
-    if (checkout / "Cargo.toml").is_file():
-        folders.append(checkout / "target")
-    for folder in folders:
-        for_gpus = _executable([folder / "cuda" / "release" / PROGRAM])
-        built = _executable([folder / profile / PROGRAM for profile in ("release", "debug")])
-        candidates = for_gpus if for_gpus and has_nvidia_driver() else for_gpus + built
-        if candidates:
-            return max(candidates, key=lambda path: path.stat().st_mtime)
-    beside = Path(__file__).parent / PROGRAM
-    if os.access(beside, os.X_OK):
-        return beside
-    found = shutil.which(PROGRAM)
-    return Path(found) if found else None
-
-
-def has_nvidia_driver() -> bool:
-    """Whether the system has an NVIDIA GPU, independent of this build."""
-    return any(path.exists() for path in GPU_FILES)
-
-
-def _executable(paths: list[Path]) -> list[Path]:
-    return [path for path in paths if os.access(path, os.X_OK)]
+    program = trainer_program.find(target) if launch in (Launch.AUTO, Launch.PROCESS) else None
+    if program is None and launch is Launch.PROCESS:
+        raise CommandError(
+            f"the trainer program {trainer_program.NAME} is neither in the build folder nor on the PATH: build it with "
+            "`cargo build --release`, or use --launch bindings"
+        )
+    return program
 
 
 def start(words: list[str], launch: Launch, target: Path | None, lock: _native.RunLock | None = None) -> int:
@@ -98,14 +75,8 @@ def start(words: list[str], launch: Launch, target: Path | None, lock: _native.R
         target: Cargo's target directory, if one is given.
         lock: The run directory's lock, if it is held already: the trainer inherits it.
     """
-    program = find_program(target) if launch in (Launch.AUTO, Launch.PROCESS) else None
-    if program is not None:
+    if program := trainer(launch, target):
         return _in_a_process([str(program), *words], lock)
-    if launch is Launch.PROCESS:
-        raise CommandError(
-            f"the trainer program {PROGRAM} is neither in the build folder nor on the PATH: build it with "
-            "`cargo build --release`, or use --launch bindings"
-        )
     with stopping_the_trainer():
         os.environ.update(launcher())
         return _native.run_command(words, terminal.write, sys.stdout.isatty(), lock)
@@ -142,7 +113,7 @@ def describe(job: Job, launch: Launch, target: Path | None) -> str:
     """Return the command that will train, or the config and where it will be trained."""
     if job.ranks is not None:
         return f"{job.config} in {job.ranks} processes of torchrun"
-    program = find_program(target) if launch in (Launch.AUTO, Launch.PROCESS) else None
+    program = trainer(launch, target)
     return " ".join([str(program), *job.words()]) if program else f"{job.config} in this process"
 
 
@@ -151,8 +122,6 @@ def _in_a_process(command: list[str], lock: _native.RunLock | None) -> int:
     early: list[int] = []
 
     def forward(number: int, _frame: FrameType | None) -> None:
-        # A closed terminal asks for an orderly end too.
-        number = signal.SIGTERM if number == signal.SIGHUP else number
         if process is None:
             early.append(number)
         elif process.poll() is None:
@@ -195,7 +164,7 @@ def stopping_the_trainer() -> Iterator[Stopping]:
             return
         if number == signal.SIGINT:
             raise KeyboardInterrupt
-        raise SystemExit(ExitCode.TERMINATED)
+        raise Terminated(number)
 
     # The trainer listens to requests to save itself.
     with _handling(stop, STOPPING), _handling(signal.SIG_IGN, SAVE_REQUESTS):
@@ -204,15 +173,11 @@ def stopping_the_trainer() -> Iterator[Stopping]:
 
 @contextmanager
 def _handling(handler: signal._HANDLER, numbers: tuple[signal.Signals, ...]) -> Iterator[None]:
-    """Handle these signals while the block lasts. Only the main thread can.
-
-    A SIGHUP that the parent process ignores (`nohup`) stays ignored.
-    """
+    """Handle these signals while the block lasts. Only the main thread can."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    ignored = {signal.SIGHUP} if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else set()
-    before = {number: signal.signal(number, handler) for number in numbers if number not in ignored}
+    before = {number: signal.signal(number, handler) for number in respected(numbers)}
     try:
         with without_timeout():
             yield

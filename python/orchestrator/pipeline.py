@@ -14,6 +14,7 @@ from orchestrator import (
     base_config,
     dataset_name,
     depth,
+    gpus,
     launch,
     pretrained,
     resume,
@@ -71,6 +72,9 @@ def run(settings: Settings) -> int:
             _native.check_start_adapters(start, base.pretrained)
             _take_chat_template(base, Path(start), base.pretrained)
     _native.check_threads(base.values["runtime"]["threads"], base.values["data"]["num_workers"])
+    if settings.launch is not Launch.NONE:
+        trainer = launch.trainer(settings.launch, roots.target) if settings.nproc is None else None
+        gpus.require(base.values["runtime"]["device"], trainer)
     if settings.profile is not None:
         _native.check_profile(settings.profile, base.values["scheduler"]["total_steps"])
     if settings.nproc is not None:

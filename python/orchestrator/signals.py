@@ -1,4 +1,4 @@
-"""Ctrl-C, SIGTERM and SIGXCPU end a command with one sentence, whatever it is doing; SIGUSR1 and SIGUSR2 do not."""
+"""What stops a program ends a command with one sentence, whatever it is doing; SIGUSR1 and SIGUSR2 do not."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-NAMES = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM", signal.SIGXCPU: "SIGXCPU"}
+from orchestrator.command_error import ExitCode
+
+STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGXCPU)
 SAVE_REQUESTS = (signal.SIGUSR1, signal.SIGUSR2)
 """What asks a run to save and continue. Where nothing trains, there is nothing to save."""
 HANDLER_TIMEOUT = 0.5
@@ -25,9 +27,23 @@ class Stopped(BaseException):
     """A signal asked the command to end. Not an `Exception`, so that no `except Exception` catches it."""
 
     def __init__(self, number: int) -> None:
-        super().__init__(f"stopped by {NAMES[signal.Signals(number)]}")
-        # Spent CPU time counts as SIGTERM.
-        self.code = 128 + (number if number == signal.SIGINT else signal.SIGTERM)
+        super().__init__(f"stopped by {'Ctrl-C' if number == signal.SIGINT else signal.Signals(number).name}")
+        # A closed terminal and spent CPU time count as SIGTERM.
+        self.code = ExitCode.INTERRUPTED if number == signal.SIGINT else ExitCode.TERMINATED
+
+
+class Terminated(SystemExit):
+    """A signal other than Ctrl-C asks the trainer in this process to save and end."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(ExitCode.TERMINATED)
+        self.signal = signal.Signals(number).name
+        """The system's name of the signal, such as `SIGTERM`, which the trainer prints."""
+
+
+def respected(numbers: tuple[signal.Signals, ...]) -> list[signal.Signals]:
+    """Return these signals without a SIGHUP that the parent process ignores (`nohup`), which stays ignored."""
+    return [n for n in numbers if n != signal.SIGHUP or signal.getsignal(n) is not signal.SIG_IGN]
 
 
 @contextmanager
@@ -40,7 +56,7 @@ def stoppable() -> Iterator[None]:
     wakeup.setblocking(False)
     finished = threading.Event()
     threading.Thread(target=_exit_on_timeout, args=(receiver, finished), daemon=True).start()
-    handlers = {number: signal.signal(number, _stop) for number in NAMES}
+    handlers = {number: signal.signal(number, _stop) for number in respected(STOPPING)}
     handlers |= {number: signal.signal(number, signal.SIG_IGN) for number in SAVE_REQUESTS}
     former = signal.set_wakeup_fd(wakeup.fileno(), warn_on_full_buffer=False)
     try:
@@ -84,7 +100,7 @@ def _exit_on_timeout(receiver: socket.socket, finished: threading.Event) -> None
     """Exit if the block does not end in time after a signal, whose number C code writes to the socket."""
     with receiver:
         while number := receiver.recv(1):
-            if number[0] in NAMES and not finished.wait(HANDLER_TIMEOUT):
+            if number[0] in STOPPING and not finished.wait(HANDLER_TIMEOUT):
                 _exit(Stopped(number[0]))
 
 

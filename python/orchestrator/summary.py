@@ -52,10 +52,13 @@ def show_stopped(job: Job, location: RunLocation) -> None:
     checkpoints = _native.RunConfig.load(job.config, job.overrides).checkpoint_directory
     if checkpoints is None or not (checkpoints / "latest").exists():
         return
-    ranks = [] if job.ranks is None else [f"--nproc {job.ranks}"]
-    flags = [location.flags, "--resume", *_flags_beyond_the_config(job), *ranks]
+    flags = [location.flags, "--resume", *_flags_beyond_the_config(job), *_ranks(job)]
     heading("Stopped and saved. What to type to resume")
     plain(f"{this_command()} {' '.join(flags)}")
+
+
+def _ranks(job: Job) -> list[str]:
+    return [] if job.ranks is None else [f"--nproc {job.ranks}"]
 
 
 def _flags_beyond_the_config(job: Job) -> list[str]:
@@ -117,7 +120,7 @@ def show_finished(job: Job, location: RunLocation, text: Facts | None) -> None:
     further = f"--steps {2 * steps}"
     if str(metrics.get("end", {}).get("reason", "")).startswith(OUT_OF_PATIENCE):
         further = "--override runtime.evaluation.patience=null   # although it has stopped improving"
-    plain(f"{this_command()} {location.flags} --resume {further}")
+    plain(f"{this_command()} {' '.join([location.flags, '--resume', *_ranks(job)])} {further}")
 
 
 def _suggest_for_chat(location: RunLocation, has_adapters: bool) -> None:

@@ -254,6 +254,20 @@ def test_ctrl_c_saves_and_ends_with_130(workspace: Workspace, template: Path) ->
     assert_same_state(checkpoint(config, 400), checkpoint(straight, 400))
 
 
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGXCPU])
+def test_other_signals_save_and_are_named(workspace: Workspace, template: Path, number: signal.Signals) -> None:
+    config = copy_of(template, "stopped")
+    steps = ("--override=scheduler.total_steps=100000", "--override=runtime.checkpoint.every_n_steps=100000")
+    process = workspace.start("orchestrate", "train", f"--config={config}", "--nproc=2", *steps)
+    until_step(process, 3)
+    process.send_signal(number)
+    printed = process.communicate(timeout=60)[0]
+    assert process.returncode == 143, printed
+    assert f"{number.name}: saving step" in printed, printed
+    assert "Traceback" not in printed, printed
+    assert list((config.parent / "checkpoints").glob("step-*"))
+
+
 def test_what_ranks_cannot_share_is_refused(workspace: Workspace, template: Path) -> None:
     config = copy_of(template, "refused")
     for ranks, words, said in (
@@ -308,7 +322,8 @@ def test_the_pipeline_trains_in_several_processes(workspace: Workspace) -> None:
     assert "in 2 processes of torchrun" in done.out
     assert "in 2 ranks, each with" in done.out
     assert len(workspace.losses("run")) == 6
-    workspace.orchestrate("--experiment=run", "--resume", "--nproc=2", "--steps=8").succeeded()
+    more = workspace.orchestrate("--experiment=run", "--resume", "--nproc=2", "--steps=8").succeeded()
+    assert "--resume --nproc 2 --steps 16" in more.out
     assert len(workspace.losses("run")) == 8
     assert workspace.checkpoints("run")[-1] == "step-00000008"
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from orchestrator.command_error import CommandError, ExitCode
 from orchestrator.distributed import handle_signals_of_imports
+from orchestrator.signals import Terminated
 
 if TYPE_CHECKING:
     from orchestrator.distributed.exchange import ConnectGpus
@@ -58,7 +59,7 @@ def run(words: list[str], connect_gpus: ConnectGpus | None = None) -> int:
     with stopping_the_trainer() as stopping:
         try:
             exchange = TorchExchange(rank_info, connect_gpus or nccl.connect)
-        except (KeyboardInterrupt, SystemExit) as stopped:  # torchrun knows why, or the user
+        except (KeyboardInterrupt, Terminated) as stopped:  # torchrun knows why, or the user
             return _explained(stopped)[1]
         if exchange.attempt.resumes and not any(word.startswith("--resume") for word in words):
             words = [*words, "--resume=latest"]
@@ -80,8 +81,8 @@ def _explained(error: BaseException) -> tuple[str, int]:
 
     if isinstance(error, KeyboardInterrupt):
         return "stopped by Ctrl-C", ExitCode.INTERRUPTED
-    if isinstance(error, SystemExit):
-        return "stopped by SIGTERM", int(error.code or 0)
+    if isinstance(error, Terminated):
+        return f"stopped by {error.signal}", ExitCode.TERMINATED
     # The trainer keeps only the message of what an exchange raises, and a MemoryError has none.
     if isinstance(error, MemoryError) or (isinstance(error, _native.TrainerError) and not str(error)):
         return "it has run out of memory", ExitCode.OUT_OF_MEMORY

@@ -53,13 +53,13 @@ def run(ranks: int, words: list[str]) -> int:
     # The ranks print what is wrong.
     for name in [name for name in logging.root.manager.loggerDict if name.partition(".")[0] == "torch"]:
         logging.getLogger(name).setLevel(logging.CRITICAL + 1)
-    for number in SAVE_REQUESTS:
+    for number in (*SAVE_REQUESTS, signal.SIGXCPU):
         signal.signal(number, _forward)
     options = ["--standalone", f"--nproc-per-node={ranks}", f"--shutdown-timeout={shutdown_seconds(words)}"]
     try:
         torchrun.run(torchrun.parse_args([*options, "-m", "orchestrator.distributed", *words]))
     except SignalException as stopped:
-        return 128 + int(stopped.sigval)
+        return ExitCode.INTERRUPTED if stopped.sigval == signal.SIGINT else ExitCode.TERMINATED
     except ChildFailedError as failed:
         return _explain(failed)
     return 0

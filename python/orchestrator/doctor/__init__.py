@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from orchestrator import _native
+from orchestrator import _native, trainer_program
 from orchestrator.doctor import device as devices
 from orchestrator.doctor import gpu, host, software
 from orchestrator.doctor.finding import Finding, Verdict
-from orchestrator.launch import find_program
 from orchestrator.paths import Roots
 
 __all__ = ["Finding", "Verdict", "as_json", "examine", "is_ready"]
@@ -30,7 +29,7 @@ def examine(device: str, roots: Roots) -> list[Finding]:
         found += gpu.state(found[0].facts["device"])
     return [
         *found,
-        software.trainer(find_program(roots.target), built, on_a_gpu),
+        software.trainer(trainer_program.find(roots.target), built, on_a_gpu),
         host.machine(built),
         *host.governor(),
         *host.memory(),

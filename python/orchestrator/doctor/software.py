@@ -11,7 +11,7 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
-from orchestrator import _native
+from orchestrator import _native, trainer_program
 from orchestrator.command_error import reason
 from orchestrator.doctor.finding import Finding, Verdict
 from orchestrator.paths import shown
@@ -28,13 +28,12 @@ def trainer(program: Path | None, built: dict[str, Any], on_a_gpu: bool) -> Find
         text = f"the package {package}; no program, so that training runs in Python's process (--launch bindings)"
         return Finding("trainer", Verdict.GOOD, text, facts)
     try:
-        answer = subprocess.run([program, "--version"], capture_output=True, text=True, timeout=30, check=True)
+        version = trainer_program.version(program)
     except (OSError, subprocess.SubprocessError) as error:
         text = (
             f"{shown(program)} does not start: {reason(error)}. Build it again: `make build`, or `make cuda` for a GPU"
         )
         return Finding("trainer", Verdict.BAD, text, facts)
-    version = answer.stdout.strip().partition(" ")[2]
     facts["program_version"] = version
     text = f"{shown(program)} {version}, the package {package}"
     if "stand-in" in version:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from orchestrator import _native, extras, signals
+from orchestrator import _native, extras, gpus, signals
 from orchestrator.command_error import CommandError
 from orchestrator.paths import Roots, shown
 from orchestrator.run_files import TRAINING_CONFIG
@@ -87,6 +87,7 @@ def _plan(request: Request, roots: Roots) -> Plan:
     if request.jobs > 1 and _is_on_gpu(base.values["runtime"]["device"]):
         raise CommandError("--jobs is for CPUs: trials on a GPU run one at a time; add --device cpu or leave it out")
     check_bounds(base, searched)
+    gpus.require(base.values["runtime"]["device"], None)
     folder = _study_folder(request.study, config.absolute().parent, roots)
     return Plan(
         folder, base, searched, request.trials, request.jobs, request.evaluations, request.sampler, request.pruner,

@@ -140,9 +140,13 @@ pub fn forwarding_signals<T: Send>(
     (result, interrupted)
 }
 
-/// Returns the signal whose handler raised this exception: Ctrl-C's is a `KeyboardInterrupt` or has Ctrl-C's exit code
-/// as its `code`; any other is SIGTERM's.
+/// Returns the signal whose handler raised this exception: the one whose name is its `signal`; Ctrl-C for a
+/// `KeyboardInterrupt` and where its `code` is Ctrl-C's exit code; SIGTERM for any other.
 fn signal_of(py: Python<'_>, raised: &PyErr) -> StopReason {
+    let name = raised.value(py).getattr("signal").and_then(|name| name.extract::<String>());
+    if let Some(reason) = name.ok().and_then(|name| StopReason::named(&name)) {
+        return reason;
+    }
     let code = raised.value(py).getattr("code").and_then(|code| code.extract::<u8>());
     let is_interrupt = code.is_ok_and(|code| code == StopReason::Interrupt.exit_code());
     if is_interrupt || raised.is_instance_of::<PyKeyboardInterrupt>(py) {

@@ -26,8 +26,8 @@ impl StopReason {
     pub(crate) const ALL: [Self; 5] = [Self::HangUp, Self::TimeLimit, Self::CpuLimit, Self::Interrupt, Self::Terminate];
 
     /// Returns the exit code of a run that was saved: by the shell's convention 128 plus the signal's number. A closed
-    /// terminal and spent CPU time count as SIGTERM, as which `orchestrate` forwards the former. A time limit is the
-    /// user's own end of the session, as `--max-steps` is.
+    /// terminal and spent CPU time count as SIGTERM. A time limit is the user's own end of the session, as `--max-steps`
+    /// is.
     pub fn exit_code(self) -> u8 {
         let code = match self {
             Self::TimeLimit => ExitCode::Done,
@@ -46,6 +46,11 @@ impl StopReason {
             Self::Interrupt => Some(SIGINT),
             Self::Terminate => Some(SIGTERM),
         }
+    }
+
+    /// Returns the reason with this [`name`](Self::name).
+    pub fn named(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|reason| reason.name() == name)
     }
 
     /// Returns the system's name of the signal, such as `SIGINT`, or the option.
