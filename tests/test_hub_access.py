@@ -115,7 +115,7 @@ def oracle(workspace: Workspace, url: str) -> list[Any]:
 
 @pytest.mark.parametrize(("proxy", "words"), [
     ("http://me:CANARY@127.0.0.1:9", ("the proxy http://127.0.0.1:9", "HTTP_PROXY names does not connect", "unset")),
-    ("http://me:CANARY@proxy.invalid:3128", ("the proxy http://proxy.invalid:3128", "does not connect (io: failed")),
+    ("http://me:CANARY@proxy.invalid:3128", ("the proxy http://proxy.invalid:3128", "does not connect (failed")),
 ])  # fmt: skip
 def test_a_dead_proxy_is_named(outsider: Workspace, proxy: str, words: tuple[str, ...]) -> None:
     workspace = Workspace(outsider.root, {**outsider.extra_environment, "HTTP_PROXY": proxy, "HF_TOKEN": TOKEN})

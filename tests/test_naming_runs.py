@@ -107,6 +107,12 @@ def test_a_missing_run_is_told_with_the_newest_ones(here: Here) -> None:
     here("plan", "smoke_cpu").refused(2, "--preset smoke_cpu")
 
 
+def test_a_run_in_place_of_a_command_is_told_from_one(trained: Workspace, here: Here) -> None:
+    for run in ("first", "runs/first"):
+        here(run, "--resume").refused(2, f"{run} is a run: `orchestrate --resume {run}`")
+    here("third", "--resume").refused(2, "there is no command third")
+
+
 def test_two_names_at_once_are_refused(here: Here) -> None:
     flags = {"generate": ["--experiment=first", *ASK], "plan": ["--config=x.yaml"], "export": ["--checkpoint=x"]}
     for command, given in flags.items():

@@ -7,11 +7,12 @@ with ours. Refused are empty values, bytes that are not UTF-8 and integers beyon
 from __future__ import annotations
 
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Any, get_args
 
 from typer.core import TyperCommand, TyperGroup
 
-from orchestrator import habits, help_text
+from orchestrator import _native, habits, help_text
 from orchestrator.command_error import CommandError, ExitCode
 from orchestrator.paths import is_utf8
 
@@ -75,6 +76,16 @@ class Command(_Checked, TyperCommand):
     """A command whose values are checked."""
 
 
+def _of_run(typed: str) -> str | None:
+    """Return what to say of a run in place of a command; none if it names no run."""
+    try:
+        _native.run_directory(typed)
+    except _native.TrainerError:
+        return None
+    run = quote(typed)
+    return f"{typed} is a run: `orchestrate --resume {run}` trains on, `orchestrate watch {run}` shows it"
+
+
 class Group(_Checked, TyperGroup):
     """A command with subcommands, whose values are checked."""
 
@@ -85,7 +96,7 @@ class Group(_Checked, TyperGroup):
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Return the subcommand that is named, or say which one there is for what was typed."""
         if self.get_command(ctx, args[0]) is None:
-            raise CommandError(habits.of_command(args[0], self.commands))
+            raise CommandError(_of_run(args[0]) or habits.of_command(args[0], self.commands))
         return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:

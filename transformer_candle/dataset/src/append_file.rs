@@ -9,6 +9,7 @@ use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use run_config::regular_file;
+use run_config::system_error::in_words;
 use rustix::fs::OFlags;
 
 /// Bytes that are buffered at most while the file cannot be written: hours of lines.
@@ -134,8 +135,9 @@ impl AppendFile {
     fn note_failure(&mut self, error: &io::Error) {
         if self.failure.is_none() {
             self.notices.push(format!(
-                "{} cannot be written ({error}): training continues, and its lines are kept in memory until it can",
-                self.path.display()
+                "{} cannot be written ({}): training continues, and its lines are kept in memory until it can",
+                self.path.display(),
+                in_words(error)
             ));
         }
         self.failure = Some(error.to_string());

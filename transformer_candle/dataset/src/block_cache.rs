@@ -19,6 +19,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
+use run_config::system_error::in_words;
 use sha2::{Digest, Sha256};
 
 use crate::DataError;
@@ -94,7 +95,7 @@ impl BlockCache {
         if let Err(error) = write(&self.path(file, block), bytes)
             && !self.warned.swap(true, Ordering::Relaxed)
         {
-            tracing::warn!("{}: downloaded data cannot be cached: {error}", self.folder.display());
+            tracing::warn!("{}: downloaded data cannot be cached: {}", self.folder.display(), in_words(&error));
         }
     }
 

@@ -5,6 +5,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use run_config::system_error::in_words;
 use ureq::Agent;
 use ureq::http::header::{AUTHORIZATION, CONTENT_RANGE, LINK, LOCATION, RANGE, RETRY_AFTER};
 use ureq::http::{HeaderMap, HeaderName, Response, StatusCode, Uri};
@@ -334,7 +335,15 @@ fn transport_error(url: &str, error: &ureq::Error, proxy: Option<&NamedProxy>) -
         ureq::Error::BadUri(_) | ureq::Error::Http(_) | ureq::Error::InvalidProxyUrl => {
             invalid_response(url, "the request cannot be made: check HF_ENDPOINT and the proxy settings")
         }
-        error => transient(url, proxy.map_or_else(|| error.to_string(), |proxy| proxy.explain(error))),
+        error => transient(url, proxy.map_or_else(|| transport_error_in_words(error), |proxy| proxy.explain(error))),
+    }
+}
+
+/// Says why there is no response.
+pub(super) fn transport_error_in_words(error: &ureq::Error) -> String {
+    match error {
+        ureq::Error::Io(error) => in_words(error),
+        error => error.to_string(),
     }
 }
 

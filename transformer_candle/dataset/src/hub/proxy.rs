@@ -3,6 +3,7 @@
 use ureq::Proxy;
 use ureq::http::Uri;
 
+use super::client::transport_error_in_words;
 use super::url::redacted;
 use crate::DataError;
 
@@ -93,6 +94,7 @@ impl NamedProxy {
                 format!("the proxy {address} that {variable} names refuses the connection ({said}): {mend}")
             }
             ureq::Error::Io(_) | ureq::Error::HostNotFound | ureq::Error::Timeout(_) => {
+                let error = transport_error_in_words(error);
                 format!("the proxy {address} that {variable} names does not connect ({error}): {mend}")
             }
             error => format!("{error}, by the proxy {address} that {variable} names"),

@@ -10,6 +10,7 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
+use run_config::system_error::in_words;
 use training::commands::output::print_error;
 
 /// Set for the command that is started, so that a wrapper that leads back here is seen instead of followed for ever.
@@ -67,14 +68,14 @@ fn hand_over(mut command: Command, program: &Path) -> ExitCode {
     use std::os::unix::process::CommandExt;
     // Returns only when it failed.
     let error = command.exec();
-    refuse(&format!("cannot start {}: {error}", program.display()))
+    refuse(&format!("cannot start {}: {}", program.display(), in_words(&error)))
 }
 
 #[cfg(not(unix))]
 fn hand_over(mut command: Command, program: &Path) -> ExitCode {
     match command.status() {
         Ok(status) => ExitCode::from(status.code().unwrap_or(1) as u8),
-        Err(error) => refuse(&format!("cannot start {}: {error}", program.display())),
+        Err(error) => refuse(&format!("cannot start {}: {}", program.display(), in_words(&error))),
     }
 }
 

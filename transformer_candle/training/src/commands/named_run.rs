@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf, absolute};
 use std::time::SystemTime;
 
 use run_config::{ADAPTER_CONFIG, Format, RESOLVED_CONFIG, check_experiment_name, model_file_problem};
+use run_config::system_error::in_words;
 use serde::Serialize;
 
 use super::model_source::checkpoints_in;
@@ -72,7 +73,7 @@ impl NamedRun {
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {}
                 Err(error) if error.kind() == io::ErrorKind::NotADirectory => {}
                 Err(error) => {
-                    return Err(TrainerError::Request(format!("cannot read {}: {error}", shown(path).display())));
+                    return Err(TrainerError::Request(format!("cannot read {}: {}", shown(path).display(), in_words(&error))));
                 }
             }
         }
