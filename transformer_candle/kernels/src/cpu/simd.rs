@@ -46,6 +46,19 @@ pub(crate) fn bf16_pair<E: Element>(first: E, second: E) -> f32 {
     f32::from_bits(bits(second) << 16 | bits(first))
 }
 
+/// Prefetches the cache lines of `count` elements that are going to be written.
+#[inline(always)]
+pub(crate) fn prefetch_to_write<T>(first: *const T, count: usize) {
+    #[cfg(target_arch = "x86_64")]
+    for offset in (0..count * size_of::<T>()).step_by(64) {
+        use std::arch::x86_64::{_MM_HINT_ET0, _mm_prefetch};
+        // SAFETY: a hint that reads nothing, of an address inside of what the caller owns.
+        unsafe { _mm_prefetch::<_MM_HINT_ET0>(first.byte_add(offset).cast()) };
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = (first, count);
+}
+
 /// Prefetches the cache lines of a slice: for strides that the hardware prefetcher does not detect.
 #[inline(always)]
 pub(crate) fn prefetch<T>(slice: &[T]) {

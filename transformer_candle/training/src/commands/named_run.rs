@@ -8,8 +8,8 @@ use std::io;
 use std::path::{Path, PathBuf, absolute};
 use std::time::SystemTime;
 
-use run_config::{ADAPTER_CONFIG, Format, RESOLVED_CONFIG, check_experiment_name, model_file_problem};
 use run_config::system_error::in_words;
+use run_config::{ADAPTER_CONFIG, Format, RESOLVED_CONFIG, check_experiment_name, model_file_problem};
 use serde::Serialize;
 
 use super::model_source::checkpoints_in;
@@ -73,7 +73,11 @@ impl NamedRun {
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {}
                 Err(error) if error.kind() == io::ErrorKind::NotADirectory => {}
                 Err(error) => {
-                    return Err(TrainerError::Request(format!("cannot read {}: {}", shown(path).display(), in_words(&error))));
+                    return Err(TrainerError::Request(format!(
+                        "cannot read {}: {}",
+                        shown(path).display(),
+                        in_words(&error)
+                    )));
                 }
             }
         }

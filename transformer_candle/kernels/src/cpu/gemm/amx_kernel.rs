@@ -31,8 +31,7 @@ impl MicroKernel for AmxKernel {
     const KC_WORDS: usize = 256;
     const WORD_STEP: usize = TILE_WORDS;
     const ROW_STEP: usize = TILE_ROWS;
-    const A_BLOCK_PANELS: usize = 16;
-    const A_BLOCK_WORDS: usize = 1 << 17;
+    const A_BLOCK_PANELS: usize = 8;
     const READS_ROWS: bool = true;
 
     fn simd(self) -> V4 {

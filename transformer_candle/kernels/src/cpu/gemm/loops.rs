@@ -8,6 +8,7 @@ use std::ops::Range;
 use pulp::Simd;
 use rayon::prelude::*;
 
+use super::blocks::{B_BLOCK_WORDS, Blocks};
 use super::matrix::{Matrix, chunk, extent, steps};
 use super::micro_kernel::{MAX_TILE, MicroKernel};
 use super::operand::{PanelOperand, RowOperand};
@@ -19,8 +20,6 @@ use crate::cpu::simd::Body;
 use crate::cpu::transpose::SIDE;
 use crate::{Element, WriteMode};
 
-/// Words of a B block, KC x NC: 4 MiB, which stay in the L3 cache while all rows of A pass.
-const B_BLOCK_WORDS: usize = 1 << 20;
 /// Column groups that a panel of A is divided into among threads: tasks of a quarter of a panel, so that the last ones
 /// end together.
 const COLUMN_GROUPS: usize = 4;
@@ -57,7 +56,12 @@ fn partial_sums(m: usize, n: usize, k: usize) -> usize {
 }
 
 impl<A: Element, B: Element, O: Element> Gemm<'_, A, B, O> {
+    /// Multiplies with the blocks of this processor.
     pub(super) fn multiply<T: MicroKernel>(self, kernel: T) {
+        self.multiply_in(Blocks::of_this_processor(), kernel);
+    }
+
+    pub(super) fn multiply_in<T: MicroKernel>(self, blocks: Blocks, kernel: T) {
         let Self { a, b, out, stride, write_mode, workspace } = self;
         assert!(b.columns <= stride && out.len() >= extent(a.rows, b.columns, stride));
         if a.rows == 0 || b.columns == 0 || a.columns == 0 {
@@ -74,7 +78,7 @@ impl<A: Element, B: Element, O: Element> Gemm<'_, A, B, O> {
         let keeps_partials = kc < a.columns && size_of::<O>() < size_of::<f32>();
         // Of shorter panels the B block needs half of its room at most: the rest is for partial sums.
         let shares_room = keeps_partials && partial_sums(a.rows, b.columns, a.columns) == 0;
-        let b_room = if shares_room { (workspace.len() - A_BLOCKS_WORDS) / 2 } else { B_BLOCK_WORDS };
+        let b_room = if shares_room { (workspace.len() - A_BLOCKS_WORDS) / 2 } else { blocks.b_words };
         let nc = even_step(b.columns, b_room / kc_words, T::NR);
         let (b_words, rest) = workspace.split_at_mut(nc * kc_words);
         let (a_blocks, partials) = rest.split_at_mut(A_BLOCKS_WORDS);
@@ -91,8 +95,14 @@ impl<A: Element, B: Element, O: Element> Gemm<'_, A, B, O> {
                     let b_block =
                         BBlock::new(kernel, b.submatrix(depth.clone(), columns.clone()).transposed(), b_words);
                     let a = a.submatrix(rows.clone(), depth.clone());
-                    let macro_kernel =
-                        MacroKernel { kernel, a, b_block, columns: columns.len(), words: words_of::<T>(a.columns) };
+                    let macro_kernel = MacroKernel {
+                        kernel,
+                        a,
+                        b_block,
+                        columns: columns.len(),
+                        words: words_of::<T>(a.columns),
+                        a_factor: blocks.a_factor,
+                    };
                     let previous = if depth.start > 0 { Start::Output } else { Start::Zero };
                     if !keeps_partials {
                         let start = if write_mode == WriteMode::Accumulate { Start::Output } else { previous };
@@ -168,6 +178,8 @@ struct MacroKernel<'a, T, A> {
     columns: usize,
     /// Words of K, at most KC.
     words: usize,
+    /// See [`Blocks::a_factor`].
+    a_factor: usize,
 }
 
 impl<T: MicroKernel, A: Element> MacroKernel<'_, T, A> {
@@ -181,8 +193,9 @@ impl<T: MicroKernel, A: Element> MacroKernel<'_, T, A> {
         let fewest_groups = if ABlock::is_in_place::<T, A>(self.a) { COLUMN_GROUPS } else { 1 };
         let groups = wide.min(fewest_groups.max((2 * threads).div_ceil(tall)));
         // MC: as many panels as fit into L2 and into this thread's part of the workspace.
-        let fitting = (T::A_BLOCK_WORDS / (T::MR * self.words)).min(A_BLOCKS_WORDS / T::ROW_STRIDE / T::MR / threads);
-        let longest = fitting.clamp(1, T::A_BLOCK_PANELS);
+        let in_l2 = self.a_factor * T::A_BLOCK_WORDS / (T::MR * self.words);
+        let fitting = in_l2.min(A_BLOCKS_WORDS / T::ROW_STRIDE / T::MR / threads);
+        let longest = fitting.clamp(1, self.a_factor * T::A_BLOCK_PANELS);
         let a_block_words = longest * T::MR * T::ROW_STRIDE;
         // Loop 3: a task is a column group of a panel; a thread takes several panels, an A block, at a time.
         run_tasks(tall * groups, groups, longest * groups, a_blocks, a_block_words, |share, a_block| {
@@ -220,7 +233,9 @@ impl<T: MicroKernel, A: Element> MacroKernel<'_, T, A> {
         for column in columns {
             let b = b_block.panels.from(column * b_block.stride);
             // Loop 1.
+            let columns = chunk(column, T::NR, self.columns);
             for (panel, rows) in within.clone().enumerate() {
+                target.prefetch(all.start + rows.start..all.start + rows.end, columns.clone());
                 match a_block {
                     ABlock::InRows(a) => kernel.multiply(rows.len(), words, a.rows(rows.clone()), b, &mut tile.0),
                     ABlock::InColumns(a) => kernel.multiply(rows.len(), words, a.from(rows.start), b, &mut tile.0),
@@ -229,9 +244,8 @@ impl<T: MicroKernel, A: Element> MacroKernel<'_, T, A> {
                     }
                 }
                 let rows = all.start + rows.start..all.start + rows.end;
-                let columns = chunk(column, T::NR, self.columns);
                 // SAFETY: every tile belongs to one thread.
-                unsafe { target.write_tile(kernel, &tile.0, rows, columns) };
+                unsafe { target.write_tile(kernel, &tile.0, rows, columns.clone()) };
             }
         }
     }

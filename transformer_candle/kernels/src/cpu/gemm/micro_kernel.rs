@@ -29,9 +29,11 @@ pub(super) trait MicroKernel: Copy + Send + Sync {
     const WORD_STEP: usize = 1;
     /// Rows that are multiplied at a time: all panels of A but the last are a multiple of it.
     const ROW_STEP: usize = 1;
-    /// Panels of an A block at most: MC / MR. The rows of more would be in more pages than the L1 TLB has entries (64).
+    /// Panels of an A block at most, MC / MR, times [`Blocks::a_factor`](super::blocks::Blocks::a_factor): the rows of
+    /// more would be in more pages than Zen's L1 TLB has entries (64).
     const A_BLOCK_PANELS: usize = 4;
-    /// Words of an A block, MC x KC: 256 KiB, which stay in a core's L2 cache while all panels of B pass.
+    /// Words of an A block, MC x KC, times the same: 256 or 512 KiB, which stay in a core's L2 cache while all panels of
+    /// B pass.
     const A_BLOCK_WORDS: usize = 1 << 16;
     /// Whether a row of A must have its words side by side.
     const READS_ROWS: bool = false;

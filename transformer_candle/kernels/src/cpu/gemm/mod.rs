@@ -4,8 +4,8 @@
 //! ```text
 //!         for rows of M that partial sums have room for     only if K has several blocks and `out` is bf16
 //! loop 5    for NC columns of N
-//! loop 4      for KC words of K: pack B (KC x NC)           all threads; 4 MiB, a part of the L3 cache
-//! loop 3        for MC rows of M: pack A (MC x KC)          each thread its own; 256 KiB, a part of the L2 cache
+//! loop 4      for KC words of K: pack B (KC x NC)           all threads; 4 MiB, a part of the L3 cache, or 2
+//! loop 3        for MC rows of M: pack A (MC x KC)          each thread its own; 256 or 512 KiB of the L2 cache
 //! loop 2          for NR columns of the B block             one packed panel of B, KC x NR: 128 KiB
 //! loop 1            for MR rows of the A block              one packed panel of A, MR x KC: 56 KiB
 //!                     micro-kernel: MR x NR accumulators in registers += MR words of A times NR words of B, KC times
@@ -26,6 +26,7 @@ mod amx_kernel;
 #[cfg(target_arch = "x86_64")]
 mod bf16_kernel;
 mod bf16_units;
+mod blocks;
 mod gemv;
 mod loops;
 mod matrix;

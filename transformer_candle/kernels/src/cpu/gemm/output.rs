@@ -9,7 +9,7 @@ use super::matrix::extent;
 use super::micro_kernel::{MAX_TILE, MicroKernel};
 use crate::Element;
 use crate::cpu::disjoint::Disjoint;
-use crate::cpu::simd::Body;
+use crate::cpu::simd::{Body, prefetch_to_write};
 
 /// The place of a block in memory: element (row, column) is at `first + row * stride + column`.
 #[derive(Clone, Copy)]
@@ -35,6 +35,15 @@ pub(super) struct OutputBlock<'a, O> {
 }
 
 impl<O: Element> OutputBlock<'_, O> {
+    /// Prefetches the elements of a tile, which are written once it is computed.
+    #[inline(always)]
+    pub(super) fn prefetch(&self, rows: Range<usize>, columns: Range<usize>) {
+        let Origin { first, stride } = self.origin;
+        for row in rows {
+            prefetch_to_write(self.out.address(first + row * stride + columns.start, columns.len()), columns.len());
+        }
+    }
+
     /// Writes a tile to these rows and columns of the block.
     ///
     /// # Safety

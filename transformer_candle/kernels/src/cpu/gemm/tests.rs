@@ -4,6 +4,7 @@ use std::fmt::Debug;
 
 use pulp::Scalar;
 
+use super::blocks::Blocks;
 use super::micro_kernel::MicroKernel;
 use super::*;
 use crate::bf16;
@@ -65,10 +66,12 @@ fn gemm_equals_the_plain_loop<T: MicroKernel, E: Element, O: Element + PartialEq
             // Rows begin at a whole word, or in the middle of one.
             let gap = 3 + layout / 4;
             let (a, b) = (matrix(&a, m, k, layout & 1 != 0, gap), matrix(&b, k, n, layout & 2 != 0, gap));
+            let blocks = [Blocks::IN_L3, Blocks::IN_L2][usize::from(layout & 4 != 0)];
             for &write_mode in write_modes {
                 let mut out = before.clone();
                 let mut workspace = vec![f32::NAN; workspace_for(m, n, k)];
-                Gemm { a, b, out: &mut out, stride: n + 1, write_mode, workspace: &mut workspace }.multiply(kernel);
+                Gemm { a, b, out: &mut out, stride: n + 1, write_mode, workspace: &mut workspace }
+                    .multiply_in(blocks, kernel);
                 for (index, &value) in out.iter().enumerate() {
                     let (row, column) = (index / (n + 1), index % (n + 1));
                     let sum: f32 = (0..k).map(|depth| at(a, row, depth) * at(b, depth, column.min(n - 1))).sum();
