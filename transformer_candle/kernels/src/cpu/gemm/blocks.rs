@@ -8,7 +8,7 @@ const LARGE_L2: usize = 2 << 20;
 /// The sizes of blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Blocks {
-    /// Words of a B block, KC x NC, at most.
+    /// Words of a B block, KC x NC, and of a block of columns that is read in place, at most.
     pub(super) b_words: usize,
     /// The factor by which A blocks are larger than their micro-kernel's.
     pub(super) a_factor: usize,

@@ -92,8 +92,8 @@ impl<A: Element, B: Element, O: Element> Gemm<'_, A, B, O> {
                 let partials_origin = Origin { first: 0, stride: columns.len() };
                 // Loop 4, inside of loop 5, so that the partial sums of NC columns only are kept between blocks of K.
                 for depth in steps(a.columns, kc) {
-                    let b_block =
-                        BBlock::new(kernel, b.submatrix(depth.clone(), columns.clone()).transposed(), b_words);
+                    let transposed = b.submatrix(depth.clone(), columns.clone()).transposed();
+                    let b_block = BBlock::new(kernel, blocks, transposed, b_words);
                     let a = a.submatrix(rows.clone(), depth.clone());
                     let macro_kernel = MacroKernel {
                         kernel,
@@ -101,7 +101,7 @@ impl<A: Element, B: Element, O: Element> Gemm<'_, A, B, O> {
                         b_block,
                         columns: columns.len(),
                         words: words_of::<T>(a.columns),
-                        a_factor: blocks.a_factor,
+                        blocks,
                     };
                     let previous = if depth.start > 0 { Start::Output } else { Start::Zero };
                     if !keeps_partials {
@@ -144,9 +144,9 @@ struct BBlock<'a> {
 
 impl<'a> BBlock<'a> {
     /// The block whose transpose is `b`, in place or packed into `panels`.
-    fn new<T: MicroKernel, B: Element>(kernel: T, b: Matrix<'a, B>, panels: &'a mut [f32]) -> Self {
+    fn new<T: MicroKernel, B: Element>(kernel: T, blocks: Blocks, b: Matrix<'a, B>, panels: &'a mut [f32]) -> Self {
         if b.rows.is_multiple_of(T::NR)
-            && let Some(columns) = PanelOperand::in_place::<T, B>(b)
+            && let Some(columns) = PanelOperand::in_place::<T, B>(b, blocks)
         {
             return Self { panels: columns, stride: T::NR };
         }
@@ -178,8 +178,7 @@ struct MacroKernel<'a, T, A> {
     columns: usize,
     /// Words of K, at most KC.
     words: usize,
-    /// See [`Blocks::a_factor`].
-    a_factor: usize,
+    blocks: Blocks,
 }
 
 impl<T: MicroKernel, A: Element> MacroKernel<'_, T, A> {
@@ -190,12 +189,12 @@ impl<T: MicroKernel, A: Element> MacroKernel<'_, T, A> {
         let (tall, wide) = (panels.count, self.columns.div_ceil(T::NR));
         // Few panels are divided by columns as well, twice as many tasks as threads, so that every thread has work.
         // Where A has to be packed, each group packs its panel again: no more groups than that.
-        let fewest_groups = if ABlock::is_in_place::<T, A>(self.a) { COLUMN_GROUPS } else { 1 };
+        let fewest_groups = if ABlock::is_in_place::<T, A>(self.a, self.blocks) { COLUMN_GROUPS } else { 1 };
         let groups = wide.min(fewest_groups.max((2 * threads).div_ceil(tall)));
         // MC: as many panels as fit into L2 and into this thread's part of the workspace.
-        let in_l2 = self.a_factor * T::A_BLOCK_WORDS / (T::MR * self.words);
+        let in_l2 = self.blocks.a_factor * T::A_BLOCK_WORDS / (T::MR * self.words);
         let fitting = in_l2.min(A_BLOCKS_WORDS / T::ROW_STRIDE / T::MR / threads);
-        let longest = fitting.clamp(1, self.a_factor * T::A_BLOCK_PANELS);
+        let longest = fitting.clamp(1, self.blocks.a_factor * T::A_BLOCK_PANELS);
         let a_block_words = longest * T::MR * T::ROW_STRIDE;
         // Loop 3: a task is a column group of a panel; a thread takes several panels, an A block, at a time.
         run_tasks(tall * groups, groups, longest * groups, a_blocks, a_block_words, |share, a_block| {
@@ -221,13 +220,13 @@ impl<T: MicroKernel, A: Element> MacroKernel<'_, T, A> {
         a_block: &mut [f32],
         target: &OutputBlock<'_, O>,
     ) {
-        let Self { kernel, a, b_block, words, .. } = *self;
+        let Self { kernel, a, b_block, words, blocks, .. } = *self;
         let all = panels.rows(panel_range.clone());
         let within = panel_range.map(|number| {
             let rows = panels.rows(number..number + 1);
             rows.start - all.start..rows.end - all.start
         });
-        let a_block = ABlock::new::<T, A>(a.submatrix(all.clone(), 0..a.columns), within.clone(), a_block);
+        let a_block = ABlock::new::<T, A>(a.submatrix(all.clone(), 0..a.columns), blocks, within.clone(), a_block);
         let mut tile = AlignedTile([0.0; MAX_TILE]);
         // Loop 2: a panel of B stays in L2 while all panels of the A block pass.
         for column in columns {
@@ -264,9 +263,9 @@ enum ABlock<'a> {
 
 impl<'a> ABlock<'a> {
     /// Whether blocks of this operand need not be packed.
-    fn is_in_place<T: MicroKernel, A: Element>(a: Matrix<'_, A>) -> bool {
+    fn is_in_place<T: MicroKernel, A: Element>(a: Matrix<'_, A>, blocks: Blocks) -> bool {
         if a.transposed {
-            PanelOperand::in_place::<T, A>(a).is_some()
+            PanelOperand::in_place::<T, A>(a, blocks).is_some()
         } else {
             RowOperand::in_place::<T, A>(a).is_some()
         }
@@ -276,6 +275,7 @@ impl<'a> ABlock<'a> {
     #[inline(always)]
     fn new<T: MicroKernel, A: Element>(
         a: Matrix<'a, A>,
+        blocks: Blocks,
         panels: impl Iterator<Item = Range<usize>> + Clone,
         packed: &'a mut [f32],
     ) -> Self {
@@ -283,7 +283,7 @@ impl<'a> ABlock<'a> {
             return Self::InRows(RowOperand::in_place::<T, A>(a).unwrap_or_else(|| pack_rows::<T, A>(a, packed)));
         }
         let whole = panels.clone().all(|rows| T::height(rows.len()) == rows.len());
-        if whole && let Some(columns) = PanelOperand::in_place::<T, A>(a) {
+        if whole && let Some(columns) = PanelOperand::in_place::<T, A>(a, blocks) {
             return Self::InColumns(columns);
         }
         pack_columns::<T, A>(a, panels, packed, T::MR, T::MR * T::ROW_STRIDE);

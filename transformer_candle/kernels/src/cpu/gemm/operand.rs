@@ -5,12 +5,11 @@
 
 use std::ops::Range;
 
+use super::blocks::Blocks;
 use super::matrix::Matrix;
 use super::micro_kernel::MicroKernel;
 use crate::Element;
 
-/// Words of a block of columns that is read in place at most: 4 MiB, a part of the L3 cache.
-const MAX_IN_PLACE: usize = 1 << 20;
 /// The smallest caches of current x86 and ARM cores.
 const L1: Cache = Cache { ways: 8, way_bytes: 1 << 12 };
 const L2: Cache = Cache { ways: 16, way_bytes: 1 << 16 };
@@ -94,12 +93,12 @@ pub(super) struct PanelOperand<'a> {
 }
 
 impl<'a> PanelOperand<'a> {
-    /// An operand that reads a transposed matrix in place; None unless its elements are words as they are and caches
-    /// can hold it. Its panels must be full.
-    pub(super) fn in_place<T: MicroKernel, E: Element>(matrix: Matrix<'a, E>) -> Option<Self> {
+    /// An operand that reads a transposed matrix in place; None unless its elements are words as they are, at most as
+    /// many as a packed block of B has, and caches can hold it. Its panels must be full.
+    pub(super) fn in_place<T: MicroKernel, E: Element>(matrix: Matrix<'a, E>, blocks: Blocks) -> Option<Self> {
         let words = as_words(matrix, T::KR).filter(|_| T::KR == 1 && matrix.transposed)?;
         let stride = matrix.stride;
-        let is_cached = matrix.columns * stride <= MAX_IN_PLACE && L2.holds(&matrix, matrix.columns);
+        let is_cached = matrix.columns * stride <= blocks.b_words && L2.holds(&matrix, matrix.columns);
         is_cached.then_some(Self { words, stride })
     }
 
