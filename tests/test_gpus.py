@@ -64,9 +64,7 @@ def test_the_program_that_trains_is_asked(
         gpus.require(device, trainer)
 
 
-def test_a_program_with_cuda_trains_where_the_package_has_none(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_program_with_cuda_trains_where_the_package_has_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_native, "environment", lambda: {"cuda": None})
     gpus.require("cuda", program(tmp_path, CUDA))
 

@@ -56,7 +56,9 @@ def require(device: str, program: Path | None) -> None:
         try:
             version = trainer_program.version(program)
         except (OSError, subprocess.SubprocessError) as error:
-            raise CommandError(f"{shown(program)} does not start: {reason(error)}. Build it again: `make cuda`") from error
+            raise CommandError(
+                f"{shown(program)} does not start: {reason(error)}. Build it again: `make cuda`"
+            ) from error
         if "CUDA" not in version:
             raise CommandError(
                 f"the device asked for is {device}: {shown(program)} was built without CUDA, which `make cuda` adds"
