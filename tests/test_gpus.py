@@ -25,14 +25,15 @@ def program(folder: Path, prints: str, code: int = 0) -> Path:
 def test_it_is_refused_before_anything_is_written(workspace: Workspace, launch: str) -> None:
     text = workspace.write_text()
     before = sorted(workspace.root.rglob("*"))
-    run = (*TINY_MODEL, "--input", text, "--experiment=job", "--device", ABSENT)
+    run: tuple[str | Path, ...] = (*TINY_MODEL, "--input", text, "--experiment=job", "--device", ABSENT)
     refused = workspace.orchestrate(*run, f"--launch={launch}").refused(2, ABSENT)
     assert len(refused.err.splitlines()) == 1
     assert sorted(workspace.root.rglob("*")) == before
 
 
 def test_files_for_another_machine_are_written_without_it(workspace: Workspace) -> None:
-    run = (*TINY_MODEL, "--input", workspace.write_text(), "--experiment=job", "--device", ABSENT)
+    text = workspace.write_text()
+    run: tuple[str | Path, ...] = (*TINY_MODEL, "--input", text, "--experiment=job", "--device", ABSENT)
     workspace.orchestrate(*run, "--launch=none").succeeded()
     workspace.orchestrate("tune", "--experiment=job", "space.yaml").refused(2)
     (workspace.root / "space.yaml").write_text("parameters: {optimizer.learning_rate: [1e-3, 1e-2]}")
