@@ -34,6 +34,9 @@ def test_it_is_refused_before_anything_is_written(workspace: Workspace, launch: 
 def test_files_for_another_machine_are_written_without_it(workspace: Workspace) -> None:
     text = workspace.write_text()
     run: tuple[str | Path, ...] = (*TINY_MODEL, "--input", text, "--experiment=job", "--device", ABSENT)
+    refused = workspace.orchestrate("--input", text, "--device", ABSENT, "--launch=none")
+    refused.refused(2, ABSENT, "--preset NAME prepares a run for another machine")
+    workspace.orchestrate("--input", text, "--device=gpu").refused(2, "given by --device")
     workspace.orchestrate(*run, "--launch=none").succeeded()
     workspace.orchestrate("tune", "--experiment=job", "space.yaml").refused(2)
     (workspace.root / "space.yaml").write_text("parameters: {optimizer.learning_rate: [1e-3, 1e-2]}")

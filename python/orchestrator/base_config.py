@@ -15,7 +15,7 @@ from orchestrator.input_files import read_text
 from orchestrator.options import trainer_command
 from orchestrator.paths import shown
 from orchestrator.screen import amount, note
-from orchestrator.settings import DEMO_DATASET, Settings
+from orchestrator.settings import DEMO_DATASET, Launch, Settings
 from orchestrator.tokenizer import Ready
 
 DEFAULT_PRESET = "smoke_cpu"
@@ -240,8 +240,14 @@ def _default_preset(settings: Settings) -> str:
     if settings.dataset == DEMO_DATASET:
         return DEFAULT_PRESET
     device = settings.asked_device()
-    _native.parse_config(preset_text(DEFAULT_PRESET), "yaml", [f"runtime.device={device}"])  # raises if it is no device
-    gpu = gpus.usable(device)
+    text, flags = preset_text(DEFAULT_PRESET), settings.flags_of_keys()
+    _native.parse_config(text, "yaml", [f"runtime.device={device}"], flags=flags)  # raises if it is no device
+    try:
+        gpu = gpus.usable(device)
+    except _native.ConfigError as missing:
+        if settings.launch is not Launch.NONE:
+            raise
+        raise CommandError(f"{missing}. --preset NAME prepares a run for another machine") from missing
     if gpu is None:
         note(f"Using preset {DEFAULT_PRESET}, for CPUs; --preset {LARGE_PRESET} selects the 1B model.")
         return DEFAULT_PRESET

@@ -59,7 +59,7 @@ def run(ranks: int, words: list[str]) -> int:
     try:
         torchrun.run(torchrun.parse_args([*options, "-m", "orchestrator.distributed", *words]))
     except SignalException as stopped:
-        return ExitCode.INTERRUPTED if stopped.sigval == signal.SIGINT else ExitCode.TERMINATED
+        return ExitCode.TERMINATED if stopped.sigval == signal.SIGHUP else 128 + int(stopped.sigval)
     except ChildFailedError as failed:
         return _explain(failed)
     return 0

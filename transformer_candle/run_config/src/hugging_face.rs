@@ -348,8 +348,8 @@ impl HuggingFaceConfig {
                 Problem::new(key, "is of type `llama3` but lacks factor, low_freq_factor or high_freq_factor")
             })?,
             Some((_, other)) => {
-                let run = "`default`, `llama3` and, up to max_position_embeddings, `dynamic`";
-                return Err(Problem::new(key, format!("is of type `{other}`; only {run} run here")));
+                let known = "`default`, `llama3` and, up to max_position_embeddings, `dynamic`";
+                return Err(Problem::new(key, format!("is of type `{other}`; only {known} run here")));
             }
         };
         let RopeScalingConfig { factor, low_freq_factor: low, high_freq_factor: high, .. } = scaling;

@@ -125,7 +125,7 @@ impl HubClient {
         let expected = response.body().content_length();
         let mut bytes = Vec::new();
         let read = response.into_body().into_reader().take(MAX_TEXT_BYTES).read_to_end(&mut bytes);
-        read.map_err(|error| transient(&url, error.to_string()))?;
+        read.map_err(|error| transient(&url, in_words(&error)))?;
         if expected.is_some_and(|expected| expected > bytes.len() as u64) {
             return Err(transient(&url, "the response was truncated".to_owned()));
         }
@@ -302,7 +302,7 @@ fn read_body(
         match reader.read(&mut chunk[..wanted]) {
             Ok(0) => return Err("the response was truncated".to_owned()),
             Ok(read) => buffer.extend_from_slice(&chunk[..read]),
-            Err(error) => return Err(error.to_string()),
+            Err(error) => return Err(in_words(&error)),
         }
     }
     // Nothing follows the last byte; reading the end lets the connection be reused.

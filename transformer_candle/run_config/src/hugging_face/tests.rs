@@ -190,7 +190,9 @@ fn a_rotary_embedding_that_does_not_run_here_is_named() {
         config.as_object_mut().unwrap().remove("rope_scaling");
         config[key] = rope;
         let refused = ModelConfig::from_hugging_face(&config).unwrap_err().sentence();
-        let expected = format!("`{key}` is of type `{kind}`; only `default`, `llama3` and, up to ");
+        let expected = format!(
+            "`{key}` is of type `{kind}`; only `default`, `llama3` and, up to max_position_embeddings, `dynamic`"
+        );
         assert!(refused.contains(&expected), "{refused}");
     }
 }
