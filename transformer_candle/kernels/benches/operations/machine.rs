@@ -161,12 +161,26 @@ impl WithSimd for Read<'_> {
         let (front, back) = vectors.split_at(vectors.len() / 2);
         let mut sums = [simd.splat_f32s(0.0); SUMS];
         for (front, back) in front.chunks_exact(SUMS / 2).zip(back.chunks_exact(SUMS / 2)) {
-            for (sum, &vector) in sums.iter_mut().zip(front.iter().chain(back)) {
-                *sum = simd.add_f32s(*sum, vector);
+            for (sum, vector) in sums.iter_mut().zip(front.iter().chain(back)) {
+                prefetch_beyond(vector);
+                *sum = simd.add_f32s(*sum, *vector);
             }
         }
         black_box(sums);
     }
+}
+
+/// Prefetches what lies two pages beyond a vector, where hardware does not prefetch yet.
+#[inline(always)]
+fn prefetch_beyond<T>(vector: &T) {
+    #[cfg(target_arch = "x86_64")]
+    {
+        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+        // SAFETY: a hint that reads nothing.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>((&raw const *vector).wrapping_byte_add(1 << 13).cast()) };
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = vector;
 }
 
 /// Reads and writes every element.

@@ -62,11 +62,17 @@ pub(crate) fn prefetch_to_write<T>(first: *const T, count: usize) {
 /// Prefetches the cache lines of a slice: for strides that the hardware prefetcher does not detect.
 #[inline(always)]
 pub(crate) fn prefetch<T>(slice: &[T]) {
+    prefetch_beyond::<T, 0>(slice);
+}
+
+/// Prefetches the cache lines BYTES beyond those of a slice, whatever lies there.
+#[inline(always)]
+pub(crate) fn prefetch_beyond<T, const BYTES: usize>(slice: &[T]) {
     #[cfg(target_arch = "x86_64")]
     for offset in (0..size_of_val(slice)).step_by(64) {
         use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-        // SAFETY: a hint that reads nothing, of an address inside of the slice.
-        unsafe { _mm_prefetch::<_MM_HINT_T0>(slice.as_ptr().byte_add(offset).cast()) };
+        // SAFETY: a hint that reads nothing.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(slice.as_ptr().wrapping_byte_add(BYTES + offset).cast()) };
     }
     #[cfg(not(target_arch = "x86_64"))]
     let _ = slice;

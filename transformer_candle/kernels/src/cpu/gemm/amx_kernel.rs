@@ -12,7 +12,7 @@ use std::arch::asm;
 use pulp::x86::V4;
 
 use super::micro_kernel::{MAX_TILE, MicroKernel};
-use super::operand::{AOperand, PanelOperand, RowOperand};
+use super::operand::{AOperand, PanelOperand, Strided};
 use crate::Element;
 use crate::cpu::amx::{Amx, TILE_ROWS, TILE_WORDS};
 use crate::cpu::simd::bf16_pair;
@@ -54,12 +54,11 @@ impl MicroKernel for AmxKernel {
 
     #[inline(always)]
     fn multiply(self, rows: usize, words: usize, a: impl AOperand, b: PanelOperand<'_>, tile: &mut [f32; MAX_TILE]) {
-        let a = a.as_rows().expect("`READS_ROWS`");
-        let height = Self::height(rows);
-        assert!(words > 0 && words.is_multiple_of(TILE_WORDS) && height <= MR);
-        assert!((height - 1) * a.stride + words <= a.words.len() && (words - 1) * b.stride + NR <= b.words.len());
+        let (a, height) = (a.strided(), Self::height(rows));
+        assert!(a.word_step == 1 && words > 0 && words.is_multiple_of(TILE_WORDS) && height <= MR);
+        assert!(a.holds(height, words) && (words - 1) * b.stride + NR <= b.words.len());
         // A tile of 16 rows is computed twice: rows of their own for the lower half may not be there.
-        let lower = if height == MR { TILE_ROWS * a.stride } else { 0 };
+        let lower = if height == MR { TILE_ROWS * a.row_step } else { 0 };
         // SAFETY: the operands hold the rows and words, as asserted, and `tile` 32 rows; `run` has configured the tiles.
         unsafe { multiply(words / TILE_WORDS, a, lower, b, tile) };
     }
@@ -70,7 +69,7 @@ impl MicroKernel for AmxKernel {
 /// # Safety
 /// The operands hold the rows, 32 columns and the steps; the tiles are configured.
 #[inline(always)]
-unsafe fn multiply(steps: usize, a: RowOperand<'_>, lower: usize, b: PanelOperand<'_>, tile: &mut [f32; MAX_TILE]) {
+unsafe fn multiply(steps: usize, a: Strided<'_>, lower: usize, b: PanelOperand<'_>, tile: &mut [f32; MAX_TILE]) {
     // SAFETY: as promised by the caller.
     unsafe {
         asm!(
@@ -98,7 +97,7 @@ unsafe fn multiply(steps: usize, a: RowOperand<'_>, lower: usize, b: PanelOperan
             "tilestored [{tile} + {tile_stride}*1 + 2112], tmm3",
             a = inout(reg) a.words.as_ptr() => _,
             lower = inout(reg) a.words.as_ptr().add(lower) => _,
-            a_stride = in(reg) a.stride * size_of::<f32>(),
+            a_stride = in(reg) a.row_step * size_of::<f32>(),
             b = inout(reg) b.words.as_ptr() => _,
             b_stride = in(reg) b.stride * size_of::<f32>(),
             b_step = in(reg) b.stride * size_of::<f32>() * TILE_WORDS,

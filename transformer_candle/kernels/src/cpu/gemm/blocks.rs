@@ -12,13 +12,15 @@ pub(super) struct Blocks {
     pub(super) b_words: usize,
     /// The factor by which A blocks are larger than their micro-kernel's.
     pub(super) a_factor: usize,
+    /// Panels of B that a panel of A, which stays in L1, is multiplied with before the next one is.
+    pub(super) b_panels: usize,
 }
 
 impl Blocks {
     /// For an L2 cache of 1 MiB and a fast L3 cache (Zen): a B block of 4 MiB stays in L3 while all rows of A pass.
-    pub(super) const IN_L3: Self = Self { b_words: B_BLOCK_WORDS, a_factor: 1 };
+    pub(super) const IN_L3: Self = Self { b_words: B_BLOCK_WORDS, a_factor: 1, b_panels: 1 };
     /// For an L2 cache of 2 MiB and a slow L3 cache (Intel's servers): half of the B block, read half as often.
-    pub(super) const IN_L2: Self = Self { b_words: B_BLOCK_WORDS / 2, a_factor: 2 };
+    pub(super) const IN_L2: Self = Self { b_words: B_BLOCK_WORDS / 2, a_factor: 2, b_panels: 4 };
 
     /// Returns the sizes for this processor.
     pub(super) fn of_this_processor() -> Self {

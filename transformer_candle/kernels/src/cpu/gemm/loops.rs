@@ -228,23 +228,24 @@ impl<T: MicroKernel, A: Element> MacroKernel<'_, T, A> {
         });
         let a_block = ABlock::new::<T, A>(a.submatrix(all.clone(), 0..a.columns), blocks, within.clone(), a_block);
         let mut tile = AlignedTile([0.0; MAX_TILE]);
-        // Loop 2: a panel of B stays in L2 while all panels of the A block pass.
-        for column in columns {
-            let b = b_block.panels.from(column * b_block.stride);
+        // Loop 2: these panels of B stay in L2 while all panels of the A block pass.
+        for group in steps(columns.len(), blocks.b_panels) {
+            let group = columns.start + group.start..columns.start + group.end;
             // Loop 1.
-            let columns = chunk(column, T::NR, self.columns);
             for (panel, rows) in within.clone().enumerate() {
-                target.prefetch(all.start + rows.start..all.start + rows.end, columns.clone());
-                match a_block {
-                    ABlock::InRows(a) => kernel.multiply(rows.len(), words, a.rows(rows.clone()), b, &mut tile.0),
-                    ABlock::InColumns(a) => kernel.multiply(rows.len(), words, a.from(rows.start), b, &mut tile.0),
-                    ABlock::Packed(a) => {
-                        kernel.multiply(rows.len(), words, a.from(panel * T::MR * T::ROW_STRIDE), b, &mut tile.0);
-                    }
-                }
+                let a = a_block.panel::<T>(panel, rows.clone());
                 let rows = all.start + rows.start..all.start + rows.end;
-                // SAFETY: every tile belongs to one thread.
-                unsafe { target.write_tile(kernel, &tile.0, rows, columns.clone()) };
+                for column in group.clone() {
+                    let b = b_block.panels.from(column * b_block.stride);
+                    let columns = chunk(column, T::NR, self.columns);
+                    target.prefetch(rows.clone(), columns.clone());
+                    match a {
+                        APanel::Rows(a) => kernel.multiply(rows.len(), words, a, b, &mut tile.0),
+                        APanel::Columns(a) => kernel.multiply(rows.len(), words, a, b, &mut tile.0),
+                    }
+                    // SAFETY: every tile belongs to one thread.
+                    unsafe { target.write_tile(kernel, &tile.0, rows.clone(), columns) };
+                }
             }
         }
     }
@@ -259,6 +260,13 @@ enum ABlock<'a> {
     InColumns(PanelOperand<'a>),
     /// Column-major, packed into panels of MR rows.
     Packed(PanelOperand<'a>),
+}
+
+/// A panel of A.
+#[derive(Clone, Copy)]
+enum APanel<'a> {
+    Rows(RowOperand<'a>),
+    Columns(PanelOperand<'a>),
 }
 
 impl<'a> ABlock<'a> {
@@ -288,6 +296,16 @@ impl<'a> ABlock<'a> {
         }
         pack_columns::<T, A>(a, panels, packed, T::MR, T::MR * T::ROW_STRIDE);
         Self::Packed(PanelOperand { words: packed, stride: T::MR })
+    }
+
+    /// Returns panel number `panel`, which has these rows.
+    #[inline(always)]
+    fn panel<T: MicroKernel>(self, panel: usize, rows: Range<usize>) -> APanel<'a> {
+        match self {
+            Self::InRows(a) => APanel::Rows(a.rows(rows)),
+            Self::InColumns(a) => APanel::Columns(a.from(rows.start)),
+            Self::Packed(a) => APanel::Columns(a.from(panel * T::MR * T::ROW_STRIDE)),
+        }
     }
 }
 

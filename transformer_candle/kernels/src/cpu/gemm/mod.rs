@@ -6,13 +6,14 @@
 //! loop 5    for NC columns of N
 //! loop 4      for KC words of K: pack B (KC x NC)           all threads; 4 MiB, a part of the L3 cache, or 2
 //! loop 3        for MC rows of M: pack A (MC x KC)          each thread its own; 256 or 512 KiB of the L2 cache
-//! loop 2          for NR columns of the B block             one packed panel of B, KC x NR: 128 KiB
+//! loop 2          for NR columns of the B block             one packed panel of B, KC x NR: 128 KiB, or four
 //! loop 1            for MR rows of the A block              one packed panel of A, MR x KC: 56 KiB
 //!                     micro-kernel: MR x NR accumulators in registers += MR words of A times NR words of B, KC times
 //! ```
 //! MR x NR is 14 x 32 with AVX-512. [`loops`] has the nest, [`pack`] packs, [`operand`] reads an operand in place where
-//! packing would gain nothing, the micro-kernels are [`micro_kernel`] (f32), `bf16_kernel` (AVX-512 BF16) and
-//! `amx_kernel`, whose blocks differ, [`output`] writes a tile. One row times a matrix is a GEMV ([`gemv`]).
+//! packing would gain nothing, the micro-kernels are [`micro_kernel`] (f32), `avx512_kernel` (f32, for Intel's caches),
+//! `bf16_kernel` (AVX-512 BF16) and `amx_kernel`, whose blocks differ, [`output`] writes a tile. [`Blocks`] has what
+//! follows from the caches. One row times a matrix is a GEMV ([`gemv`]).
 //!
 //! Packed operands consist of 32-bit *words*: one f32, or for bf16 dot products two successive elements of K. Two bf16
 //! operands are multiplied by the units that [`Bf16Units`] chooses for the processor, or widened to f32; an f32 operand
@@ -23,6 +24,8 @@
 
 #[cfg(target_arch = "x86_64")]
 mod amx_kernel;
+#[cfg(target_arch = "x86_64")]
+mod avx512_kernel;
 #[cfg(target_arch = "x86_64")]
 mod bf16_kernel;
 mod bf16_units;
@@ -36,9 +39,13 @@ mod output;
 mod pack;
 
 use candle_core::DType;
+#[cfg(target_arch = "x86_64")]
+use pulp::x86::V4;
 use pulp::{Arch, Simd, WithSimd};
 
 pub use self::bf16_units::Bf16Units;
+#[cfg(target_arch = "x86_64")]
+use self::blocks::Blocks;
 use self::loops::Gemm;
 pub(crate) use self::loops::workspace_for;
 pub(crate) use self::matrix::Matrix;
@@ -84,10 +91,14 @@ pub(crate) fn multiply_accumulate<A: Element, B: Element, O: Element>(
             return gemm.multiply(kernel);
         }
     }
+    #[cfg(target_arch = "x86_64")]
+    if let Some(simd) = V4::try_new().filter(|_| Blocks::of_this_processor() == Blocks::IN_L2) {
+        return gemm.multiply(avx512_kernel::Avx512Kernel(simd));
+    }
     Arch::new().dispatch(WidestF32(gemm));
 }
 
-/// A GEMM in f32, with the widest vectors of this CPU.
+/// A GEMM in f32, compiled for the widest vectors of this CPU.
 struct WidestF32<'a, A, B, O>(Gemm<'a, A, B, O>);
 
 impl<A: Element, B: Element, O: Element> WithSimd for WidestF32<'_, A, B, O> {

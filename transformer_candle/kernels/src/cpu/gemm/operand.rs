@@ -33,9 +33,26 @@ pub(super) trait AOperand: Copy {
     /// Returns a function that reads word `word` of row `row`, of `words` words and R rows.
     fn reader<const R: usize>(self, words: usize) -> impl Fn(usize, usize) -> f32;
 
-    /// Returns the operand if it is row-major.
-    #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code, reason = "for AMX"))]
-    fn as_rows(&self) -> Option<RowOperand<'_>>;
+    /// Returns where its words lie.
+    #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code, reason = "for micro-kernels in assembly"))]
+    fn strided(&self) -> Strided<'_>;
+}
+
+/// An operand whose word `word` of row `row` is `words[row * row_step + word * word_step]`.
+#[derive(Clone, Copy)]
+#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code, reason = "for micro-kernels in assembly"))]
+pub(super) struct Strided<'a> {
+    pub(super) words: &'a [f32],
+    pub(super) row_step: usize,
+    pub(super) word_step: usize,
+}
+
+#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code, reason = "for micro-kernels in assembly"))]
+impl Strided<'_> {
+    /// Whether this many words of this many rows, at least one, lie in memory.
+    pub(super) fn holds(&self, rows: usize, words: usize) -> bool {
+        (rows - 1) * self.row_step + (words - 1) * self.word_step < self.words.len()
+    }
 }
 
 /// A row-major operand.
@@ -78,8 +95,8 @@ impl AOperand for RowOperand<'_> {
         move |word, row| rows[row][word]
     }
 
-    fn as_rows(&self) -> Option<RowOperand<'_>> {
-        Some(*self)
+    fn strided(&self) -> Strided<'_> {
+        Strided { words: self.words, row_step: self.stride, word_step: 1 }
     }
 }
 
@@ -127,8 +144,8 @@ impl AOperand for PanelOperand<'_> {
         move |word, row| read(word)[row]
     }
 
-    fn as_rows(&self) -> Option<RowOperand<'_>> {
-        None
+    fn strided(&self) -> Strided<'_> {
+        Strided { words: self.words, row_step: 1, word_step: self.stride }
     }
 }
 

@@ -94,9 +94,11 @@ fn f32_kernels_equal_the_plain_loop() {
         equals_the_plain_loop::<_, bf16>(F32Kernel::<_, 6, 2>(simd));
     }
     #[cfg(target_arch = "x86_64")]
-    if let Some(simd) = pulp::x86::V4::try_new() {
+    if let Some(simd) = V4::try_new() {
         equals_the_plain_loop::<_, f32>(F32Kernel::<_, 14, 2>(simd));
         equals_the_plain_loop::<_, bf16>(F32Kernel::<_, 14, 2>(simd));
+        equals_the_plain_loop::<_, f32>(avx512_kernel::Avx512Kernel(simd));
+        equals_the_plain_loop::<_, bf16>(avx512_kernel::Avx512Kernel(simd));
     }
 }
 
@@ -145,24 +147,36 @@ fn partial_sums_over_k_are_not_rounded_to_bf16() {
 }
 
 #[test]
-fn f32_results_do_not_depend_on_the_vector_width() {
-    let (m, n, k) = (20, 50, 300);
-    let (a, b) = (
-        crate::testing::to_f32(&crate::testing::numbers(1, m * k)),
-        crate::testing::to_f32(&crate::testing::numbers(2, k * n)),
-    );
-    let macro_kernel = |multiply: &dyn Fn(Gemm<'_, f32, f32, f32>)| {
-        let (mut out, mut workspace) = (vec![0f32; m * n], vec![0f32; workspace_for(m, n, k)]);
-        let (a, b) = (Matrix::new(&a, m, k), Matrix::new(&b, k, n));
-        multiply(Gemm { a, b, out: &mut out, stride: n, write_mode: WriteMode::Overwrite, workspace: &mut workspace });
-        out
-    };
-    let here = macro_kernel(&|gemm| Arch::new().dispatch(WidestF32(gemm)));
-    #[cfg(target_arch = "x86_64")]
-    if let Some(simd) = pulp::x86::V3::try_new() {
-        assert_eq!(macro_kernel(&|gemm| gemm.multiply(F32Kernel::<_, 6, 2>(simd))), here);
+fn f32_results_do_not_depend_on_the_kernel_or_the_blocks() {
+    // Panels of several heights, and operands packed and in place.
+    for (m, n, k) in [(4, 50, 40), (5, 64, 1030), (20, 50, 300), (25, 200, 64), (70, 96, 1100)] {
+        let (a, b) = (
+            crate::testing::to_f32(&crate::testing::numbers(1, m * k)),
+            crate::testing::to_f32(&crate::testing::numbers(2, k * n)),
+        );
+        for layout in 0..4 {
+            let (a, b) = (matrix(&a, m, k, layout & 1 != 0, 0), matrix(&b, k, n, layout & 2 != 0, 0));
+            let product = |multiply: &dyn Fn(Gemm<'_, f32, f32, f32>)| {
+                let (mut out, mut workspace) = (vec![0f32; m * n], vec![0f32; workspace_for(m, n, k)]);
+                let (stride, write_mode) = (n, WriteMode::Overwrite);
+                multiply(Gemm { a, b, out: &mut out, stride, write_mode, workspace: &mut workspace });
+                out
+            };
+            let expected = product(&|gemm| Arch::new().dispatch(WidestF32(gemm)));
+            for blocks in [Blocks::IN_L3, Blocks::IN_L2] {
+                #[cfg(target_arch = "x86_64")]
+                if let Some(simd) = pulp::x86::V3::try_new() {
+                    assert_eq!(product(&|gemm| gemm.multiply_in(blocks, F32Kernel::<_, 6, 2>(simd))), expected);
+                }
+                #[cfg(target_arch = "x86_64")]
+                if let Some(simd) = V4::try_new() {
+                    assert_eq!(product(&|gemm| gemm.multiply_in(blocks, F32Kernel::<_, 14, 2>(simd))), expected);
+                    let in_assembly = avx512_kernel::Avx512Kernel(simd);
+                    assert_eq!(product(&|gemm| gemm.multiply_in(blocks, in_assembly)), expected);
+                }
+            }
+        }
     }
-    assert_eq!(macro_kernel(&|gemm| Arch::new().dispatch(WidestF32(gemm))), here);
 }
 
 #[test]
