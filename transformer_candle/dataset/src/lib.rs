@@ -194,6 +194,6 @@ pub use memory_bound::{expected_memory, memory_bound};
 pub use mixture::Mixture;
 pub use skipped_rows::SkippedRows;
 pub use source::{DataSource, FilePart, SourceDescription};
-pub use stream::{NextStage, StreamStage, TokenStream};
+pub use stream::{NextStage, StreamStage, TokenStream, Until};
 pub use stream_settings::{StreamSettings, max_workers};
 pub use tokenizer::{DocumentTokens, NamedToken, Tokenizer, TokenizerDefinition, check_tokenizer_json};

@@ -56,13 +56,20 @@ pub struct TokenStream {
     partial: Option<Batch>,
     /// The rows of each sequence of the batch, where they are asked for.
     delivered_rows: Option<Vec<DeliveredRows>>,
-    /// Whether a batch ends at the end of the window in use.
-    ends_with_window: bool,
     /// Whether an error was returned.
     failed: bool,
     packer: SequencePacker,
     sequence_length: usize,
     cancel: CancelToken,
+}
+
+/// Where a batch ends, unless the data end before.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Until {
+    /// After this many sequences.
+    Count(usize),
+    /// With the window in use, or after this many sequences. Only for a single component.
+    WindowEnd(usize),
 }
 
 impl TokenStream {
@@ -103,7 +110,6 @@ impl TokenStream {
             cursor,
             partial: None,
             delivered_rows: None,
-            ends_with_window: false,
             failed: false,
             packer,
             sequence_length: settings.sequence_length,
@@ -114,12 +120,12 @@ impl TokenStream {
     /// Returns the next `n` sequences; fewer, then none, when the last epoch ends. An error is returned after
     /// everything that was read before it; the cursor then stays where the call started, and the stream is closed.
     pub fn next_sequences(&mut self, n: usize) -> Result<Batch, DataError> {
-        self.next_sequences_unless(n, &|| false)
+        self.next_sequences_until(Until::Count(n), &|| false)
     }
 
     /// Like [`Self::next_sequences`], but stops waiting for data soon after `interrupted` returns true. That error,
-    /// [`DataError::Interrupted`], loses nothing: the next call must ask for the same `n` and returns the same batch.
-    pub fn next_sequences_unless(&mut self, n: usize, interrupted: &dyn Fn() -> bool) -> Result<Batch, DataError> {
+    /// [`DataError::Interrupted`], loses nothing: the next call must ask for the same and returns the same batch.
+    pub fn next_sequences_until(&mut self, until: Until, interrupted: &dyn Fn() -> bool) -> Result<Batch, DataError> {
         if self.failed {
             return Err(DataError::Closed);
         }
@@ -127,7 +133,7 @@ impl TokenStream {
             self.components.iter_mut().for_each(ComponentStream::clear_opened);
             Batch::new(self.sequence_length, self.packer.tokenizer().token_bytes().is_some())
         });
-        match self.fill(&mut batch, n, interrupted) {
+        match self.fill(&mut batch, until, interrupted) {
             Ok(()) => {
                 self.cursor.components = self.positions();
                 Ok(batch)
@@ -143,7 +149,7 @@ impl TokenStream {
         }
     }
 
-    /// Like [`Self::next_sequences_unless`], with the rows of each sequence. After an error the stream must not be
+    /// Like [`Self::next_sequences_until`] a count, with the rows of each sequence. After an error the stream must not be
     /// used.
     pub(crate) fn next_sequences_with_rows(
         &mut self,
@@ -151,11 +157,12 @@ impl TokenStream {
         interrupted: &dyn Fn() -> bool,
     ) -> Result<(Batch, Vec<DeliveredRows>), DataError> {
         self.delivered_rows = Some(Vec::with_capacity(n));
-        let batch = self.next_sequences_unless(n, interrupted)?;
+        let batch = self.next_sequences_until(Until::Count(n), interrupted)?;
         Ok((batch, self.delivered_rows.take().unwrap_or_default()))
     }
 
-    fn fill(&mut self, batch: &mut Batch, n: usize, interrupted: &dyn Fn() -> bool) -> Result<(), DataError> {
+    fn fill(&mut self, batch: &mut Batch, until: Until, interrupted: &dyn Fn() -> bool) -> Result<(), DataError> {
+        let (Until::Count(n) | Until::WindowEnd(n)) = until;
         let token_bytes = self.packer.tokenizer().token_bytes();
         while batch.sequences() < n {
             let component = self.mixture.schedule().next_component(&self.delivered);
@@ -167,7 +174,7 @@ impl TokenStream {
             if let Some(rows) = &mut self.delivered_rows {
                 rows.push(DeliveredRows { component, rows: self.components[component].delivered_rows() });
             }
-            if self.ends_with_window && self.components[component].position().1 == 0 {
+            if matches!(until, Until::WindowEnd(_)) && self.components[component].position().1 == 0 {
                 break;
             }
         }
@@ -188,14 +195,6 @@ impl TokenStream {
             }
         });
         positions.collect()
-    }
-
-    /// Like [`Self::next_sequences_unless`], but the batch ends with the window in use. Only for a single component.
-    pub fn next_sequences_of_window(&mut self, n: usize, interrupted: &dyn Fn() -> bool) -> Result<Batch, DataError> {
-        self.ends_with_window = true;
-        let batch = self.next_sequences_unless(n, interrupted);
-        self.ends_with_window = false;
-        batch
     }
 
     /// Whether the next sequence is the first of a window of each component.

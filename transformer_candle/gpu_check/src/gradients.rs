@@ -5,10 +5,10 @@
 //! exact gradient is the CPU's in F32 from the same inputs, and the tolerance is twice the CPU's own BF16 error, for
 //! any model.
 
-use kernels::memory::{Category, Plan};
+use kernels::memory::{Arena, Category, allocate};
 use kernels::{Buffer, DType, Device, WriteMode, head_cross_entropy};
 use model::activations::ActivationSettings;
-use model::backbone::{Backbone, BackbonePlan};
+use model::backbone::{Backbone, rope_tables};
 use model::layout::Parameter;
 use model::parameters::BlockParameters;
 use model::pass::Pass;
@@ -225,18 +225,19 @@ impl GradientCase {
             residual_dtype: weights.dtype,
             recompute: ActivationRecompute::None,
             training: true,
-            positions: self.sequence_length,
             device: device.kind(),
             workspace_elements: 0,
         };
-        let mut plan = Plan::new();
-        let flat = plan.add("weights", Category::Weights, weights.dtype, &[layout.elements()]);
-        let gradients = plan.add("gradients", Category::Gradients, DType::F32, &[layout.elements()]);
-        let planned = BackbonePlan::new(shape, &settings, &mut plan);
-        let arena = plan.allocate(device)?;
-        weights.write_to(&mut arena.buffer(flat))?;
-        let mut parameters = layout.weights(&arena.buffer(flat), Some(&arena.buffer(gradients)))?;
-        Ok((planned.bind(&arena, &parameters)?, parameters.blocks.swap_remove(0)))
+        let new = |arena: &mut Arena| -> Result<_> {
+            let flat = arena.take("weights", Category::Weights, weights.dtype, &[layout.elements()]);
+            let gradients = arena.take("gradients", Category::Gradients, DType::F32, &[layout.elements()]);
+            let parameters = layout.weights(&flat, Some(&gradients))?;
+            let rope = rope_tables(shape, self.sequence_length, arena)?;
+            Ok((flat, Backbone::new(shape, &settings, &parameters, rope, &[], arena)?, parameters))
+        };
+        let (mut flat, backbone, mut parameters) = allocate(device, new)?;
+        weights.write_to(&mut flat)?;
+        Ok((backbone, parameters.blocks.swap_remove(0)))
     }
 
     /// Computes the model's loss and gradients over two micro-batches, some of whose targets are ignored.
@@ -259,9 +260,7 @@ impl GradientCase {
             training: true,
             z_loss: 0.0,
         };
-        let mut plan = Plan::new();
-        let planned = Decoder::plan(&self.shape, &settings, &mut plan);
-        let mut decoder = planned.bind(&plan.allocate(&device.device)?)?;
+        let mut decoder = allocate(&device.device, |arena| Decoder::new(&self.shape, &settings, arena))?;
         weights.write_to(decoder.weights_mut())?;
         let mut inputs = Buffer::zeros(&[n], DType::U32, &device.device)?;
         let mut targets = Buffer::zeros(&[n], DType::I32, &device.device)?;

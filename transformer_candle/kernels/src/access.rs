@@ -118,8 +118,11 @@ impl Arguments {
     fn add(mut self, name: &'static str, buffer: &Buffer, written: bool) -> Self {
         let size = buffer.elements() * buffer.dtype().size_in_bytes();
         let bytes = buffer.address()..buffer.address() + size;
-        let (tensor, storage, device) = (buffer.tensor().clone(), buffer.storage_key(), buffer.device().clone());
-        self.list.push(Argument { name, written, tensor, storage, device, bytes });
+        let (storage, device) = (buffer.storage_key(), buffer.device().clone());
+        match buffer.tensor() {
+            Ok(tensor) => self.list.push(Argument { name, written, tensor: tensor.clone(), storage, device, bytes }),
+            Err(counted) => self.problem = self.problem.or(Some(counted)),
+        }
         self
     }
 

@@ -19,7 +19,7 @@ use crate::{Device, Error, Result, bf16};
 /// of one operation may otherwise pick up the other, which waits for the first.
 #[derive(Clone, Debug)]
 pub struct Buffer {
-    tensor: Tensor,
+    elements: Elements,
     device: Device,
     /// Address of the first element on the device.
     address: usize,
@@ -27,7 +27,22 @@ pub struct Buffer {
     storage: usize,
 }
 
+/// Where the elements of a buffer are.
+#[derive(Clone, Debug)]
+enum Elements {
+    /// In the storage of a contiguous tensor.
+    InTensor(Tensor),
+    /// Nowhere: a [counted](crate::memory) buffer has a type and a shape, and no operation takes it.
+    Counted { dtype: DType, shape: Vec<usize> },
+}
+
 impl Buffer {
+    /// A buffer without memory, as an arena that counts hands it out.
+    pub(crate) fn counted(shape: &[usize], dtype: DType) -> Self {
+        let elements = Elements::Counted { dtype, shape: shape.to_vec() };
+        Self { elements, device: Device::Cpu, address: 0, storage: 0 }
+    }
+
     /// A buffer of its own memory, all zero. On a CPU it begins at a cache line.
     pub fn zeros(shape: &[usize], dtype: DType, device: &Device) -> Result<Self> {
         match device {
@@ -50,22 +65,42 @@ impl Buffer {
             Device::Cuda(cuda) => cuda.address_of(&tensor)?,
         };
         let storage = std::ptr::from_ref::<Storage>(&tensor.storage_and_layout().0).addr();
-        Ok(Self { tensor, device: device.clone(), address, storage })
+        Ok(Self { elements: Elements::InTensor(tensor), device: device.clone(), address, storage })
     }
 
     /// The Candle tensor of this view, which shares its memory.
-    pub fn tensor(&self) -> &Tensor {
-        &self.tensor
+    ///
+    /// # Errors
+    /// If the buffer was only counted.
+    pub fn tensor(&self) -> Result<&Tensor> {
+        match &self.elements {
+            Elements::InTensor(tensor) => Ok(tensor),
+            Elements::Counted { .. } => {
+                let problem = "the buffer was counted, not allocated".to_owned();
+                Err(Error::Invalid { operation: "Buffer::tensor", problem })
+            }
+        }
+    }
+
+    /// Whether the buffer has no memory.
+    pub fn is_counted(&self) -> bool {
+        matches!(self.elements, Elements::Counted { .. })
     }
 
     /// The element type.
     pub fn dtype(&self) -> DType {
-        self.tensor.dtype()
+        match &self.elements {
+            Elements::InTensor(tensor) => tensor.dtype(),
+            Elements::Counted { dtype, .. } => *dtype,
+        }
     }
 
     /// The sizes of the axes.
     pub fn shape(&self) -> &[usize] {
-        self.tensor.dims()
+        match &self.elements {
+            Elements::InTensor(tensor) => tensor.dims(),
+            Elements::Counted { shape, .. } => shape,
+        }
     }
 
     /// The size of an axis; 0 if there is no such axis, which an operation's checks then refuse.
@@ -80,7 +115,7 @@ impl Buffer {
 
     /// The number of elements.
     pub fn elements(&self) -> usize {
-        self.tensor.elem_count()
+        elements_of(self.shape())
     }
 
     /// The device that the buffer is on.
@@ -90,14 +125,19 @@ impl Buffer {
 
     /// Returns a view of the `shape.product()` elements from `offset_elements` on, which shares their memory.
     pub fn view(&self, offset_elements: usize, shape: &[usize]) -> Result<Self> {
-        let elements: usize = shape.iter().product();
+        let elements = elements_of(shape);
         if offset_elements.checked_add(elements).is_none_or(|end| end > self.elements()) {
             let problem = format!("{elements} elements from {offset_elements} on are not within {:?}", self.shape());
             return Err(Error::Invalid { operation: "Buffer::view", problem });
         }
-        let tensor = self.tensor.flatten_all()?.narrow(0, offset_elements, elements)?.reshape(shape)?;
+        let of_view = match &self.elements {
+            Elements::InTensor(tensor) => {
+                Elements::InTensor(tensor.flatten_all()?.narrow(0, offset_elements, elements)?.reshape(shape)?)
+            }
+            Elements::Counted { dtype, .. } => Elements::Counted { dtype: *dtype, shape: shape.to_vec() },
+        };
         let address = self.address + offset_elements * self.dtype().size_in_bytes();
-        Ok(Self { tensor, device: self.device.clone(), address, storage: self.storage })
+        Ok(Self { elements: of_view, device: self.device.clone(), address, storage: self.storage })
     }
 
     pub(crate) fn storage_key(&self) -> usize {
@@ -118,6 +158,11 @@ impl Buffer {
     fn bytes(&self) -> usize {
         self.elements() * self.dtype().size_in_bytes()
     }
+}
+
+/// The number of elements of a shape; a counted one may have more than any machine.
+fn elements_of(shape: &[usize]) -> usize {
+    shape.iter().fold(1, |elements, &size| elements.saturating_mul(size))
 }
 
 impl Drop for Buffer {
@@ -228,7 +273,7 @@ mod tests {
         let mut row = whole.view(4, &[2, 2]).unwrap();
         row.write(&[1f32, 2.0, 3.0, 4.0]).unwrap();
         assert_eq!(whole.read::<f32>().unwrap()[4..8], [1.0, 2.0, 3.0, 4.0]);
-        assert_eq!(whole.tensor().to_vec2::<f32>().unwrap()[1], [1.0, 2.0, 3.0, 4.0]);
+        assert_eq!(whole.tensor().unwrap().to_vec2::<f32>().unwrap()[1], [1.0, 2.0, 3.0, 4.0]);
         whole.zero().unwrap();
         assert_eq!(row.read::<f32>().unwrap(), [0.0; 4]);
         assert_eq!(row.view(0, &[4]).unwrap().shape(), [4]);
@@ -287,7 +332,7 @@ mod tests {
         assert!(buffer.view(3, &[4]).is_err());
         assert!(buffer.view(usize::MAX, &[2]).is_err());
         assert!(buffer.view(0, &[7]).is_err());
-        let transposed = buffer.tensor().t().unwrap();
+        let transposed = buffer.tensor().unwrap().t().unwrap();
         assert!(matches!(Buffer::from_tensor(transposed, &Device::Cpu), Err(Error::NotContiguous { .. })));
         assert!([DType::F64, DType::F4].iter().all(|&dtype| Buffer::zeros(&[2], dtype, &Device::Cpu).is_err()));
     }

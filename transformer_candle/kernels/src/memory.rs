@@ -1,4 +1,8 @@
-//! The memory plan: every buffer of a run, listed before the first one is allocated.
+//! Memory that is counted before it is allocated: the only allocations of a run.
+//!
+//! What owns buffers takes them from an [`Arena`] in its constructor. The constructor runs twice: with an arena that
+//! counts, which lists the buffers in a [`Plan`] and hands out ones without memory, and with an arena that has the
+//! memory of that plan ([`allocate`]).
 
 use std::collections::HashMap;
 use std::fmt;
@@ -81,41 +85,14 @@ impl PlannedBuffer {
     }
 }
 
-/// A buffer of a [`Plan`] and of the [`Arena`] that the plan allocates.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct BufferId(usize);
-
-/// A list of buffers; allocating it is the only allocation of a run.
-///
-/// ```
-/// use kernels::memory::{Category, Plan};
-/// use kernels::{DType, Device};
-///
-/// let mut plan = Plan::new();
-/// let weights = plan.add("weights", Category::Weights, DType::F32, &[1000, 64]);
-/// assert_eq!(plan.bytes(), 256_000);
-/// let arena = plan.allocate(&Device::Cpu)?;
-/// assert_eq!(arena.buffer(weights).shape(), [1000, 64]);
-/// # Ok::<(), kernels::Error>(())
-/// ```
+/// A list of buffers, in the order in which constructors take them.
 #[derive(Clone, Debug, Default)]
 pub struct Plan {
     buffers: Vec<PlannedBuffer>,
 }
 
 impl Plan {
-    /// An empty plan.
-    pub fn new() -> Self {
-        Self::default()
-    }
-
-    /// Adds a buffer.
-    pub fn add(&mut self, name: impl Into<String>, category: Category, dtype: DType, shape: &[usize]) -> BufferId {
-        self.buffers.push(PlannedBuffer { name: name.into(), category, dtype, shape: shape.to_vec() });
-        BufferId(self.buffers.len() - 1)
-    }
-
-    /// Every buffer, in the order added.
+    /// Every buffer, in the order taken.
     pub fn buffers(&self) -> &[PlannedBuffer] {
         &self.buffers
     }
@@ -138,32 +115,12 @@ impl Plan {
         categories.into_iter().map(|category| (category, self.bytes_of(category))).collect()
     }
 
-    /// A plan in which each buffer is as large as the largest one of its place in any of the plans, which list the same
-    /// buffers in other sizes: memory for all of them, one at a time ([`Arena::resized`]).
-    ///
-    /// # Panics
-    /// If the plans do not list the same buffers.
-    pub fn largest<'a>(plans: impl IntoIterator<Item = &'a Self>) -> Self {
-        let mut plans = plans.into_iter();
-        let mut largest = plans.next().cloned().unwrap_or_default();
-        for plan in plans {
-            assert_eq!(largest.buffers.len(), plan.buffers.len(), "the plans list the same buffers");
-            for (largest, buffer) in largest.buffers.iter_mut().zip(&plan.buffers) {
-                assert_eq!((&largest.name, largest.dtype), (&buffer.name, buffer.dtype), "in the same order");
-                if buffer.bytes() > largest.bytes() {
-                    *largest = buffer.clone();
-                }
-            }
-        }
-        largest
-    }
-
     /// Allocates every buffer, all zero. Buffers of one element type are one allocation: on a CPU only large ones lie
     /// in huge pages, on a GPU the driver rounds each one up and no plan counts what lies between them.
     ///
     /// # Errors
     /// On a GPU without room for all of them, [`crate::Error::OutOfMemory`] before the first is allocated.
-    pub fn allocate(&self, device: &Device) -> Result<Arena> {
+    pub fn allocate(self, device: &Device) -> Result<Arena> {
         let mut ends = HashMap::<DType, usize>::new();
         let offset_of = |planned: &PlannedBuffer| {
             let end = ends.entry(planned.dtype).or_default();
@@ -179,124 +136,203 @@ impl Plan {
         let allocations = ends.into_iter().map(allocate).collect::<Result<HashMap<_, _>>>()?;
         let buffers = self.buffers.iter().zip(offsets);
         let buffers = buffers.map(|(planned, first)| allocations[&planned.dtype].view(first, &planned.shape));
-        Ok(Arena { buffers: buffers.collect::<Result<_>>()?, bytes: self.bytes() })
+        let memory = Some(buffers.collect::<Result<_>>()?);
+        Ok(Arena { plan: self, memory, first: 0, taken: 0 })
     }
 }
 
-/// The memory of a [`Plan`]; clones share it.
+/// Where constructors take their buffers from: it counts them, or has the memory that was counted.
 #[derive(Clone, Debug)]
 pub struct Arena {
-    buffers: Vec<Buffer>,
-    bytes: u64,
+    plan: Plan,
+    /// The memory of each buffer of the plan; None while they are counted.
+    memory: Option<Vec<Buffer>>,
+    /// The position that [`Arena::rewind`] goes back to.
+    first: usize,
+    /// The position of the next buffer.
+    taken: usize,
 }
 
 impl Arena {
-    /// A buffer, sharing the arena's memory.
+    /// An arena that counts.
+    pub fn counting() -> Self {
+        Self { plan: Plan::default(), memory: None, first: 0, taken: 0 }
+    }
+
+    /// Takes the next buffer, zero the first time. While buffers are counted it has no memory.
     ///
     /// # Panics
-    /// If the id comes from a plan with more buffers than the one that allocated this arena.
-    pub fn buffer(&self, id: BufferId) -> Buffer {
-        self.buffers[id.0].clone()
+    /// If another buffer was counted in this place, or a smaller one.
+    pub fn take(&mut self, name: impl Into<String>, category: Category, dtype: DType, shape: &[usize]) -> Buffer {
+        let wanted = PlannedBuffer { name: name.into(), category, dtype, shape: shape.to_vec() };
+        let place = self.taken;
+        self.taken += 1;
+        if let Some(planned) = self.plan.buffers.get(place) {
+            assert_eq!((&planned.name, planned.dtype), (&wanted.name, dtype), "buffers are taken in the order counted");
+        }
+        if let Some(memory) = &self.memory {
+            return memory[place].view(0, shape).expect("a buffer as large was counted");
+        }
+        match self.plan.buffers.get_mut(place) {
+            Some(planned) if planned.bytes() >= wanted.bytes() => {}
+            Some(planned) => *planned = wanted,
+            None => self.plan.buffers.push(wanted),
+        }
+        Buffer::counted(shape, dtype)
     }
 
-    /// The buffers of a plan in this arena's memory: each starts where this arena's buffer of the same place does, and
-    /// is at most as large ([`Plan::largest`]).
-    ///
-    /// # Errors
-    /// If a buffer is larger.
-    pub fn resized(&self, plan: &Plan) -> Result<Self> {
-        let buffers = self.buffers.iter().zip(&plan.buffers);
-        let buffers = buffers.map(|(buffer, planned)| buffer.view(0, &planned.shape)).collect::<Result<_>>()?;
-        Ok(Self { buffers, bytes: plan.bytes() })
+    /// Goes back to the first buffer: what is taken next shares the memory of what was taken before, each buffer that
+    /// of its place, which is counted as large as the largest one there.
+    pub fn rewind(&mut self) {
+        self.taken = self.first;
     }
 
-    /// Size of all buffers.
-    pub fn bytes(&self) -> u64 {
-        self.bytes
+    /// An arena of the same memory, which begins with the next buffer.
+    pub fn rest(&self) -> Self {
+        Self { first: self.taken, ..self.clone() }
     }
+
+    /// The buffers counted.
+    pub fn plan(&self) -> &Plan {
+        &self.plan
+    }
+}
+
+/// Returns what a constructor makes, and the buffers that it takes; they have no memory.
+///
+/// # Errors
+/// Those of the constructor.
+pub fn count<T, E>(new: impl FnOnce(&mut Arena) -> Result<T, E>) -> Result<(T, Plan), E> {
+    let mut arena = Arena::counting();
+    let made = new(&mut arena)?;
+    Ok((made, arena.plan))
+}
+
+/// Counts the buffers that a constructor takes, allocates them, and returns what it makes of them.
+///
+/// ```
+/// use kernels::memory::{Category, allocate};
+/// use kernels::{DType, Device, Error};
+///
+/// let weights = allocate(&Device::Cpu, |arena| {
+///     Ok::<_, Error>(arena.take("weights", Category::Weights, DType::F32, &[1000, 64]))
+/// })?;
+/// assert_eq!(weights.shape(), [1000, 64]);
+/// # Ok::<(), Error>(())
+/// ```
+///
+/// # Errors
+/// Those of the constructor and of [`Plan::allocate`].
+pub fn allocate<T, E: From<crate::Error>>(
+    device: &Device,
+    mut new: impl FnMut(&mut Arena) -> Result<T, E>,
+) -> Result<T, E> {
+    let (_, plan) = count(&mut new)?;
+    new(&mut plan.allocate(device)?)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    fn counted(new: impl FnOnce(&mut Arena)) -> Plan {
+        count(|arena| Ok::<_, crate::Error>(new(arena))).unwrap().1
+    }
+
     #[test]
     fn a_plan_sums_its_categories_in_order() {
-        let mut plan = Plan::new();
-        plan.add("moments", Category::OptimizerMoments, DType::F32, &[2, 100]);
-        let weights = plan.add("weights", Category::Weights, DType::BF16, &[100]);
-        plan.add("low_bits", Category::MasterLowBits, DType::I16, &[100]);
-        plan.add("more weights", Category::Weights, DType::F32, &[1]);
+        let mut new = |arena: &mut Arena| {
+            arena.take("moments", Category::OptimizerMoments, DType::F32, &[2, 100]);
+            let weights = arena.take("weights", Category::Weights, DType::BF16, &[100]);
+            arena.take("low_bits", Category::MasterLowBits, DType::I16, &[100]);
+            arena.take("more weights", Category::Weights, DType::F32, &[1]);
+            Ok::<_, crate::Error>(weights)
+        };
+        let (weights, plan) = count(&mut new).unwrap();
         assert_eq!(plan.bytes(), 800 + 200 + 200 + 4);
         assert_eq!(
             plan.by_category(),
             [(Category::Weights, 204), (Category::MasterLowBits, 200), (Category::OptimizerMoments, 800)]
         );
-        let arena = plan.allocate(&Device::Cpu).unwrap();
-        assert_eq!(arena.bytes(), plan.bytes());
-        let mut one = arena.buffer(weights);
+        assert!(weights.view(50, &[5, 10]).unwrap().is_counted() && weights.view(50, &[51]).is_err());
+        assert!(weights.read_f32().unwrap_err().to_string().contains("counted, not allocated"));
+        let mut arena = plan.allocate(&Device::Cpu).unwrap();
+        let mut one = new(&mut arena).unwrap();
         one.write(&[crate::bf16::ONE; 100]).unwrap();
-        assert_eq!(arena.buffer(weights).read_f32().unwrap(), [1.0; 100], "both share the arena's memory");
+        arena.rewind();
+        assert_eq!(new(&mut arena).unwrap().read_f32().unwrap(), [1.0; 100], "both share the arena's memory");
     }
 
     #[test]
     fn buffers_on_a_cpu_begin_at_cache_lines_and_share_no_element() {
-        let mut plan = Plan::new();
         let sizes = (0..40).map(|i| [i % 7 * 5, 1 + i * i % 11]);
         let types = [DType::F32, DType::BF16, DType::I32].into_iter().cycle();
-        let ids: Vec<BufferId> =
-            sizes.zip(types).map(|(shape, dtype)| plan.add("", Category::Scratch, dtype, &shape)).collect();
-        let arena = plan.allocate(&Device::Cpu).unwrap();
+        let wanted: Vec<_> = sizes.zip(types).collect();
+        let take = |arena: &mut Arena| {
+            let take = |(shape, dtype): &([usize; 2], DType)| arena.take("", Category::Scratch, *dtype, shape);
+            Ok::<Vec<Buffer>, crate::Error>(wanted.iter().map(take).collect())
+        };
         let mut ranges = Vec::new();
-        for (&id, planned) in ids.iter().zip(plan.buffers()) {
-            let (buffer, bytes) = (arena.buffer(id), planned.bytes() as usize);
-            assert_eq!((buffer.shape(), buffer.dtype()), (&*planned.shape, planned.dtype));
+        for (buffer, (shape, dtype)) in allocate(&Device::Cpu, take).unwrap().iter().zip(&wanted) {
+            assert_eq!((buffer.shape(), buffer.dtype()), (&shape[..], *dtype));
             assert_eq!(buffer.address() % CACHE_LINE, 0);
-            ranges.push(buffer.address()..buffer.address() + bytes);
+            ranges.push(buffer.address()..buffer.address() + buffer.elements() * dtype.size_in_bytes());
         }
         ranges.sort_by_key(|range| range.start);
         assert!(ranges.windows(2).all(|pair| pair[0].end < pair[1].start), "{ranges:?}");
     }
 
     #[test]
-    fn one_arena_holds_plans_of_other_sizes() {
-        let plan = |tokens: usize, workspace: usize| {
-            let mut plan = Plan::new();
-            plan.add("weights", Category::Weights, DType::F32, &[100]);
-            plan.add("output", Category::SavedActivations, DType::BF16, &[tokens, 8]);
-            plan.add("workspace", Category::Scratch, DType::F32, &[workspace]);
-            plan
+    fn a_rewound_arena_holds_buffers_of_other_sizes() {
+        let take = |arena: &mut Arena, tokens: usize, workspace: usize| {
+            arena.rewind();
+            [
+                arena.take("weights", Category::Weights, DType::F32, &[100]),
+                arena.take("output", Category::SavedActivations, DType::BF16, &[tokens, 8]),
+                arena.take("workspace", Category::Scratch, DType::F32, &[workspace]),
+            ]
         };
-        let (short, long) = (plan(64, 500), plan(128, 300));
-        let largest = Plan::largest([&short, &long]);
-        assert_eq!(largest.bytes(), 4 * 100 + 2 * 128 * 8 + 4 * 500);
-        let arena = largest.allocate(&Device::Cpu).unwrap();
-        for plan in [&short, &long] {
-            let resized = arena.resized(plan).unwrap();
-            assert_eq!(resized.bytes(), plan.bytes());
-            for (place, planned) in plan.buffers().iter().enumerate() {
-                let (whole, part) = (arena.buffer(BufferId(place)), resized.buffer(BufferId(place)));
-                assert_eq!((part.shape(), part.address()), (&*planned.shape, whole.address()));
-            }
+        let both = |arena: &mut Arena| [take(arena, 64, 500), take(arena, 128, 300)];
+        let mut counting = Arena::counting();
+        both(&mut counting);
+        assert_eq!(counting.plan().bytes(), 4 * 100 + 2 * 128 * 8 + 4 * 500);
+        let mut arena = counting.plan.allocate(&Device::Cpu).unwrap();
+        let [short, long] = both(&mut arena);
+        for (one, other) in short.iter().zip(&long) {
+            assert_eq!(one.address(), other.address());
         }
-        assert!(short.allocate(&Device::Cpu).unwrap().resized(&long).is_err(), "it is smaller");
+        assert_eq!((short[1].shape(), long[1].shape()), (&[64, 8][..], &[128, 8][..]));
+        arena.rewind();
+        arena.take("weights", Category::Weights, DType::F32, &[100]);
+        let mut rest = arena.rest();
+        for _ in 0..2 {
+            rest.rewind();
+            let output = rest.take("output", Category::SavedActivations, DType::BF16, &[1, 8]);
+            assert_eq!(output.address(), long[1].address());
+        }
+    }
+
+    #[test]
+    #[should_panic(expected = "a buffer as large was counted")]
+    fn a_buffer_larger_than_counted_is_a_bug() {
+        let plan = counted(|arena| drop(arena.take("", Category::Scratch, DType::F32, &[3])));
+        plan.allocate(&Device::Cpu).unwrap().take("", Category::Scratch, DType::F32, &[4]);
     }
 
     #[test]
     fn a_type_that_no_buffer_holds_is_an_error() {
         for dtype in [DType::F64, DType::F4] {
-            let mut plan = Plan::new();
-            plan.add("", Category::Scratch, dtype, &[3]);
+            let plan = counted(|arena| drop(arena.take("", Category::Scratch, dtype, &[3])));
             assert!(plan.allocate(&Device::Cpu).is_err());
         }
     }
 
     #[test]
     fn a_plan_of_more_bytes_than_any_machine_has_can_be_summed() {
-        let mut plan = Plan::new();
-        plan.add("logits", Category::Scratch, DType::F32, &[1 << 30, 1 << 20]);
-        assert_eq!(plan.bytes(), 1 << 52);
-        plan.add("cache", Category::KeyValueCache, DType::F32, &[1 << 40, 1 << 40]);
-        assert_eq!(plan.bytes(), u64::MAX);
+        let mut arena = Arena::counting();
+        arena.take("logits", Category::Scratch, DType::F32, &[1 << 30, 1 << 20]);
+        assert_eq!(arena.plan().bytes(), 1 << 52);
+        arena.take("cache", Category::KeyValueCache, DType::F32, &[1 << 40, 1 << 40]);
+        assert_eq!(arena.plan().bytes(), u64::MAX);
     }
 }

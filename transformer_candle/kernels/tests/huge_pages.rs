@@ -5,8 +5,8 @@
 use std::fs;
 use std::path::Path;
 
-use kernels::memory::{Category, Plan};
-use kernels::{Buffer, DType, Device, bf16};
+use kernels::memory::{Arena, Category, allocate};
+use kernels::{Buffer, DType, Device, Error, bf16};
 
 const HUGE_PAGE: usize = 2 << 20;
 
@@ -45,9 +45,10 @@ fn large_buffers_are_in_huge_pages() {
 
 #[test]
 fn small_buffers_of_a_plan_share_huge_pages() {
-    let mut plan = Plan::new();
-    let add = |_| plan.add("", Category::SavedActivations, DType::F32, &[HUGE_PAGE / 64]);
-    let ids: Vec<_> = (0..64).map(add).collect();
-    let middle = plan.allocate(&Device::Cpu).unwrap().buffer(ids[32]);
+    let take = |arena: &mut Arena| {
+        let take = |_| arena.take("", Category::SavedActivations, DType::F32, &[HUGE_PAGE / 64]);
+        Ok::<Vec<Buffer>, Error>((0..64).map(take).collect())
+    };
+    let middle = allocate(&Device::Cpu, take).unwrap().swap_remove(32);
     assert_eq!(is_advised(middle.address()), Path::new("/sys/kernel/mm/transparent_hugepage").exists());
 }

@@ -7,8 +7,8 @@
 
 use std::collections::BTreeMap;
 
-use kernels::memory::{BufferId, Category, Plan};
-use kernels::{DType, DeviceKind};
+use kernels::memory::{Arena, Category};
+use kernels::{Buffer, DType, DeviceKind};
 
 use crate::ActivationRecompute;
 
@@ -28,8 +28,6 @@ pub struct ActivationSettings {
     pub recompute: ActivationRecompute,
     /// Whether there is a backward pass at all.
     pub training: bool,
-    /// Positions that the rotary embedding knows: T, or the whole context that a cache holds.
-    pub positions: usize,
     /// The kind of device that the model runs on.
     pub device: DeviceKind,
     /// Elements of workspace that the caller's own operations need.
@@ -47,19 +45,19 @@ pub(crate) enum Saved {
     Recomputable,
 }
 
-/// Plans the buffers of one block after the other.
-pub(crate) struct BlockPlanner<'a> {
+/// Takes the buffers of one block after the other.
+pub(crate) struct BlockBuffers<'a> {
     pub(crate) settings: &'a ActivationSettings,
     layer: usize,
     /// The buffers that blocks share, by name.
-    shared: BTreeMap<&'static str, BufferId>,
-    plan: &'a mut Plan,
+    shared: BTreeMap<&'static str, Buffer>,
+    arena: &'a mut Arena,
 }
 
-impl<'a> BlockPlanner<'a> {
-    /// A planner that begins with the first block.
-    pub(crate) fn new(settings: &'a ActivationSettings, plan: &'a mut Plan) -> Self {
-        Self { settings, layer: 0, shared: BTreeMap::new(), plan }
+impl<'a> BlockBuffers<'a> {
+    /// Begins with the first block.
+    pub(crate) fn new(settings: &'a ActivationSettings, arena: &'a mut Arena) -> Self {
+        Self { settings, layer: 0, shared: BTreeMap::new(), arena }
     }
 
     /// Goes to the next block.
@@ -67,20 +65,20 @@ impl<'a> BlockPlanner<'a> {
         self.layer += 1;
     }
 
-    /// Adds a buffer of this block, or returns the one that all blocks share.
-    pub(crate) fn add(&mut self, name: &'static str, saved: Saved, dtype: DType, shape: &[usize]) -> BufferId {
+    /// Takes a buffer of this block, or the one that all blocks share.
+    pub(crate) fn take(&mut self, name: &'static str, saved: Saved, dtype: DType, shape: &[usize]) -> Buffer {
         if self.keeps(saved) {
             let name = format!("layers.{}.{name}", self.layer);
-            return self.plan.add(name, Category::SavedActivations, dtype, shape);
+            return self.arena.take(name, Category::SavedActivations, dtype, shape);
         }
-        let add = || self.plan.add(format!("layers.{name}"), Category::Scratch, dtype, shape);
-        *self.shared.entry(name).or_insert_with(add)
+        let take = || self.arena.take(format!("layers.{name}"), Category::Scratch, dtype, shape);
+        self.shared.entry(name).or_insert_with(take).clone()
     }
 
-    /// Adds the output of a norm. Recomputed outputs are needed one after the other: one buffer serves both of a block.
-    pub(crate) fn add_normed(&mut self, name: &'static str, shape: &[usize]) -> BufferId {
+    /// Takes the output of a norm. Recomputed outputs are needed one after the other: one buffer serves both of a block.
+    pub(crate) fn take_normed(&mut self, name: &'static str, shape: &[usize]) -> Buffer {
         let name = if self.keeps(Saved::Recomputable) { name } else { "normed" };
-        self.add(name, Saved::Recomputable, self.settings.dtype, shape)
+        self.take(name, Saved::Recomputable, self.settings.dtype, shape)
     }
 
     fn keeps(&self, saved: Saved) -> bool {

@@ -1,77 +1,17 @@
 //! Attention with its norm and its projections, forward beside backward.
 
 use kernels::attention::{AttentionShape, Saved as SavedAttention};
-use kernels::memory::BufferId;
 use kernels::{Buffer, DType, attention, bias, linear, qk_norm, rope};
 
-use crate::activations::{ActivationSettings, BlockPlanner, Saved};
+use crate::activations::{ActivationSettings, BlockBuffers, Saved};
 use crate::linear::Linear;
-use crate::lora::{self, BindAdapters};
+use crate::lora::{self, MakeAdapters};
 use crate::norm::{Norm, NormActivations};
 use crate::parameters::BlockParameters;
 use crate::pass::{GradientScratch, Pass};
 use crate::qk_norm::QkNorm;
 use crate::weight::Weight;
 use crate::{ModelShape, Result};
-
-/// Activations of attention in the forward pass. `T` is a [`BufferId`] while planning and a [`Buffer`] afterwards.
-#[derive(Clone, Debug)]
-pub(crate) struct AttentionActivations<T> {
-    /// Activations of the norm before attention.
-    pub norm: NormActivations<T>,
-    /// Queries, keys and values as they were projected; None where heads are not normed.
-    pub projected_NP: Option<T>,
-    /// Queries, keys (both rotated) and values.
-    pub qkv_NP: T,
-    /// Attention's output before its projection.
-    pub attended_NA: T,
-    /// The log-sum-exp of each query's scores, [B, H, T].
-    pub log_sum_exp_BHT: T,
-}
-
-impl AttentionActivations<BufferId> {
-    /// Adds the activations to the plan of a block.
-    pub(crate) fn plan(shape: &ModelShape, planner: &mut BlockPlanner<'_>) -> Self {
-        let &ActivationSettings { batch, sequence_length, dtype, residual_dtype, .. } = planner.settings;
-        let (n, d, heads) = (batch * sequence_length, shape.hidden_size, shape.heads());
-        Self {
-            norm: NormActivations {
-                residual_ND: planner.add("input", Saved::BlockInput, residual_dtype, &[n, d]),
-                inv_rms_N: planner.add("attention_inv_rms", Saved::BlockInput, DType::F32, &[n]),
-                normed_ND: planner.add_normed("attention_normed", &[n, d]),
-            },
-            projected_NP: (shape.architecture.has_qk_norm())
-                .then(|| planner.add("projected", Saved::Inner, dtype, &[n, heads.packed_width()])),
-            // Norms and rotation are cheap to compute again.
-            qkv_NP: planner.add(
-                "qkv",
-                if shape.architecture.has_qk_norm() { Saved::Recomputable } else { Saved::Inner },
-                dtype,
-                &[n, heads.packed_width()],
-            ),
-            attended_NA: planner.add("attended", Saved::Inner, dtype, &[n, heads.query_width()]),
-            log_sum_exp_BHT: planner.add(
-                "log_sum_exp",
-                Saved::Inner,
-                DType::F32,
-                &[batch, heads.heads, sequence_length],
-            ),
-        }
-    }
-}
-
-impl<T> AttentionActivations<T> {
-    /// Returns the same fields with each value replaced.
-    pub(crate) fn try_map<U>(&self, of: &mut impl FnMut(&T) -> Result<U>) -> Result<AttentionActivations<U>> {
-        Ok(AttentionActivations {
-            norm: self.norm.try_map(of)?,
-            projected_NP: self.projected_NP.as_ref().map(&mut *of).transpose()?,
-            qkv_NP: of(&self.qkv_NP)?,
-            attended_NA: of(&self.attended_NA)?,
-            log_sum_exp_BHT: of(&self.log_sum_exp_BHT)?,
-        })
-    }
-}
 
 /// The keys and values of the tokens so far, [C, K * E].
 #[derive(Clone, Debug)]
@@ -89,8 +29,11 @@ pub struct Attention {
     qkv: Linear,
     qk_norm: Option<QkNorm>,
     output: Linear,
+    /// Queries, keys (both rotated) and values.
     qkv_NP: Buffer,
+    /// Attention's output before its projection.
     attended_NA: Buffer,
+    /// The log-sum-exp of each query's scores.
     log_sum_exp_BHT: Buffer,
     /// The key/value cache: then a pass holds the next tokens of one sequence. None for passes over whole sequences.
     cache: Option<KeyValueCache>,
@@ -100,27 +43,44 @@ impl Attention {
     /// The attention of a block; `previous_ND` is the residual stream that the norm before its own wrote, None in the
     /// first block.
     pub(crate) fn new(
+        shape: &ModelShape,
         weights: &BlockParameters<Weight>,
         previous_ND: Option<Buffer>,
-        values: AttentionActivations<Buffer>,
-        adapters: BindAdapters<'_>,
+        adapters: MakeAdapters<'_>,
         cache: Option<KeyValueCache>,
+        buffers: &mut BlockBuffers<'_>,
     ) -> Result<Self> {
-        let AttentionActivations { norm, projected_NP, qkv_NP, attended_NA, log_sum_exp_BHT } = values;
-        let qk_norm = weights.qk_norm.clone().zip(projected_NP);
+        let &ActivationSettings { batch, sequence_length, dtype, residual_dtype, .. } = buffers.settings;
+        let (n, d, heads) = (batch * sequence_length, shape.hidden_size, shape.heads());
+        let (norm_weight, [qkv, output]) = (weights.attention_norm.clone(), [&weights.qkv, &weights.attention_output]);
+        let values = NormActivations {
+            residual_ND: buffers.take("input", Saved::BlockInput, residual_dtype, &[n, d]),
+            inv_rms_N: buffers.take("attention_inv_rms", Saved::BlockInput, DType::F32, &[n]),
+            normed_ND: buffers.take_normed("attention_normed", &[n, d]),
+        };
+        // Queries, keys and values as they were projected.
+        let mut projected = || buffers.take("projected", Saved::Inner, dtype, &[n, heads.packed_width()]);
+        let qk_norm = weights.qk_norm.clone().map(|weight_2E| QkNorm::new(weight_2E, projected()));
+        // Norms and rotation are cheap to compute again.
+        let saved = if qk_norm.is_some() { Saved::Recomputable } else { Saved::Inner };
         Ok(Self {
-            norm: Norm::new(weights.attention_norm.clone(), previous_ND, norm),
-            qkv: Linear::new("qkv", weights.qkv.clone(), weights.qkv_bias.clone(), adapters(&weights.adapters.qkv)?),
-            qk_norm: qk_norm.map(|(weight_2E, projected_NP)| QkNorm::new(weight_2E, projected_NP)),
+            norm: Norm::new(norm_weight, previous_ND, values),
+            qkv: Linear::new("qkv", qkv.clone(), weights.qkv_bias.clone(), adapters(&weights.adapters.qkv)?),
+            qk_norm,
             output: Linear::new(
                 "attention_output",
-                weights.attention_output.clone(),
+                output.clone(),
                 None,
                 adapters(&weights.adapters.attention_output)?,
             ),
-            qkv_NP,
-            attended_NA,
-            log_sum_exp_BHT,
+            qkv_NP: buffers.take("qkv", saved, dtype, &[n, heads.packed_width()]),
+            attended_NA: buffers.take("attended", Saved::Inner, dtype, &[n, heads.query_width()]),
+            log_sum_exp_BHT: buffers.take(
+                "log_sum_exp",
+                Saved::Inner,
+                DType::F32,
+                &[batch, heads.heads, sequence_length],
+            ),
             cache,
         })
     }

@@ -1,20 +1,23 @@
 //! The decoder without its head: embedding, blocks and last norm; forward beside backward. Training and generation both
 //! run it.
 
-mod plan;
+use kernels::attention::AttentionShape;
+use kernels::memory::{Arena, Category};
+use kernels::rope::RopeTables;
+use kernels::{Buffer, DType, WriteMode, add_rms_norm, embedding, rope, timing};
 
-use kernels::{Buffer, WriteMode, embedding, timing};
-
-pub use plan::BackbonePlan;
-
+use crate::activations::{ActivationSettings, BlockBuffers};
+use crate::attention::{Attention, KeyValueCache};
 use crate::block::Block;
-use crate::lora::DropoutKey;
-use crate::norm::Norm;
-use crate::pass::{Pass, PassSettings, Scratch};
+use crate::lora::{AdapterBuffers, DropoutKey};
+use crate::mlp::Mlp;
+use crate::norm::{Norm, NormActivations};
+use crate::parameters::Parameters;
+use crate::pass::{GradientScratch, Pass, PassSettings, Scratch};
 use crate::weight::Weight;
-use crate::{ActivationRecompute, Result};
+use crate::{ActivationRecompute, ModelShape, Result};
 
-/// Embedding, blocks and last norm over planned buffers.
+/// Embedding, blocks and last norm.
 #[derive(Debug)]
 pub struct Backbone {
     /// Token embedding, [V, D].
@@ -32,6 +35,50 @@ pub struct Backbone {
 }
 
 impl Backbone {
+    /// A backbone of these weights; with a cache for each block, or none.
+    pub fn new(
+        shape: &ModelShape,
+        settings: &ActivationSettings,
+        weights: &Parameters<Weight>,
+        rope: RopeTables,
+        caches: &[KeyValueCache],
+        arena: &mut Arena,
+    ) -> Result<Self> {
+        let &ActivationSettings { batch, sequence_length, dtype, residual_dtype, training, .. } = settings;
+        let (n, d) = (batch * sequence_length, shape.hidden_size);
+        let adapter_buffers = AdapterBuffers::take(shape, settings, arena);
+        let mut buffers = BlockBuffers::new(settings, arena);
+        let mut blocks = Vec::<Block>::with_capacity(weights.blocks.len());
+        for (layer, weights) in weights.blocks.iter().enumerate() {
+            let previous_ND = blocks.last().map(|block| block.mlp.residual_ND().clone());
+            let adapters =
+                |of: &[_]| adapter_buffers.as_ref().map_or(Ok(Vec::new()), |buffers| buffers.adapters(layer, of));
+            let cache = caches.get(layer).cloned();
+            blocks.push(Block::new(shape, weights, previous_ND, &adapters, cache, &mut buffers)?);
+            buffers.next_block();
+        }
+        let previous_ND = blocks.last().map(|block| block.mlp.residual_ND().clone());
+        let kept = if training { Category::SavedActivations } else { Category::Scratch };
+        let values = NormActivations {
+            residual_ND: arena.take("output", kept, residual_dtype, &[n, d]),
+            inv_rms_N: arena.take("final_inv_rms", kept, DType::F32, &[n]),
+            normed_ND: arena.take("final_normed", kept, dtype, &[n, d]),
+        };
+        Ok(Self {
+            embed_tokens: weights.embed_tokens.clone(),
+            blocks,
+            final_norm: Norm::new(weights.final_norm.clone(), previous_ND, values),
+            settings: PassSettings {
+                attention: AttentionShape { heads: shape.heads(), batch, sequence_length },
+                epsilon: shape.norm_epsilon as f32,
+                rope,
+                recompute: settings.recompute,
+            },
+            dropout_key: adapter_buffers.map_or(Ok(None), |buffers| buffers.dropout_key())?,
+            scratch: Scratch::new(shape, settings, arena)?,
+        })
+    }
+
     /// Runs the tokens `ids_N` through the blocks and leaves the head's input in [`Backbone::hidden_ND`]. `documents_N`
     /// and `past` are those of [`Pass`].
     pub fn forward(&mut self, ids_N: &Buffer, documents_N: Option<&Buffer>, past: usize) -> Result<()> {
@@ -80,5 +127,114 @@ impl Backbone {
     /// The normed output of the last block, [N, D].
     pub fn hidden_ND(&self) -> &Buffer {
         &self.final_norm.values.normed_ND
+    }
+}
+
+impl Scratch {
+    fn new(shape: &ModelShape, settings: &ActivationSettings, arena: &mut Arena) -> Result<Self> {
+        let &ActivationSettings { batch, sequence_length, dtype, residual_dtype, training, .. } = settings;
+        let (n, d, heads) = (batch * sequence_length, shape.hidden_size, shape.heads());
+        let a = heads.query_width();
+        // The widest of the values that a linear map exchanges with the residual stream.
+        let narrow = if training { d.max(a) } else { d };
+        let mut take = |name, dtype, shape: &[usize]| arena.take(name, Category::Scratch, dtype, shape);
+        let layer_output = take("layer_output", residual_dtype, &[n * narrow]);
+        let workspace = take("workspace", DType::F32, &[workspace_elements(shape, settings)]);
+        let gradients = training.then(|| -> Result<_> {
+            Ok(GradientScratch {
+                dresidual_ND: take("residual_gradient", dtype, &[n, d]),
+                dnormed_ND: layer_output.view(0, &[n, d])?,
+                dattended_NA: layer_output.view(0, &[n, a])?,
+                dqkv_NP: take("qkv_gradient", dtype, &[n, heads.packed_width()]),
+            })
+        });
+        Ok(Self { layer_output_ND: layer_output.view(0, &[n, d])?, workspace, gradients: gradients.transpose()? })
+    }
+}
+
+/// Takes the rotary embedding's tables for this many positions and fills them.
+pub fn rope_tables(shape: &ModelShape, positions: usize, arena: &mut Arena) -> Result<RopeTables> {
+    let angles = [positions, shape.head_size / 2];
+    let mut take = |name| arena.take(name, Category::Scratch, DType::F32, &angles);
+    let (mut cos_TE2, mut sin_TE2) = (take("rope_cosines"), take("rope_sines"));
+    if !cos_TE2.is_counted() {
+        let tables = rope::tables(positions, shape.head_size, &shape.rope_frequencies(), cos_TE2.device())?;
+        cos_TE2.copy_from(&tables.cos_TE2)?;
+        sin_TE2.copy_from(&tables.sin_TE2)?;
+    }
+    Ok(RopeTables { cos_TE2, sin_TE2 })
+}
+
+/// Elements of the largest workspace of any operation, the caller's included.
+fn workspace_elements(shape: &ModelShape, settings: &ActivationSettings) -> usize {
+    let &ActivationSettings { batch, sequence_length, training, device, .. } = settings;
+    let (n, d) = (batch * sequence_length, shape.hidden_size);
+    let backward = if training {
+        add_rms_norm::workspace_elements(n, d, device).max(embedding::workspace_elements(n, device))
+    } else {
+        0
+    };
+    let layers = Attention::workspace_elements(shape, settings).max(Mlp::workspace_elements(shape, settings));
+    layers.max(backward).max(settings.workspace_elements).max(1)
+}
+
+#[cfg(test)]
+mod tests {
+    use kernels::DeviceKind;
+    use kernels::memory::{Plan, count};
+
+    use super::*;
+    use crate::layout::ParameterLayout;
+    use crate::shape::tests::one_billion;
+
+    fn planned(recompute: ActivationRecompute, training: bool, batch: usize) -> Plan {
+        let settings = ActivationSettings {
+            batch,
+            sequence_length: 2048,
+            dtype: DType::BF16,
+            residual_dtype: DType::BF16,
+            recompute,
+            training,
+            device: DeviceKind::Cpu,
+            workspace_elements: 0,
+        };
+        let (shape, layout) = (one_billion(), ParameterLayout::new(&one_billion()));
+        let flat = Arena::counting().take("", Category::Weights, DType::BF16, &[layout.elements()]);
+        let weights = layout.weights(&flat, training.then_some(&flat)).unwrap();
+        let new = |arena: &mut Arena| {
+            let rope = rope_tables(&shape, settings.sequence_length, arena)?;
+            Backbone::new(&shape, &settings, &weights, rope, &[], arena)
+        };
+        count(new).unwrap().1
+    }
+
+    fn saved(recompute: ActivationRecompute) -> f64 {
+        planned(recompute, true, 1).bytes_of(Category::SavedActivations) as f64 / 1e9
+    }
+
+    #[test]
+    fn saved_activations_at_1b_match_the_design() {
+        assert!((saved(ActivationRecompute::None) - 3.10).abs() < 0.03, "{}", saved(ActivationRecompute::None));
+        assert!((saved(ActivationRecompute::Selective) - 2.10).abs() < 0.03);
+        assert!((0.1..0.3).contains(&saved(ActivationRecompute::Block)));
+        let all_of_block = planned(ActivationRecompute::Block, true, 1).bytes() as f64 / 1e9;
+        assert!((0.2..0.6).contains(&all_of_block), "{all_of_block}");
+    }
+
+    #[test]
+    fn scratch_does_not_grow_with_the_layers() {
+        for recompute in [ActivationRecompute::None, ActivationRecompute::Selective] {
+            let plan = planned(recompute, true, 1);
+            assert!(plan.bytes_of(Category::Scratch) < 300_000_000, "{}", plan.bytes_of(Category::Scratch));
+        }
+        let evaluation = planned(ActivationRecompute::None, false, 1);
+        assert_eq!(evaluation.bytes_of(Category::SavedActivations), 0);
+        assert!(evaluation.bytes() < planned(ActivationRecompute::Block, true, 1).bytes());
+    }
+
+    #[test]
+    fn saved_bytes_grow_in_proportion_to_the_tokens() {
+        let of = |batch| planned(ActivationRecompute::Selective, true, batch).bytes_of(Category::SavedActivations);
+        assert_eq!(of(4), 4 * of(1));
     }
 }

@@ -3,39 +3,16 @@
 //! The norms add up the residual stream: attention and MLP leave their output in `layer_output_ND`, and the next norm,
 //! in this block, in the next or behind the last one, adds it and norms the sum in one pass.
 
-use kernels::memory::BufferId;
 use kernels::{Buffer, timing};
 
-use crate::activations::BlockPlanner;
-use crate::attention::{Attention, AttentionActivations, KeyValueCache};
-use crate::lora::BindAdapters;
-use crate::mlp::{Mlp, MlpActivations};
+use crate::activations::BlockBuffers;
+use crate::attention::{Attention, KeyValueCache};
+use crate::lora::MakeAdapters;
+use crate::mlp::Mlp;
 use crate::parameters::BlockParameters;
 use crate::pass::Pass;
 use crate::weight::Weight;
 use crate::{ModelShape, Result};
-
-/// Activations of a block in the forward pass. `T` is a [`BufferId`] while planning and a [`Buffer`] afterwards.
-#[derive(Clone, Debug)]
-pub(crate) struct BlockActivations<T> {
-    /// Activations of attention.
-    pub attention: AttentionActivations<T>,
-    /// Activations of the MLP.
-    pub mlp: MlpActivations<T>,
-}
-
-impl BlockActivations<BufferId> {
-    pub(crate) fn plan(shape: &ModelShape, planner: &mut BlockPlanner<'_>) -> Self {
-        Self { attention: AttentionActivations::plan(shape, planner), mlp: MlpActivations::plan(shape, planner) }
-    }
-}
-
-impl<T> BlockActivations<T> {
-    /// Returns the same fields with each value replaced.
-    pub(crate) fn try_map<U>(&self, of: &mut impl FnMut(&T) -> Result<U>) -> Result<BlockActivations<U>> {
-        Ok(BlockActivations { attention: self.attention.try_map(of)?, mlp: self.mlp.try_map(of)? })
-    }
-}
 
 /// Attention, then the MLP.
 #[derive(Clone, Debug)]
@@ -50,14 +27,15 @@ impl Block {
     /// A block; `previous_ND` is the residual stream that the last norm of the block before it wrote, None for the
     /// first block.
     pub(crate) fn new(
+        shape: &ModelShape,
         weights: &BlockParameters<Weight>,
         previous_ND: Option<Buffer>,
-        values: BlockActivations<Buffer>,
-        adapters: BindAdapters<'_>,
+        adapters: MakeAdapters<'_>,
         cache: Option<KeyValueCache>,
+        buffers: &mut BlockBuffers<'_>,
     ) -> Result<Self> {
-        let attention = Attention::new(weights, previous_ND, values.attention, adapters, cache)?;
-        let mlp = Mlp::new(weights, attention.residual_ND().clone(), values.mlp, adapters)?;
+        let attention = Attention::new(shape, weights, previous_ND, adapters, cache, buffers)?;
+        let mlp = Mlp::new(shape, weights, attention.residual_ND().clone(), adapters, buffers)?;
         Ok(Self { attention, mlp })
     }
 

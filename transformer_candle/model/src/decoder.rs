@@ -1,14 +1,16 @@
-//! The whole model over planned buffers: the backbone, the head and the loss; forward beside backward.
+//! The whole model: the backbone, the head and the loss; forward beside backward.
 
-mod plan;
+mod settings;
 
 use std::mem;
 
-use kernels::{Buffer, DeviceKind, GraphCache, Upload, WriteMode, dropout, head_cross_entropy, timing};
+use kernels::memory::{Arena, Category};
+use kernels::{Buffer, DType, DeviceKind, GraphCache, Upload, WriteMode, dropout, head_cross_entropy, timing};
 
-pub use plan::{DecoderPlan, DecoderSettings, dtype_of, head_chunk_rows};
+pub use settings::{DecoderSettings, dtype_of, head_chunk_rows};
 
-use crate::backbone::Backbone;
+use crate::activations::ActivationSettings;
+use crate::backbone::{Backbone, rope_tables};
 use crate::layout::ParameterLayout;
 use crate::weight::Weight;
 use crate::{Error, ModelShape, Result};
@@ -44,6 +46,55 @@ pub struct Decoder {
 }
 
 impl Decoder {
+    /// A decoder whose weights are zero.
+    pub fn new(shape: &ModelShape, settings: &DecoderSettings, arena: &mut Arena) -> Result<Self> {
+        let layout = ParameterLayout::new(shape);
+        let &DecoderSettings { batch, sequence_length, recompute, training, device, .. } = settings;
+        let (dtype, n, v) = (dtype_of(settings.precision), batch * sequence_length, shape.padded_vocab_size);
+        let rows = head_chunk_rows(n, v, device);
+        let weights = arena.take("weights", Category::Weights, dtype, &[layout.elements()]);
+        let gradient_elements = if training { layout.trainable_elements() } else { 0 };
+        let gradients = arena.take("gradients", Category::Gradients, DType::F32, &[gradient_elements]);
+        let parameters = layout.weights(&weights, training.then_some(&gradients))?;
+        let activations = ActivationSettings {
+            batch,
+            sequence_length,
+            dtype,
+            residual_dtype: dtype,
+            recompute,
+            training,
+            device,
+            workspace_elements: head_cross_entropy::workspace_elements(rows, shape.hidden_size, v, device),
+        };
+        let rope = rope_tables(shape, sequence_length, arena)?;
+        let backbone = Backbone::new(shape, &activations, &parameters, rope, &[], arena)?;
+        let logits = [rows, head_cross_entropy::logits_width(v, device)];
+        let mut take = |name, category, shape: &[usize]| arena.take(name, category, DType::F32, shape);
+        let (logits_CW, losses_N) =
+            (take("logits", Category::Scratch, &logits), take("losses", Category::Scratch, &[n]));
+        let (loss_1, scale_1) = (take("loss", Category::Scratch, &[1]), take("loss_scale", Category::Batch, &[1]));
+        let staging = (device == DeviceKind::Cuda).then(|| take("loss_scale.staging", Category::Batch, &[1]));
+        Ok(Self {
+            shape: shape.clone(),
+            layout,
+            weights,
+            gradients,
+            backbone,
+            head: parameters.head,
+            logits_CW,
+            losses_N,
+            loss_1,
+            scale_upload: Upload::new(scale_1.clone(), staging)?,
+            scale_1,
+            scale: None,
+            // All that was allocated is zero.
+            write_mode: WriteMode::Accumulate,
+            z_loss: settings.z_loss,
+            dropout: dropout::Key { seed: 0, first_row: 0, enabled: true },
+            graphs: GraphCache::default(),
+        })
+    }
+
     /// Starts a new sum of losses and gradients; a decoder is made with one started. What [`Decoder::gradients`] holds
     /// from here to the next micro-batch is of no use.
     pub fn begin_accumulation(&mut self) -> Result<()> {

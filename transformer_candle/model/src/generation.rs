@@ -6,13 +6,13 @@
 
 use std::ops::ControlFlow;
 
-use kernels::memory::{Arena, BufferId, Category, Plan};
+use kernels::memory::{Arena, Category, allocate, count};
 use kernels::rope::RopeTables;
 use kernels::{Buffer, DType, DeviceKind, linear};
 
 use crate::activations::ActivationSettings;
 use crate::attention::KeyValueCache;
-use crate::backbone::{Backbone, BackbonePlan};
+use crate::backbone::{Backbone, rope_tables};
 use crate::layout::ParameterLayout;
 use crate::parameters::Parameters;
 use crate::sampling::{SamplingSettings, sample};
@@ -27,12 +27,13 @@ pub const PASS_TOKENS: usize = 128;
 pub struct Generator {
     shape: ModelShape,
     weights: Parameters<Weight>,
-    plan: BackbonePlan,
+    /// The memory of the backbone's buffers.
     arena: Arena,
+    settings: ActivationSettings,
     rope: RopeTables,
     /// The key/value cache of each block.
     caches: Vec<KeyValueCache>,
-    /// The backbone, bound for passes of as many tokens as the last one had.
+    /// The backbone for passes of as many tokens as the last one had.
     backbone: Backbone,
     ids_S: Buffer,
     logits_1V: Buffer,
@@ -41,22 +42,33 @@ pub struct Generator {
     capacity: usize,
 }
 
-/// A generator whose buffers are listed but not allocated.
-#[derive(Clone, Debug)]
-pub struct GeneratorPlan {
-    shape: ModelShape,
-    capacity: usize,
-    backbone: BackbonePlan,
-    ids: BufferId,
-    logits: BufferId,
-    cache: Vec<(BufferId, BufferId)>,
-}
+impl Generator {
+    /// A generator over flat weights (see [`ParameterLayout`]), for sequences of at most `max_tokens`, prompt included.
+    ///
+    /// The context never exceeds the model's `max_position_embeddings`: [`Generator::capacity`] is the smaller of the
+    /// two.
+    pub fn new(shape: &ModelShape, weights: &Buffer, max_tokens: usize) -> Result<Self> {
+        let device = weights.device();
+        allocate(device, |arena| Self::take(shape, weights, max_tokens, device.kind(), arena))
+    }
 
-impl GeneratorPlan {
-    /// Adds the buffers to a memory plan, for sequences of at most `max_tokens`, prompt included.
-    pub fn new(shape: &ModelShape, dtype: DType, max_tokens: usize, device: DeviceKind, plan: &mut Plan) -> Self {
-        let capacity = max_tokens.min(shape.max_position_embeddings).max(1);
-        let heads = shape.heads();
+    /// Bytes that such a generator takes beside the weights.
+    pub fn bytes(shape: &ModelShape, dtype: DType, max_tokens: usize, device: DeviceKind) -> u64 {
+        let elements = ParameterLayout::new(shape).elements();
+        let weights = Arena::counting().take("weights", Category::Weights, dtype, &[elements]);
+        let counted = count(|arena| Self::take(shape, &weights, max_tokens, device, arena));
+        counted.expect("buffers without memory are never refused").1.bytes()
+    }
+
+    /// [`Generator::new`] with the buffers of an arena.
+    pub fn take(
+        shape: &ModelShape,
+        weights: &Buffer,
+        max_tokens: usize,
+        device: DeviceKind,
+        arena: &mut Arena,
+    ) -> Result<Self> {
+        let (capacity, dtype) = (max_tokens.min(shape.max_position_embeddings).max(1), weights.dtype());
         let rows = PASS_TOKENS.min(capacity);
         // A GPU's kernels are compiled for one element type.
         let sums_dtype = if device == DeviceKind::Cpu { DType::F32 } else { dtype };
@@ -67,63 +79,37 @@ impl GeneratorPlan {
             residual_dtype: sums_dtype,
             recompute: ActivationRecompute::None,
             training: false,
-            positions: capacity,
             workspace_elements: linear::workspace_elements(1, shape.hidden_size, shape.padded_vocab_size, device),
             device,
         };
-        let cached = [capacity, heads.key_width()];
+        let weights = ParameterLayout::new(shape).weights(weights, None)?;
+        let cached = [capacity, shape.heads().key_width()];
         let mut cache = |layer: usize, name: &str| {
-            plan.add(format!("layers.{layer}.{name}"), Category::KeyValueCache, dtype, &cached)
+            arena.take(format!("layers.{layer}.{name}"), Category::KeyValueCache, dtype, &cached)
         };
-        Self {
-            cache: (0..shape.num_layers).map(|layer| (cache(layer, "keys"), cache(layer, "values"))).collect(),
-            backbone: BackbonePlan::new(shape, &settings, plan),
-            ids: plan.add("ids", Category::Batch, DType::U32, &[rows]),
-            logits: plan.add("logits", Category::Scratch, sums_dtype, &[1, shape.padded_vocab_size]),
+        let cache = |layer| KeyValueCache { keys_CKE: cache(layer, "keys"), values_CKE: cache(layer, "values") };
+        let caches: Vec<_> = (0..shape.num_layers).map(cache).collect();
+        let rope = rope_tables(shape, capacity, arena)?;
+        let ids_S = arena.take("ids", Category::Batch, DType::U32, &[rows]);
+        let logits_1V = arena.take("logits", Category::Scratch, sums_dtype, &[1, shape.padded_vocab_size]);
+        let of_backbone = arena.rest();
+        let backbone = Backbone::new(shape, &settings, &weights, rope.clone(), &caches, arena)?;
+        // Passes of fewer tokens have the same workspace.
+        let workspace_elements = backbone.scratch.workspace.elements();
+        let settings = ActivationSettings { workspace_elements, ..settings };
+        Ok(Self {
             shape: shape.clone(),
-            capacity,
-        }
-    }
-
-    /// The generator over allocated buffers and flat weights (see [`ParameterLayout`]).
-    pub fn bind(self, arena: &Arena, weights: &Buffer) -> Result<Generator> {
-        let weights = ParameterLayout::new(&self.shape).weights(weights, None)?;
-        let cache = |&(keys, values)| KeyValueCache { keys_CKE: arena.buffer(keys), values_CKE: arena.buffer(values) };
-        let caches: Vec<_> = self.cache.iter().map(cache).collect();
-        let rope = self.backbone.bind_rope(arena)?;
-        Ok(Generator {
-            shape: self.shape,
-            backbone: self.backbone.bind_rows(arena, &weights, &rope, 1, &caches)?,
-            plan: self.backbone,
-            ids_S: arena.buffer(self.ids),
-            logits_1V: arena.buffer(self.logits),
             weights,
-            arena: arena.clone(),
+            arena: of_backbone,
+            settings,
             rope,
             caches,
+            backbone,
+            ids_S,
+            logits_1V,
             past: 0,
-            capacity: self.capacity,
+            capacity,
         })
-    }
-}
-
-impl Generator {
-    /// A generator over flat weights (see [`ParameterLayout`]), for sequences of at most `max_tokens`, prompt included.
-    ///
-    /// The context never exceeds the model's `max_position_embeddings`: [`Generator::capacity`] is the smaller of the
-    /// two.
-    pub fn new(shape: &ModelShape, weights: &Buffer, max_tokens: usize) -> Result<Self> {
-        let device = weights.device();
-        let mut plan = Plan::new();
-        let planned = GeneratorPlan::new(shape, weights.dtype(), max_tokens, device.kind(), &mut plan);
-        planned.bind(&plan.allocate(device)?, weights)
-    }
-
-    /// Bytes that such a generator takes beside the weights.
-    pub fn bytes(shape: &ModelShape, dtype: DType, max_tokens: usize, device: DeviceKind) -> u64 {
-        let mut plan = Plan::new();
-        GeneratorPlan::new(shape, dtype, max_tokens, device, &mut plan);
-        plan.bytes()
     }
 
     /// Tokens that a sequence can have.
@@ -235,7 +221,10 @@ impl Generator {
     fn pass(&mut self, tokens: &[u32]) -> Result<()> {
         let s = tokens.len();
         if self.backbone.settings.attention.sequence_length != s {
-            self.backbone = self.plan.bind_rows(&self.arena, &self.weights, &self.rope, s, &self.caches)?;
+            let Self { shape, weights, arena, rope, caches, .. } = self;
+            let settings = ActivationSettings { sequence_length: s, ..self.settings };
+            arena.rewind();
+            self.backbone = Backbone::new(shape, &settings, weights, rope.clone(), caches, arena)?;
         }
         let mut ids_S = self.ids_S.view(0, &[s])?;
         ids_S.write(tokens)?;

@@ -2,11 +2,11 @@
 //!
 //! A model is a [`ModelShape`] and one flat buffer of weights, cut by its [`ParameterLayout`], which follows from the
 //! table in [`parameters`]. The layers ([`attention`], [`mlp`], [`norm`], [`linear`]) make up a [`block`] and blocks
-//! the [`backbone`]. A [`Decoder`] adds the loss and the buffers of a training step, all of them listed beforehand in a
-//! memory plan; a [`Generator`] runs the same backbone with a key/value cache.
+//! the [`backbone`]. A [`Decoder`] adds the loss and the buffers of a training step, all of them counted before they are
+//! allocated ([`kernels::memory`]); a [`Generator`] runs the same backbone with a key/value cache.
 //!
 //! ```
-//! use kernels::memory::Plan;
+//! use kernels::memory::allocate;
 //! use kernels::{Buffer, DType, Device, DeviceKind};
 //! use model::{ActivationRecompute, Decoder, DecoderSettings, ModelShape, Precision, initialization};
 //! use run_config::ModelConfig;
@@ -21,9 +21,7 @@
 //!     z_loss: 0.0,
 //!     device: DeviceKind::Cpu,
 //! };
-//! let mut plan = Plan::new();
-//! let planned = Decoder::plan(&shape, &settings, &mut plan);
-//! let mut decoder = planned.bind(&plan.allocate(&Device::Cpu)?)?;
+//! let mut decoder = allocate(&Device::Cpu, |arena| Decoder::new(&shape, &settings, arena))?;
 //! initialization::fill(&shape, 1, decoder.weights_mut(), None)?;
 //!
 //! let mut inputs = Buffer::zeros(&[4], DType::U32, &Device::Cpu)?;
@@ -68,9 +66,9 @@ mod shape;
 pub mod tensor_file;
 pub mod weight;
 
-pub use decoder::{Decoder, DecoderPlan, DecoderSettings, dtype_of, head_chunk_rows};
+pub use decoder::{Decoder, DecoderSettings, dtype_of, head_chunk_rows};
 pub use error::{Error, Result};
-pub use generation::{Generator, GeneratorPlan};
+pub use generation::Generator;
 pub use layout::{Parameter, ParameterLayout};
 pub use lora_shape::LoraShape;
 pub use parameters::ParameterKind;

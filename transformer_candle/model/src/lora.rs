@@ -1,7 +1,7 @@
 //! Low-rank adapters beside the frozen projections of a block, forward beside backward.
 
 use kernels::dropout::{self, Dropout};
-use kernels::memory::{Arena, BufferId, Category, Plan};
+use kernels::memory::{Arena, Category};
 use kernels::{Buffer, DType, DeviceKind, Upload, WriteMode, linear, lora};
 use run_config::TargetModule;
 
@@ -21,57 +21,6 @@ pub struct AdapterParameters<T> {
     pub a: T,
     /// The matrix B, which gives the module's outputs: `lora_B` `[O, R]`.
     pub b: T,
-}
-
-/// The scratch buffers that all adapters share.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct AdapterPlan {
-    /// `s x A^T`, [N, R].
-    projected: BufferId,
-    /// The gradient of x A^T, where there is a backward pass.
-    gradient: Option<BufferId>,
-    /// The buffers of dropout; None without training or dropout.
-    dropout: Option<DropoutPlan>,
-}
-
-/// The buffers of dropout.
-#[derive(Clone, Copy, Debug)]
-struct DropoutPlan {
-    /// See [`dropout::Key`].
-    key: BufferId,
-    /// Staging buffer of the key's upload; None on a CPU.
-    key_staging: Option<BufferId>,
-    /// The inputs of an adapter without those dropped; in the backward pass their gradient. For the widest inputs.
-    dropped: BufferId,
-}
-
-impl AdapterPlan {
-    /// Adds the buffers to a memory plan, if the model has adapters.
-    pub(crate) fn add_to(plan: &mut Plan, shape: &ModelShape, settings: &ActivationSettings) -> Option<Self> {
-        let &ActivationSettings { batch, sequence_length, dtype, training, device, .. } = settings;
-        let (n, lora) = (batch * sequence_length, shape.lora.as_ref()?);
-        let mut add = |name: &str, width| plan.add(name, Category::Scratch, dtype, &[n * width]);
-        let projected = add("lora.projected", lora.rank);
-        let gradient = training.then(|| add("lora.projected_gradient", lora.rank));
-        let widest = shape.hidden_size.max(shape.heads().query_width()).max(shape.intermediate_size);
-        let dropped = (training && lora.dropout > 0.0).then(|| add("lora.dropped", widest));
-        let dropout = dropped.map(|dropped| {
-            let mut add = |name| plan.add(name, Category::Batch, DType::U32, &[dropout::KEY_ELEMENTS]);
-            let key = add("lora.dropout_key");
-            let key_staging = (device == DeviceKind::Cuda).then(|| add("lora.dropout_key.staging"));
-            DropoutPlan { key, key_staging, dropped }
-        });
-        Some(Self { projected, gradient, dropout })
-    }
-
-    /// Binds the key from which the masks of dropout are computed; None without dropout.
-    pub(crate) fn dropout_key(&self, arena: &Arena) -> Result<Option<DropoutKey>> {
-        let bind = |DropoutPlan { key, key_staging, .. }: DropoutPlan| {
-            let staging = key_staging.map(|staging| arena.buffer(staging));
-            Ok(DropoutKey { upload: Upload::new(arena.buffer(key), staging)?, written: None })
-        };
-        self.dropout.map(bind).transpose()
-    }
 }
 
 /// The key of dropout's masks on the device: kernels read it there, as a CUDA graph replays its arguments unchanged.
@@ -96,55 +45,72 @@ impl DropoutKey {
 }
 
 /// Makes the adapters of a linear map of one block from their parameters.
-pub(crate) type BindAdapters<'a> = &'a dyn Fn(&[AdapterParameters<Weight>]) -> Result<Vec<Adapter>>;
+pub(crate) type MakeAdapters<'a> = &'a dyn Fn(&[AdapterParameters<Weight>]) -> Result<Vec<Adapter>>;
 
-/// Makes the adapters of linear maps over allocated buffers.
-pub(crate) struct AdapterBinder {
+/// The scratch buffers that all adapters share.
+pub(crate) struct AdapterBuffers {
     scale: f32,
+    /// `s x A^T`.
     projected_NR: Buffer,
+    /// The gradient of x A^T, where there is a backward pass.
     dprojected_NR: Option<Buffer>,
+    /// None without training or dropout.
     dropout: Option<DropoutBuffers>,
-    rows: usize,
 }
 
-/// Dropout over allocated buffers.
+/// The buffers of dropout.
 struct DropoutBuffers {
     probability: f64,
+    /// See [`dropout::Key`].
     key: Buffer,
+    /// Staging buffer of the key's upload; None on a CPU.
+    key_staging: Option<Buffer>,
+    /// The inputs of an adapter without those dropped; in the backward pass their gradient. For the widest inputs.
     dropped: Buffer,
+    tokens: usize,
 }
 
-impl AdapterBinder {
-    /// A binder for passes of `rows` tokens.
-    pub(crate) fn new(plan: AdapterPlan, shape: &LoraShape, arena: &Arena, rows: usize) -> Result<Self> {
-        let bind = |id| arena.buffer(id).view(0, &[rows, shape.rank]);
-        Ok(Self {
-            scale: shape.scale() as f32,
-            projected_NR: bind(plan.projected)?,
-            dprojected_NR: plan.gradient.map(bind).transpose()?,
-            dropout: plan.dropout.map(|dropout| DropoutBuffers {
-                probability: shape.dropout,
-                key: arena.buffer(dropout.key),
-                dropped: arena.buffer(dropout.dropped),
-            }),
-            rows,
-        })
+impl AdapterBuffers {
+    /// Takes the buffers, if the model has adapters.
+    pub(crate) fn take(shape: &ModelShape, settings: &ActivationSettings, arena: &mut Arena) -> Option<Self> {
+        let &ActivationSettings { batch, sequence_length, dtype, training, device, .. } = settings;
+        let (tokens, lora) = (batch * sequence_length, shape.lora.as_ref()?);
+        let mut take = |name: &str, width| arena.take(name, Category::Scratch, dtype, &[tokens, width]);
+        let projected_NR = take("lora.projected", lora.rank);
+        let dprojected_NR = training.then(|| take("lora.projected_gradient", lora.rank));
+        let widest = shape.hidden_size.max(shape.heads().query_width()).max(shape.intermediate_size);
+        let dropped = (training && lora.dropout > 0.0).then(|| take("lora.dropped", widest));
+        let dropout = dropped.map(|dropped| {
+            let mut take = |name| arena.take(name, Category::Batch, DType::U32, &[dropout::KEY_ELEMENTS]);
+            let key = take("lora.dropout_key");
+            let key_staging = (device == DeviceKind::Cuda).then(|| take("lora.dropout_key.staging"));
+            DropoutBuffers { probability: lora.dropout, key, key_staging, dropped, tokens }
+        });
+        Some(Self { scale: lora.scale() as f32, projected_NR, dprojected_NR, dropout })
+    }
+
+    /// The key from which the masks of dropout are computed; None without dropout.
+    pub(crate) fn dropout_key(&self) -> Result<Option<DropoutKey>> {
+        let key = |DropoutBuffers { key, key_staging, .. }: &DropoutBuffers| {
+            Ok(DropoutKey { upload: Upload::new(key.clone(), key_staging.clone())?, written: None })
+        };
+        self.dropout.as_ref().map(key).transpose()
     }
 
     /// The adapters of one linear map of a block.
-    pub(crate) fn bind(&self, layer: usize, parameters: &[AdapterParameters<Weight>]) -> Result<Vec<Adapter>> {
+    pub(crate) fn adapters(&self, layer: usize, parameters: &[AdapterParameters<Weight>]) -> Result<Vec<Adapter>> {
         parameters.iter().map(|parameters| self.adapter(layer, parameters)).collect()
     }
 
     fn adapter(&self, layer: usize, parameters: &AdapterParameters<Weight>) -> Result<Adapter> {
         let AdapterParameters { module, first_column, a, b } = parameters;
         let inputs = a.values.shape()[1];
-        let dropout = |DropoutBuffers { probability, key, dropped }: &DropoutBuffers| -> Result<_> {
+        let dropout = |DropoutBuffers { probability, key, dropped, tokens, .. }: &DropoutBuffers| -> Result<_> {
             let module = (layer * TargetModule::ALL.len() + *module as usize) as u64;
             Ok(AdapterDropout {
                 dropout: Dropout { probability: *probability, module },
                 key: key.clone(),
-                dropped_NI: dropped.view(0, &[self.rows, inputs])?,
+                dropped_NI: dropped.view(0, &[*tokens, inputs])?,
             })
         };
         Ok(Adapter {

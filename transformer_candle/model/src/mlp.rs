@@ -1,55 +1,15 @@
 //! The MLP with its norm: gate and up projections, `SwiGLU`, down projection; forward beside backward.
 
-use kernels::memory::BufferId;
 use kernels::{Buffer, DType, linear, swiglu};
 
-use crate::activations::{ActivationSettings, BlockPlanner, Saved};
+use crate::activations::{ActivationSettings, BlockBuffers, Saved};
 use crate::linear::Linear;
-use crate::lora::{self, BindAdapters};
+use crate::lora::{self, MakeAdapters};
 use crate::norm::{Norm, NormActivations};
 use crate::parameters::BlockParameters;
 use crate::pass::Pass;
 use crate::weight::Weight;
 use crate::{ModelShape, Result};
-
-/// Activations of the MLP in the forward pass. `T` is a [`BufferId`] while planning and a [`Buffer`] afterwards.
-#[derive(Clone, Debug)]
-pub(crate) struct MlpActivations<T> {
-    /// Activations of the norm before the MLP.
-    pub norm: NormActivations<T>,
-    /// The gate and up projections' outputs, side by side; in the backward pass their gradients.
-    pub gate_up_N2I: T,
-    /// The `SwiGLU` of these; in the backward pass its gradient.
-    pub activated_NI: T,
-}
-
-impl MlpActivations<BufferId> {
-    /// Adds the activations to the plan of a block.
-    pub(crate) fn plan(shape: &ModelShape, planner: &mut BlockPlanner<'_>) -> Self {
-        let &ActivationSettings { batch, sequence_length, dtype, residual_dtype, .. } = planner.settings;
-        let (n, d, i) = (batch * sequence_length, shape.hidden_size, shape.intermediate_size);
-        Self {
-            norm: NormActivations {
-                residual_ND: planner.add("middle", Saved::Inner, residual_dtype, &[n, d]),
-                inv_rms_N: planner.add("mlp_inv_rms", Saved::Inner, DType::F32, &[n]),
-                normed_ND: planner.add_normed("mlp_normed", &[n, d]),
-            },
-            gate_up_N2I: planner.add("gate_up", Saved::Inner, dtype, &[n, 2 * i]),
-            activated_NI: planner.add("activated", Saved::Recomputable, dtype, &[n, i]),
-        }
-    }
-}
-
-impl<T> MlpActivations<T> {
-    /// Returns the same fields with each value replaced.
-    pub(crate) fn try_map<U>(&self, of: &mut impl FnMut(&T) -> Result<U>) -> Result<MlpActivations<U>> {
-        Ok(MlpActivations {
-            norm: self.norm.try_map(of)?,
-            gate_up_N2I: of(&self.gate_up_N2I)?,
-            activated_NI: of(&self.activated_NI)?,
-        })
-    }
-}
 
 /// Norm, gate and up projections, `SwiGLU`, down projection.
 #[derive(Clone, Debug)]
@@ -57,25 +17,34 @@ pub struct Mlp {
     norm: Norm,
     gate_up: Linear,
     down: Linear,
+    /// The gate and up projections' outputs, side by side; in the backward pass their gradients.
     gate_up_N2I: Buffer,
+    /// The `SwiGLU` of these; in the backward pass its gradient.
     activated_NI: Buffer,
 }
 
 impl Mlp {
     /// The MLP of a block; `previous_ND` is the residual stream that the norm before attention wrote.
     pub(crate) fn new(
+        shape: &ModelShape,
         weights: &BlockParameters<Weight>,
         previous_ND: Buffer,
-        values: MlpActivations<Buffer>,
-        adapters: BindAdapters<'_>,
+        adapters: MakeAdapters<'_>,
+        buffers: &mut BlockBuffers<'_>,
     ) -> Result<Self> {
-        let MlpActivations { norm, gate_up_N2I, activated_NI } = values;
+        let &ActivationSettings { batch, sequence_length, dtype, residual_dtype, .. } = buffers.settings;
+        let (n, d, i) = (batch * sequence_length, shape.hidden_size, shape.intermediate_size);
+        let values = NormActivations {
+            residual_ND: buffers.take("middle", Saved::Inner, residual_dtype, &[n, d]),
+            inv_rms_N: buffers.take("mlp_inv_rms", Saved::Inner, DType::F32, &[n]),
+            normed_ND: buffers.take_normed("mlp_normed", &[n, d]),
+        };
         Ok(Self {
-            norm: Norm::new(weights.mlp_norm.clone(), Some(previous_ND), norm),
+            norm: Norm::new(weights.mlp_norm.clone(), Some(previous_ND), values),
             gate_up: Linear::new("gate_up", weights.gate_up.clone(), None, adapters(&weights.adapters.gate_up)?),
             down: Linear::new("down", weights.down.clone(), None, adapters(&weights.adapters.down)?),
-            gate_up_N2I,
-            activated_NI,
+            gate_up_N2I: buffers.take("gate_up", Saved::Inner, dtype, &[n, 2 * i]),
+            activated_NI: buffers.take("activated", Saved::Recomputable, dtype, &[n, i]),
         })
     }
 

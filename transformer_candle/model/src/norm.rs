@@ -6,27 +6,15 @@ use crate::Result;
 use crate::pass::{GradientScratch, Pass};
 use crate::weight::Weight;
 
-/// Activations of a norm in the forward pass. `T` is a [`kernels::memory::BufferId`] while planning and a [`Buffer`]
-/// afterwards.
+/// Activations of a norm in the forward pass.
 #[derive(Clone, Debug)]
-pub struct NormActivations<T> {
+pub struct NormActivations {
     /// The residual stream, of which the norm is taken.
-    pub residual_ND: T,
+    pub residual_ND: Buffer,
     /// Inverse root mean squares of its rows.
-    pub inv_rms_N: T,
+    pub inv_rms_N: Buffer,
     /// The normed rows.
-    pub normed_ND: T,
-}
-
-impl<T> NormActivations<T> {
-    /// Returns the same fields with each value replaced.
-    pub(crate) fn try_map<U>(&self, of: &mut impl FnMut(&T) -> Result<U>) -> Result<NormActivations<U>> {
-        Ok(NormActivations {
-            residual_ND: of(&self.residual_ND)?,
-            inv_rms_N: of(&self.inv_rms_N)?,
-            normed_ND: of(&self.normed_ND)?,
-        })
-    }
+    pub normed_ND: Buffer,
 }
 
 /// Residual add and root-mean-square norm.
@@ -36,12 +24,12 @@ pub struct Norm {
     /// The residual stream that the norm before wrote; None for the first norm, whose stream is the embedding itself.
     previous_ND: Option<Buffer>,
     /// The activations of its forward pass.
-    pub values: NormActivations<Buffer>,
+    pub values: NormActivations,
 }
 
 impl Norm {
     /// A norm; `previous_ND` is the residual stream that the norm before wrote, None for the first.
-    pub(crate) fn new(weight_D: Weight, previous_ND: Option<Buffer>, values: NormActivations<Buffer>) -> Self {
+    pub(crate) fn new(weight_D: Weight, previous_ND: Option<Buffer>, values: NormActivations) -> Self {
         Self { weight_D, previous_ND, values }
     }
 

@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used)]
 
 use allocation_counter::AllocationInfo;
-use kernels::memory::Plan;
+use kernels::memory::allocate;
 use kernels::{Buffer, DType, Device, DeviceKind};
 use model::{ActivationRecompute, Decoder, DecoderSettings, ModelShape, Precision, initialization};
 use run_config::{Architecture, ModelConfig};
@@ -35,9 +35,7 @@ fn allocations(
         z_loss: 0.0,
         device: DeviceKind::Cpu,
     };
-    let mut plan = Plan::new();
-    let planned = Decoder::plan(&shape, &settings, &mut plan);
-    let mut decoder = planned.bind(&plan.allocate(&Device::Cpu).unwrap()).unwrap();
+    let mut decoder = allocate(&Device::Cpu, |arena| Decoder::new(&shape, &settings, arena)).unwrap();
     initialization::fill(&shape, 1, decoder.weights_mut(), None).unwrap();
     let inputs = Buffer::zeros(&[batch * 128], DType::U32, &Device::Cpu).unwrap();
     let targets = Buffer::zeros(&[batch * 128], DType::I32, &Device::Cpu).unwrap();

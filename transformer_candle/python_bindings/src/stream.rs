@@ -3,7 +3,7 @@
 use std::sync::{Mutex, PoisonError};
 
 use dataset::hub::HubSettings;
-use dataset::{Cursor, Mixture, StreamSettings, Tokenizer};
+use dataset::{Cursor, Mixture, StreamSettings, Tokenizer, Until};
 use numpy::{PyArray1, PyArray2, PyArrayMethods};
 use pyo3::prelude::*;
 
@@ -48,7 +48,7 @@ impl TokenStream {
         let Self { stream, sequences, signals } = self;
         let stream = stream.get_mut().unwrap_or_else(PoisonError::into_inner).usable("TokenStream")?;
         let cancel = signals.cancel_token();
-        let batch = signals.run(py, || stream.next_sequences_unless(*sequences, &|| cancel.is_cancelled()))?;
+        let batch = signals.run(py, || stream.next_sequences_until(Until::Count(*sequences), &|| cancel.is_cancelled()))?;
         if batch.is_empty() {
             return Ok(None);
         }

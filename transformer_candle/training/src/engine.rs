@@ -1,13 +1,13 @@
-//! The training engine: decoder, optimizer and micro-batch over the planned buffers. It computes steps and knows no
+//! The training engine: decoder, optimizer and micro-batch over counted buffers. It computes steps and knows no
 //! data, checkpoints or metrics.
 //!
 //! A step launches everything it needs and waits once, at its end, for three numbers
 //! (docs/decisions/011-one-wait-per-step.md).
 
-mod buffers;
 mod gradient_exchange;
 mod micro_batch;
 mod optimizer;
+mod parts;
 mod settings;
 mod shard;
 mod sharding;
@@ -17,26 +17,28 @@ mod tree_reduction;
 use std::{collections::VecDeque, sync::Arc};
 
 use dataset::Batch;
-use kernels::{Buffer, Device, counter_hash::mix, memory::Arena};
-use model::{Decoder, Generator, GeneratorPlan, initialization};
+use kernels::{Device, counter_hash::mix, memory};
+use model::{Decoder, Generator, initialization};
 use rayon::ThreadPool;
 use run_config::RunConfig;
 
 pub(crate) use self::settings::StepOf;
 pub(crate) use self::synthetic::synthetic_batch;
 pub use self::{
-    buffers::{EvaluationBuffers, RunBuffers, StagedBuffers},
-    micro_batch::{MicroBatch, MicroBatchPlan},
-    optimizer::{
-        Optimizer, OptimizerPlan, ParameterGroup, StateLayout, StateTensor, StepOutcome, UpdateRule, parameter_groups,
-    },
+    micro_batch::MicroBatch,
+    optimizer::{Optimizer, ParameterGroup, StateLayout, StateTensor, StepOutcome, UpdateRule, parameter_groups},
     settings::{EngineSettings, model_shape},
     shard::{Shard, shards},
-    sharding::{Sharding, ShardingPlan},
+    sharding::Sharding,
     synthetic::synthetic,
-    tree_reduction::{TreeReduction, TreeReductionPlan},
+    tree_reduction::TreeReduction,
 };
-pub(crate) use self::{gradient_exchange::share_after_backward, optimizer::muon_flops, shard::largest_shard};
+pub(crate) use self::{
+    gradient_exchange::share_after_backward,
+    optimizer::muon_flops,
+    parts::{Parts, StageEngine},
+    shard::largest_shard,
+};
 use crate::{error::Result, pool, stop::StopSignal};
 
 /// A model in training, without data, checkpoints and metrics.
@@ -63,36 +65,6 @@ pub struct Engine {
     seed: u64,
 }
 
-/// The part of an engine that differs between the stages of a run.
-struct StageEngine {
-    decoder: Decoder,
-    micro_batch: MicroBatch,
-}
-
-impl StageEngine {
-    fn bind(settings: EngineSettings, buffers: &RunBuffers, arena: &Arena) -> Result<Self> {
-        let arena = arena.resized(&buffers.plan)?;
-        Ok(Self {
-            decoder: buffers.decoder.bind(&arena)?,
-            micro_batch: MicroBatch::bind(&buffers.micro_batch, &arena, settings.micro_batch)?,
-        })
-    }
-
-    /// Runs every operation of forward, backward and an evaluation; with several ranks also the backward pass in parts.
-    fn warm_up(decoder: &mut Decoder, micro_batch: &mut MicroBatch, has_ranks: bool) -> Result<()> {
-        let sequences = micro_batch.sequences();
-        let batch = synthetic(sequences, decoder.sequence_length(), decoder.shape().vocab_size);
-        micro_batch.upload(&batch, 0..sequences)?;
-        let scale = 1.0 / batch.target_count as f32;
-        micro_batch.train(decoder, scale)?;
-        if has_ranks {
-            micro_batch.train_in_parts(decoder, scale, |_, _| Ok(()))?;
-        }
-        micro_batch.evaluate(decoder)?;
-        Ok(())
-    }
-}
-
 impl Engine {
     /// Allocates every buffer of a run with these stages (at least one); the first one is the current stage. All
     /// weights are zero: fill them, then [`Engine::warm_up`].
@@ -101,29 +73,16 @@ impl Engine {
     /// [`crate::TrainerError::Kernel`] if the device has too little memory, [`crate::TrainerError::Request`] if the threads
     /// cannot be started.
     pub(crate) fn allocate(config: &RunConfig, stages: &[StepOf<'_>], device: &Device) -> Result<Self> {
-        let buffers = StagedBuffers::new(stages);
-        let arena = buffers.plan.allocate(device)?;
-        Self::bind(config, &buffers, &arena, device)
-    }
-
-    /// Binds the planned buffers to the memory that was allocated for them.
-    ///
-    /// # Panics
-    /// If there is no stage.
-    fn bind(config: &RunConfig, buffers: &StagedBuffers, arena: &Arena, device: &Device) -> Result<Self> {
-        let stages = buffers.stages.iter().map(|(settings, stage)| StageEngine::bind(*settings, stage, arena));
-        let mut later_stages = stages.collect::<Result<VecDeque<_>>>()?;
+        let parts = memory::allocate(device, |arena| Parts::new(stages, arena))?;
+        let Parts { stages: mut later_stages, optimizer, sharding, reduction, generator } = parts;
         let StageEngine { decoder, micro_batch } = later_stages.pop_front().expect("there is at least one stage");
-        let (_, first) = &buffers.stages[0];
-        let shard = first.sharding.own_shard();
-        let reduction = first.reduction.as_ref().map(|plan| TreeReduction::bind(plan, arena, &decoder, shard));
         Ok(Self {
-            optimizer: Optimizer::bind(&first.optimizer, arena, &decoder)?,
-            micro_batch,
-            sharding: Sharding::bind(&first.sharding, arena),
-            reduction: reduction.transpose()?,
-            generator: bind_generator(first, arena, decoder.weights())?,
             decoder,
+            optimizer,
+            micro_batch,
+            sharding,
+            reduction,
+            generator,
             later_stages,
             stage: 0,
             device: device.clone(),
@@ -262,9 +221,4 @@ impl Engine {
 /// Returns the seed of a step's dropout masks, a hash of the run's seed and the step.
 fn step_seed(seed: u64, step: u64) -> u64 {
     mix(mix(seed) ^ step)
-}
-
-fn bind_generator(buffers: &RunBuffers, arena: &Arena, weights: &Buffer) -> Result<Option<Generator>> {
-    let bind = |plan: &GeneratorPlan| plan.clone().bind(arena, weights);
-    Ok(buffers.generator.as_ref().map(bind).transpose()?)
 }

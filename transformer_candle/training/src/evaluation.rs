@@ -20,42 +20,43 @@ struct Totals {
     bytes: Option<u64>,
 }
 
-/// Evaluates the first `max_sequences` held-out sequences, split by weight between a mixture's components; always the
-/// same ones, of which each rank computes its share. None if there are no targets or the stop signal is raised.
-pub(crate) fn evaluate(
-    decoder: &mut Decoder,
-    micro_batch: &mut MicroBatch,
-    held_out: &mut [HeldOut],
-    max_sequences: usize,
-    step: u64,
-    (ranks, stop): (&Ranks, &StopSignal),
-) -> Result<Option<EvaluationReport>> {
-    let (mut all, mut components) = (Vec::new(), Vec::new());
-    for text in held_out {
-        let totals = Totals::sum(decoder, micro_batch, text, max_sequences, (ranks, stop))?;
-        if stop.requested().is_some() {
-            return Ok(None);
-        }
-        if totals.tokens > 0 {
-            components.push(totals.component(text.name()));
-            all.push(totals);
-        }
-    }
-    if components.len() == 1 {
-        components.clear();
-    }
-    Ok((!all.is_empty()).then(|| report(step, &all, components)))
+/// What computes an evaluation, on this rank.
+pub(crate) struct Evaluator<'a> {
+    pub(crate) decoder: &'a mut Decoder,
+    pub(crate) micro_batch: &'a mut MicroBatch,
+    pub(crate) ranks: &'a Ranks,
+    pub(crate) stop: &'a StopSignal,
 }
 
-impl Totals {
-    fn sum(
-        decoder: &mut Decoder,
-        micro_batch: &mut MicroBatch,
-        text: &mut HeldOut,
+impl Evaluator<'_> {
+    /// Evaluates the first `max_sequences` held-out sequences, split by weight between a mixture's components; always
+    /// the same ones, of which each rank computes its share. None if there are no targets or the stop signal is raised.
+    pub(crate) fn evaluate(
+        &mut self,
+        held_out: &mut [HeldOut],
         max_sequences: usize,
-        (ranks, stop): (&Ranks, &StopSignal),
-    ) -> Result<Self> {
-        let mut totals = Self { weight: text.weight(), nats: 0.0, tokens: 0, bytes: Some(0) };
+        step: u64,
+    ) -> Result<Option<EvaluationReport>> {
+        let (mut all, mut components) = (Vec::new(), Vec::new());
+        for text in held_out {
+            let totals = self.sum(text, max_sequences)?;
+            if self.stop.requested().is_some() {
+                return Ok(None);
+            }
+            if totals.tokens > 0 {
+                components.push(totals.component(text.name()));
+                all.push(totals);
+            }
+        }
+        if components.len() == 1 {
+            components.clear();
+        }
+        Ok((!all.is_empty()).then(|| report(step, &all, components)))
+    }
+
+    fn sum(&mut self, text: &mut HeldOut, max_sequences: usize) -> Result<Totals> {
+        let Self { decoder, micro_batch, ranks, stop } = self;
+        let mut totals = Totals { weight: text.weight(), nats: 0.0, tokens: 0, bytes: Some(0) };
         let max_sequences = (max_sequences as f64 * totals.weight).ceil() as usize;
         let interrupted = || stop.requested().is_some();
         let rank_info = ranks.rank_info();
@@ -80,7 +81,9 @@ impl Totals {
         }
         totals.over_ranks(nats, ranks)
     }
+}
 
+impl Totals {
     /// Sums the totals over all ranks; `nats` has the sum of each batch, zero for batches of other ranks. They are
     /// added up in the order of the batches, so that the number of ranks changes no bit.
     fn over_ranks(mut self, mut nats: Vec<f64>, ranks: &Ranks) -> Result<Self> {

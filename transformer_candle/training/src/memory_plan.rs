@@ -67,7 +67,7 @@ use self::{
 pub use crate::error::{Budget, MemoryRequirement, Shortage};
 use crate::{
     checkpoint,
-    engine::{EngineSettings, StagedBuffers, StepOf, model_shape},
+    engine::{EngineSettings, Parts, StepOf, model_shape},
     error::{Result, TrainerError},
     ranks::RankInfo,
     schedule::sequences_at,
@@ -263,7 +263,7 @@ impl MemoryPlan {
         steps.iter().try_for_each(check_ranks)?;
         // Only the steps of one stage are timed.
         let step = steps[fit::largest_stage(&steps)];
-        let StagedBuffers { plan, stages } = StagedBuffers::new(&steps);
+        let (parts, plan) = Parts::count(&steps);
         let micro_batch = step.settings.micro_batch;
         let data = &step.config.data;
         let parameters = shape.parameter_count();
@@ -288,7 +288,7 @@ impl MemoryPlan {
         };
         let training_time = TrainingTime::new(config, total_tokens, parameters, seconds, machine.now());
         let seconds = training_time.as_ref().and_then(|time| time.seconds);
-        let state = stages[0].1.optimizer.state();
+        let state = parts.optimizer.state().iter().map(|tensor| &tensor.layout);
         Ok(Self {
             device: target.described(machine),
             parameters,

@@ -25,7 +25,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use dataset::{Batch, Cursor, Mixture, hub::RetryStatus, ledger::StageRecord};
+use dataset::{Batch, Cursor, Mixture, Until, hub::RetryStatus, ledger::StageRecord};
 use kernels::{Device, cuda::Cuda};
 use model::ModelShape;
 use run_config::ResolvedRun;
@@ -244,11 +244,8 @@ impl Trainer {
         let ends_with_window = self.enter_due_stage(interrupted)?;
         let wanted = schedule::sequences_at(&self.stage_run.config, self.position.step + 1);
         let stream = &mut self.data.stream;
-        let batch = if ends_with_window {
-            stream.next_sequences_of_window(wanted, interrupted)?
-        } else {
-            stream.next_sequences_unless(wanted, interrupted)?
-        };
+        let until = if ends_with_window { Until::WindowEnd(wanted) } else { Until::Count(wanted) };
+        let batch = stream.next_sequences_until(until, interrupted)?;
         if self.position.step == 0 {
             self.check_windows()?;
         }

@@ -5,13 +5,13 @@
 
 use std::path::Path;
 
-use kernels::memory::Plan;
+use kernels::memory::{Arena, allocate};
 use kernels::{Buffer, DType, Device, DeviceKind, adamw, cast, muon};
 use model::hugging_face::{hf_tensors, shape_from_config_json};
 use model::{ActivationRecompute, Decoder, DecoderSettings, ModelShape, Precision};
 use run_config::{Algorithm, OptimizerConfig, RunConfig, RuntimeConfig};
 use safetensors::SafeTensors;
-use training::engine::{EngineSettings, Optimizer, OptimizerPlan, StateTensor};
+use training::engine::{EngineSettings, Optimizer, StateTensor};
 use training::ranks::RankInfo;
 
 const MICRO_BATCHES: usize = 2;
@@ -56,16 +56,16 @@ impl Golden {
             z_loss: 0.0,
             device: DeviceKind::Cpu,
         };
-        let mut plan = Plan::new();
-        let decoder = Decoder::plan(&self.shape, &settings, &mut plan);
         let runtime = RuntimeConfig { precision, ..RuntimeConfig::default() };
         let run = RunConfig { optimizer: config.clone(), runtime, ..RunConfig::default() };
         let (device, rank_info) = (DeviceKind::Cpu, RankInfo::default());
-        let settings = EngineSettings { micro_batch: batch, activation_recompute: recompute, device, rank_info };
-        let optimizer = OptimizerPlan::add_to(&mut plan, decoder.layout(), &run, settings);
-        let arena = plan.allocate(&Device::Cpu).unwrap();
-        let mut decoder = decoder.bind(&arena).unwrap();
-        let mut optimizer = Optimizer::bind(&optimizer, &arena, &decoder).unwrap();
+        let of_engine = EngineSettings { micro_batch: batch, activation_recompute: recompute, device, rank_info };
+        let new = |arena: &mut Arena| {
+            let decoder = Decoder::new(&self.shape, &settings, arena)?;
+            let optimizer = Optimizer::new(&decoder, &run, of_engine, arena)?;
+            training::Result::Ok((decoder, optimizer))
+        };
+        let (mut decoder, mut optimizer) = allocate(&Device::Cpu, new).unwrap();
         for tensor in hf_tensors(&self.shape) {
             let values = self.values(&format!("weights.{}", tensor.name), f32::from_le_bytes);
             let range = |buffer: &Buffer| buffer.view(tensor.offset, &[tensor.elements]).unwrap();

@@ -7,7 +7,7 @@ use crate::fixtures::{
 };
 use crate::loopback_hub::{self, Fault, LoopbackHub, SHA, streaming};
 use dataset::hub::HubSettings;
-use dataset::{Batch, CancelToken, DataError, DataSource, Documents, HeldOut, Mixture, StreamSettings};
+use dataset::{Batch, CancelToken, DataError, DataSource, Documents, HeldOut, Mixture, StreamSettings, Until};
 use run_config::NEWEST_READING_VERSION;
 
 fn files() -> Vec<(&'static str, Vec<u8>)> {
@@ -268,7 +268,7 @@ fn an_interrupted_call_can_be_repeated() {
     let mut stream = open(&hub.source().unwrap(), &settings(), None);
     let (mut interruptions, mut all) = (0, Vec::new());
     loop {
-        match stream.next_sequences_unless(3, &|| true) {
+        match stream.next_sequences_until(Until::Count(3), &|| true) {
             Err(DataError::Interrupted) => interruptions += 1,
             batch if batch.as_ref().is_ok_and(Batch::is_empty) => break,
             batch => all.extend(fixtures::rows(&batch.unwrap())),

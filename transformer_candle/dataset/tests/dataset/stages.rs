@@ -8,7 +8,8 @@ use dataset::ledger::{
     BeginRecord, Ledger, LedgerHead, LedgerRecord, SequenceRange, StageRecord, StepRecord, for_each_record,
 };
 use dataset::{
-    Audit, Batch, CancelToken, Cursor, Mixture, NextStage, StreamSettings, StreamStage, TokenStream, audit, replay,
+    Audit, Batch, CancelToken, Cursor, Mixture, NextStage, StreamSettings, StreamStage, TokenStream, Until, audit,
+    replay,
 };
 use proptest::prelude::*;
 
@@ -32,7 +33,7 @@ fn next_stage(stream: &mut TokenStream, stage: &StreamStage) -> NextStage {
 /// The sequences of every window of a stage that is read from the start, window by window.
 fn windows(stage: &StreamStage, count: usize) -> Vec<Vec<fixtures::Sequence>> {
     let mut stream = open(stage, None);
-    (0..count).map(|_| rows(&stream.next_sequences_of_window(usize::MAX, &|| false).unwrap())).collect()
+    (0..count).map(|_| rows(&stream.next_sequences_until(Until::WindowEnd(usize::MAX), &|| false).unwrap())).collect()
 }
 
 proptest! {
@@ -81,7 +82,7 @@ fn batches_may_end_with_the_window() {
     let mut whole = open(&short, None);
     for _ in 0..12 {
         let batch = loop {
-            let batch = stream.next_sequences_of_window(7, &|| false).unwrap();
+            let batch = stream.next_sequences_until(Until::WindowEnd(7), &|| false).unwrap();
             assert!(batch.sequences() == 7 || stream.is_between_windows());
             assert_eq!(rows(&whole.next_sequences(batch.sequences()).unwrap()), rows(&batch));
             if stream.is_between_windows() {

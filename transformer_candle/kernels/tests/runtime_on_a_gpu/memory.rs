@@ -1,6 +1,6 @@
 //! Allocation, limits and freeing.
 
-use kernels::memory::{Category, Plan};
+use kernels::memory::{Arena, Category, count};
 use kernels::{Buffer, DType, Error, GraphCache};
 
 use super::{gpu, zeros};
@@ -52,10 +52,10 @@ fn a_plan_that_does_not_fit_allocates_nothing() {
     let device = gpu();
     let opened = device.as_cuda().unwrap();
     let before = opened.memory().unwrap();
-    let mut plan = Plan::new();
-    plan.add("small", Category::Scratch, DType::F32, &[1 << 20]);
-    plan.add("large", Category::Scratch, DType::F32, &[before.total as usize / 4]);
-    let error = plan.allocate(&device).unwrap_err();
+    let mut arena = Arena::counting();
+    arena.take("small", Category::Scratch, DType::F32, &[1 << 20]);
+    arena.take("large", Category::Scratch, DType::F32, &[before.total as usize / 4]);
+    let error = arena.plan().clone().allocate(&device).unwrap_err();
     assert!(matches!(error, Error::OutOfMemory { limit: None, .. }), "{error}");
     assert_eq!(opened.memory().unwrap(), before);
 }
@@ -65,19 +65,22 @@ fn a_plan_that_does_not_fit_allocates_nothing() {
 fn a_plan_makes_one_allocation_per_element_type() {
     let gpu = gpu();
     let opened = gpu.as_cuda().unwrap();
-    let mut plan = Plan::new();
     let types = [DType::F32, DType::BF16, DType::I16];
-    let ids: Vec<_> = (0..90).map(|i| plan.add("", Category::Scratch, types[i % 3], &[1 + i * i])).collect();
+    let take = |arena: &mut Arena| {
+        let take = |i: usize| arena.take("", Category::Scratch, types[i % 3], &[1 + i * i]);
+        Ok::<Vec<Buffer>, Error>((0..90).map(take).collect())
+    };
+    let (_, plan) = count(take).unwrap();
     let before = opened.memory().unwrap().free;
-    let arena = plan.allocate(&gpu).unwrap();
+    let buffers = take(&mut plan.clone().allocate(&gpu).unwrap()).unwrap();
     let allocated = before - opened.memory().unwrap().free;
     let alignment = 256;
     assert!(allocated <= plan.bytes() + 90 * alignment + 3 * 512, "{allocated} bytes for a plan of {}", plan.bytes());
     for dtype in types {
-        let of_type = ids.iter().zip(plan.buffers()).filter(|(_, planned)| planned.dtype == dtype);
+        let of_type = buffers.iter().zip(plan.buffers()).filter(|(_, planned)| planned.dtype == dtype);
         let mut end = None;
-        for (id, planned) in of_type {
-            let address = arena.buffer(*id).address() as u64;
+        for (buffer, planned) in of_type {
+            let address = buffer.address() as u64;
             assert_eq!(address % alignment, 0);
             assert!(end.is_none_or(|end| end == address), "buffers of one type are adjacent");
             end = Some((address + planned.bytes()).next_multiple_of(alignment));

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use kernels::adamw::{self, AdamW, AdamWState};
-use kernels::memory::Plan;
+use kernels::memory::allocate;
 use kernels::{Buffer, DType, Device, DeviceKind, grad_norm};
 use model::hugging_face::shape_from_config_json;
 use model::{Decoder, DecoderSettings, ModelShape, Precision};
@@ -66,9 +66,7 @@ impl Fixture {
     }
 
     fn decoder(&self, settings: &DecoderSettings) -> Decoder {
-        let mut plan = Plan::new();
-        let planned = Decoder::plan(&self.shape, settings, &mut plan);
-        let mut decoder = planned.bind(&plan.allocate(&Device::Cpu).unwrap()).unwrap();
+        let mut decoder = allocate(&Device::Cpu, |arena| Decoder::new(&self.shape, settings, arena)).unwrap();
         let weight = |name: &String| {
             let (_, data) = self.data(&format!("weights.{name}"));
             data.as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect()

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use kernels::memory::Plan;
+use kernels::memory::allocate;
 use kernels::{Buffer, DType, Device, DeviceKind, bf16};
 use model::hugging_face::{HfTensor, adapter_tensors, hf_tensors};
 use model::{ActivationRecompute, Decoder, DecoderSettings, LoraShape, ModelShape, ParameterLayout, Precision};
@@ -102,9 +102,7 @@ pub fn by_name(shape: &ModelShape, flat: &Buffer) -> BTreeMap<String, Vec<f32>> 
 
 /// A decoder with the weights of [`weights_by_name`].
 pub fn decoder(shape: &ModelShape, settings: &DecoderSettings) -> Decoder {
-    let mut plan = Plan::new();
-    let planned = Decoder::plan(shape, settings, &mut plan);
-    let mut decoder = planned.bind(&plan.allocate(&Device::Cpu).unwrap()).unwrap();
+    let mut decoder = allocate(&Device::Cpu, |arena| Decoder::new(shape, settings, arena)).unwrap();
     set_weights(shape, decoder.weights_mut(), &weights_by_name(shape));
     decoder
 }

@@ -8,6 +8,8 @@ use dataset::hub::HubSettings;
 use dataset::{
     CancelToken, ChatSettings, DataError, DataSource, FolderSplit, HeldOut, Mixture, StreamSettings, Tokenizer,
 };
+use kernels::DeviceKind;
+use kernels::memory::{self, Arena};
 use run_config::{DataConfig, Device, RESOLVED_CONFIG, ResolvedRun, RunConfig};
 
 use super::count::at_least_one;
@@ -15,8 +17,8 @@ use super::{ModelSource, Output};
 use crate::checkpoint::{self, Checkpoint, StoredModel, TrainerState};
 use crate::config_fingerprint;
 use crate::device::{self, DeviceSelection};
-use crate::engine::{EvaluationBuffers, MicroBatch};
-use crate::evaluation;
+use crate::engine::StageEngine;
+use crate::evaluation::Evaluator;
 use crate::memory_plan::require_room;
 use crate::pool::{self, in_pool};
 use crate::ranks::Ranks;
@@ -103,19 +105,23 @@ fn evaluate(
         _ => usize::MAX,
     });
     let sequences = micro_batch_size(&mut text, config.data.sequences_per_step.min(USUAL_BATCH).min(most), stop)?;
-    let needed =
-        |device: &kernels::Device| EvaluationBuffers::new(&config, &shape, sequences, device.kind()).plan.bytes();
+    let new = |device: DeviceKind, arena: &mut Arena| {
+        StageEngine::for_evaluation(&config, &shape, sequences, device, arena)
+    };
+    let plan = |device: &kernels::Device| {
+        let (_, plan) = memory::count(|arena| new(device.kind(), arena)).expect("buffers without memory are never refused");
+        plan
+    };
+    let needed = |device: &kernels::Device| plan(device).bytes();
     let DeviceSelection { device, notes } = device::select_for_inference(options.device, &shape, needed)?;
     warn_of(&notes);
-    let buffers = EvaluationBuffers::new(&config, &shape, sequences, device.kind());
-    require_room(buffers.plan.bytes(), &device, || format!("evaluating the model in {}", directory.display()))?;
-    let arena = buffers.plan.allocate(&device)?;
-    let mut decoder = buffers.decoder.bind(&arena)?;
+    require_room(needed(&device), &device, || format!("evaluating the model in {}", directory.display()))?;
+    let StageEngine { mut decoder, mut micro_batch } = new(device.kind(), &mut plan(&device).allocate(&device)?)?;
     checkpoint.weights(&shape, decoder.weights_mut(), &cancel)?;
-    let mut micro_batch = MicroBatch::bind(&buffers.micro_batch, &arena, sequences)?;
     let step = state.map_or(0, |state| state.step);
-    let report =
-        in_pool(|| evaluation::evaluate(&mut decoder, &mut micro_batch, &mut text, most, step, (&Ranks::ONE, stop)))?;
+    let (decoder, micro_batch) = (&mut decoder, &mut micro_batch);
+    let mut evaluator = Evaluator { decoder, micro_batch, ranks: &Ranks::ONE, stop };
+    let report = in_pool(|| evaluator.evaluate(&mut text, most, step))?;
     for text in &mut text {
         warn_of(&text.take_notices());
     }

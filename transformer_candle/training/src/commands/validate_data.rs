@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use clap::Args;
 use dataset::hub::HubSettings;
-use dataset::{Audit, AuditedComponent, AuditedEpoch, CancelToken, StreamStage, TokenStream, audit, replay};
+use dataset::{Audit, AuditedComponent, AuditedEpoch, CancelToken, StreamStage, TokenStream, Until, audit, replay};
 use run_config::{RESOLVED_CONFIG, ResolvedRun, RunConfig};
 use serde::Serialize;
 
@@ -205,7 +205,7 @@ fn ended(run: &ResolvedRun, state: &TrainerState, data: &DataPlan, cancel: &Canc
     }
     let DataPlan { mixture, settings, tokenizer } = data;
     let mut stream = TokenStream::open(mixture, settings, tokenizer, Some(cursor_of(state)?))?;
-    Ok(stream.next_sequences_unless(1, &|| cancel.is_cancelled())?.is_empty())
+    Ok(stream.next_sequences_until(Until::Count(1), &|| cancel.is_cancelled())?.is_empty())
 }
 
 fn other_tokenizer(tokenizer_json: &Path, checkpoint: &Path) -> TrainerError {

@@ -10,7 +10,7 @@ use std::{collections::VecDeque, ops::Range};
 use dataset::{Batch, IGNORED_TARGET};
 use kernels::{
     Buffer, DType, DeviceKind, Upload,
-    memory::{Arena, BufferId, Category, Plan},
+    memory::{Arena, Category},
     timing,
 };
 use model::Decoder;
@@ -20,43 +20,6 @@ use crate::error::{Result, TrainerError};
 
 /// Double buffering: while the device works on a micro-batch, the next one is copied into the other slot.
 const SLOTS: usize = 2;
-
-/// The buffers of a [`MicroBatch`] in a memory plan.
-#[derive(Clone, Debug)]
-pub struct MicroBatchPlan {
-    batch: Columns,
-    /// The slots' staging buffers on a GPU. A CPU needs none.
-    staging: Vec<Columns>,
-    vocab_size: usize,
-}
-
-/// The buffers of a micro-batch, each `[N]`.
-#[derive(Clone, Copy, Debug)]
-struct Columns {
-    inputs: BufferId,
-    targets: BufferId,
-    documents: Option<BufferId>,
-}
-
-impl MicroBatchPlan {
-    /// Adds the buffers of a micro-batch of `tokens` tokens to the plan.
-    pub fn add_to(plan: &mut Plan, tokens: usize, packing: Packing, vocab_size: usize, device: DeviceKind) -> Self {
-        let mut columns = |name: &str| {
-            let mut add = |column, dtype| plan.add(format!("{column}{name}"), Category::Batch, dtype, &[tokens]);
-            Columns {
-                inputs: add("inputs", DType::U32),
-                targets: add("targets", DType::I32),
-                documents: (packing == Packing::Documents).then(|| add("documents", DType::I32)),
-            }
-        };
-        let slots = if device == DeviceKind::Cuda { SLOTS } else { 0 };
-        Self {
-            batch: columns(""),
-            staging: (0..slots).map(|slot| columns(&format!(".staging.{slot}"))).collect(),
-            vocab_size,
-        }
-    }
-}
 
 /// The device's micro-batch, and the slots through which it is uploaded.
 pub struct MicroBatch {
@@ -81,27 +44,61 @@ struct Slot {
     documents: Option<Upload<i32>>,
 }
 
-impl MicroBatch {
-    /// Takes its buffers from the arena.
-    pub fn bind(plan: &MicroBatchPlan, arena: &Arena, sequences: usize) -> Result<Self> {
-        let of = |id: BufferId| arena.buffer(id);
-        let Columns { inputs, targets, documents } = plan.batch;
-        let slot = |slot: usize| -> Result<Slot> {
-            let staging = plan.staging.get(slot);
-            let staging_documents = staging.and_then(|staging| staging.documents);
-            Ok(Slot {
-                inputs: Upload::new(of(inputs), staging.map(|staging| of(staging.inputs)))?,
-                targets: Upload::new(of(targets), staging.map(|staging| of(staging.targets)))?,
-                documents: documents.map(|to| Upload::new(of(to), staging_documents.map(of))).transpose()?,
-            })
-        };
+/// The buffers of a micro-batch, or of its staging.
+struct Columns {
+    inputs_N: Buffer,
+    targets_N: Buffer,
+    documents_N: Option<Buffer>,
+}
+
+impl Columns {
+    fn take(name: &str, tokens: usize, packing: Packing, arena: &mut Arena) -> Self {
+        let mut take = |column, dtype| arena.take(format!("{column}{name}"), Category::Batch, dtype, &[tokens]);
+        Self {
+            inputs_N: take("inputs", DType::U32),
+            targets_N: take("targets", DType::I32),
+            documents_N: (packing == Packing::Documents).then(|| take("documents", DType::I32)),
+        }
+    }
+}
+
+impl Slot {
+    fn new(to: &Columns, staging: Option<Columns>) -> Result<Self> {
+        let (inputs, targets, documents) = staging.map_or((None, None, None), |staging| {
+            (Some(staging.inputs_N), Some(staging.targets_N), staging.documents_N)
+        });
         Ok(Self {
-            slots: [slot(0)?, slot(1)?],
-            inputs_N: of(inputs),
-            targets_N: of(targets),
-            documents_N: documents.map(of),
+            inputs: Upload::new(to.inputs_N.clone(), inputs)?,
+            targets: Upload::new(to.targets_N.clone(), targets)?,
+            documents: to.documents_N.clone().map(|to| Upload::new(to, documents)).transpose()?,
+        })
+    }
+}
+
+impl MicroBatch {
+    /// Takes the buffers of a micro-batch of B sequences of T tokens.
+    pub fn new(
+        [sequences, sequence_length]: [usize; 2],
+        packing: Packing,
+        vocab_size: usize,
+        device: DeviceKind,
+        arena: &mut Arena,
+    ) -> Result<Self> {
+        let mut take = |name: &str| Columns::take(name, sequences * sequence_length, packing, arena);
+        let batch = take("");
+        // A CPU needs no staging.
+        let mut slot = |number: usize| {
+            let staging = (device == DeviceKind::Cuda).then(|| take(&format!(".staging.{number}")));
+            Slot::new(&batch, staging)
+        };
+        let slots = [slot(0)?, slot(1)?];
+        Ok(Self {
+            slots,
+            inputs_N: batch.inputs_N,
+            targets_N: batch.targets_N,
+            documents_N: batch.documents_N,
             sequences,
-            vocab_size: plan.vocab_size,
+            vocab_size,
             in_flight: VecDeque::with_capacity(SLOTS),
             next: 0,
         })
@@ -208,7 +205,7 @@ impl MicroBatch {
 
 #[cfg(test)]
 mod tests {
-    use kernels::Device;
+    use kernels::{Device, memory::allocate};
 
     use super::*;
 
@@ -216,9 +213,7 @@ mod tests {
 
     /// Micro-batches of two sequences of three tokens, of a vocabulary of 100.
     fn micro_batch(packing: Packing) -> MicroBatch {
-        let mut plan = Plan::new();
-        let planned = MicroBatchPlan::add_to(&mut plan, 2 * T, packing, 100, DeviceKind::Cpu);
-        MicroBatch::bind(&planned, &plan.allocate(&Device::Cpu).unwrap(), 2).unwrap()
+        allocate(&Device::Cpu, |arena| MicroBatch::new([2, T], packing, 100, DeviceKind::Cpu, arena)).unwrap()
     }
 
     fn batch(sequences: u32) -> Batch {

@@ -15,16 +15,16 @@ use kernels::{
     Buffer, DType, DeviceKind, Download, Upload,
     adamw::{self, AdamWState},
     grad_norm,
-    memory::{Arena, BufferId, Category, Plan},
+    memory::{Arena, Category},
     timing,
 };
-use model::{Decoder, ParameterLayout};
+use model::Decoder;
 use run_config::RunConfig;
 
-use self::groups::{FIRST_MOMENT, MOMENTUM, SECOND_MOMENT, adamw_settings, in_shard, state_layouts};
+use self::groups::{FIRST_MOMENT, SECOND_MOMENT, adamw_settings, in_shard, state_layouts};
 pub use self::groups::{ParameterGroup, UpdateRule, parameter_groups};
 pub(crate) use self::orthogonal::flops as muon_flops;
-use self::orthogonal::{Batching, FlatBuffers, MuonGroup, MuonPlan};
+use self::orthogonal::{Batching, MuonGroup};
 use self::state::MASTER_LOW_BITS;
 pub use self::state::{StateLayout, StateTensor};
 use super::{
@@ -34,78 +34,11 @@ use super::{
 };
 use crate::{error::Result, ranks::RankMeter};
 
-/// The optimizer's settings and its buffers in a memory plan.
-#[derive(Clone, Debug)]
-pub struct OptimizerPlan {
-    adamw: adamw::AdamW,
-    max_grad_norm: Option<f32>,
-    /// The parameters that this rank updates.
-    shard: Shard,
-    /// The parameter groups, each with its part of the shard.
-    groups: Vec<(ParameterGroup, Shard)>,
-    state: Vec<(StateLayout, BufferId)>,
-    muon: Option<MuonPlan>,
-    scalars: BufferId,
-    /// The staging buffer through which a GPU receives the next step's scalars; none on a CPU.
-    scalars_staging: Option<BufferId>,
-    norm: BufferId,
-    /// The gradient norm of each range of the shard.
-    range_norms: BufferId,
-    outcome: BufferId,
-    workspace: BufferId,
-}
-
 /// Length of the buffer from which a step's outcome is read; the constants below index it.
 const OUTCOME: usize = 3;
 const LOSS: usize = 0;
 const GRAD_NORM: usize = 1;
 const APPLIED: usize = 2;
-
-impl OptimizerPlan {
-    /// Adds the optimizer's buffers for weights of this layout.
-    pub fn add_to(plan: &mut Plan, layout: &ParameterLayout, config: &RunConfig, settings: EngineSettings) -> Self {
-        let EngineSettings { device, rank_info, .. } = settings;
-        let RunConfig { runtime, optimizer: config, .. } = config;
-        let precision = runtime.precision;
-        // GEMMs of several matrices may round differently, and which are together depends on the number of ranks.
-        let batching = match (device, runtime.deterministic_reduction) {
-            (DeviceKind::Cuda, None) => Batching::Together,
-            _ => Batching::Single,
-        };
-        let shard = shards(layout, rank_info.world_size).swap_remove(rank_info.rank);
-        let of_all_ranks = parameter_groups(config, layout);
-        let groups = in_shard(&of_all_ranks, &shard);
-        let layouts = state_layouts(&of_all_ranks, layout.trainable_elements(), precision, &shard);
-        let muon_settings = groups.iter().find_map(|(group, _)| match group.rule {
-            UpdateRule::Muon(settings) => Some(settings),
-            UpdateRule::AdamW(_) => None,
-        });
-        let ranges = shard.ranges();
-        let largest = ranges.iter().map(ExactSizeIterator::len).max().unwrap_or(0).max(ranges.len());
-        let workspace = grad_norm::workspace_elements(largest, device);
-        let scalars = [groups.len() * adamw::SCALARS];
-        Self {
-            adamw: adamw_settings(config),
-            max_grad_norm: config.max_grad_norm.map(|norm| norm as f32),
-            groups,
-            state: layouts.into_iter().map(|layout| (layout.clone(), layout.add_to(plan))).collect(),
-            muon: muon_settings.map(|muon| MuonPlan::add_to(plan, layout, muon, precision, device, (batching, &shard))),
-            scalars: plan.add("optimizer.scalars", Category::Scratch, DType::F32, &scalars),
-            scalars_staging: (device == DeviceKind::Cuda)
-                .then(|| plan.add("optimizer.scalars.staging", Category::Scratch, DType::F32, &scalars)),
-            norm: plan.add("gradient_norm", Category::Scratch, DType::F32, &[1]),
-            range_norms: plan.add("gradient_norm.ranges", Category::Scratch, DType::F32, &[ranges.len()]),
-            outcome: plan.add("outcome", Category::Scratch, DType::F32, &[OUTCOME]),
-            workspace: plan.add("gradient_norm.workspace", Category::Scratch, DType::F32, &[workspace]),
-            shard,
-        }
-    }
-
-    /// Every tensor that the optimizer keeps from step to step.
-    pub fn state(&self) -> impl Iterator<Item = &StateLayout> {
-        self.state.iter().map(|(layout, _)| layout)
-    }
-}
 
 /// An optimizer over the weights and gradients of a decoder.
 #[derive(Debug)]
@@ -164,35 +97,56 @@ pub struct StepOutcome {
 }
 
 impl Optimizer {
-    /// Takes its buffers from the arena, all zero, and views of the decoder's weights and gradients.
-    pub fn bind(plan: &OptimizerPlan, arena: &Arena, decoder: &Decoder) -> Result<Self> {
-        let bound =
-            |(layout, id): &(StateLayout, BufferId)| StateTensor { layout: layout.clone(), buffer: arena.buffer(*id) };
-        let state: Vec<StateTensor> = plan.state.iter().map(bound).collect();
-        let muon =
-            |flat: &FlatBuffers<'_>| plan.muon.as_ref().map(|muon| MuonGroup::bind(muon, arena, flat)).transpose();
-        let (scalars, outcome) = (arena.buffer(plan.scalars), arena.buffer(plan.outcome));
-        let groups = plan.groups.iter().enumerate().map(|(index, group)| {
-            let scalars = scalars.view(index * adamw::SCALARS, &[adamw::SCALARS])?;
-            BoundGroup::bind(group, scalars, decoder, &state, muon)
+    /// Takes the optimizer's buffers, and views of the decoder's weights and gradients.
+    pub fn new(decoder: &Decoder, config: &RunConfig, settings: EngineSettings, arena: &mut Arena) -> Result<Self> {
+        let EngineSettings { device, rank_info, .. } = settings;
+        let RunConfig { runtime, optimizer: config, .. } = config;
+        let (layout, precision) = (decoder.layout(), runtime.precision);
+        // GEMMs of several matrices may round differently, and which are together depends on the number of ranks.
+        let batching = match (device, runtime.deterministic_reduction) {
+            (DeviceKind::Cuda, None) => Batching::Together,
+            _ => Batching::Single,
+        };
+        let shard = shards(layout, rank_info.world_size).swap_remove(rank_info.rank);
+        let of_all_ranks = parameter_groups(config, layout);
+        let groups = in_shard(&of_all_ranks, &shard);
+        let layouts = state_layouts(&of_all_ranks, layout.trainable_elements(), precision, &shard);
+        let state: Vec<StateTensor> = layouts.into_iter().map(|layout| layout.take(arena)).collect();
+        let flat = FlatState { decoder, state: &state };
+        let muon_settings = groups.iter().find_map(|(group, _)| match group.rule {
+            UpdateRule::Muon(settings) => Some(settings),
+            UpdateRule::AdamW(_) => None,
         });
-        let range_norms = arena.buffer(plan.range_norms);
-        let gradients = plan.shard.ranges().iter().enumerate().map(|(index, range)| {
+        let muon = |settings| MuonGroup::new(&flat, settings, device, (batching, &shard), arena);
+        let mut muon = muon_settings.map(muon).transpose()?;
+        let mut take = |name, elements| arena.take(name, Category::Scratch, DType::F32, &[elements]);
+        let numbers = groups.len() * adamw::SCALARS;
+        let scalars = take("optimizer.scalars", numbers);
+        let staging = (device == DeviceKind::Cuda).then(|| take("optimizer.scalars.staging", numbers));
+        let ranges = shard.ranges();
+        let (norm, range_norms) = (take("gradient_norm", 1), take("gradient_norm.ranges", ranges.len()));
+        let outcome = take("outcome", OUTCOME);
+        let largest = ranges.iter().map(ExactSizeIterator::len).max().unwrap_or(0).max(ranges.len());
+        let workspace = take("gradient_norm.workspace", grad_norm::workspace_elements(largest, device));
+        let groups = groups.iter().enumerate().map(|(index, group)| {
+            let scalars = scalars.view(index * adamw::SCALARS, &[adamw::SCALARS])?;
+            BoundGroup::new(group, scalars, &flat, &mut muon)
+        });
+        let gradients = ranges.iter().enumerate().map(|(index, range)| {
             Ok((decoder.gradients().view(range.start, &[range.len()])?, range_norms.view(index, &[1])?))
         });
-        let staging = plan.scalars_staging.map(|id| arena.buffer(id));
         Ok(Self {
-            adamw: plan.adamw,
-            max_grad_norm: plan.max_grad_norm,
+            adamw: adamw_settings(config),
+            max_grad_norm: config.max_grad_norm.map(|norm| norm as f32),
             groups: groups.collect::<kernels::Result<_>>()?,
+            gradients: gradients.collect::<kernels::Result<_>>()?,
             state,
             scalars_upload: Upload::new(scalars, staging)?,
-            gradients: gradients.collect::<kernels::Result<_>>()?,
-            norm: arena.buffer(plan.norm),
+            norm,
             range_norms,
             outcome_download: Download::new(outcome.clone())?,
             outcome,
-            workspace: arena.buffer(plan.workspace),
+            workspace,
         })
     }
 
@@ -325,19 +279,37 @@ impl Optimizer {
     }
 }
 
+/// The flat buffers, of which a group's parameters are ranges.
+struct FlatState<'a> {
+    decoder: &'a Decoder,
+    state: &'a [StateTensor],
+}
+
+impl FlatState<'_> {
+    /// Low bits of the f32 master weights from `start` on; None with f32 weights.
+    fn low_bits(&self, start: usize, shape: &[usize]) -> kernels::Result<Option<Buffer>> {
+        self.find(MASTER_LOW_BITS).map(|low_bits| low_bits.view(start, shape)).transpose()
+    }
+
+    /// The state of this name from `start` on.
+    fn kept(&self, name: &str, start: usize, shape: &[usize]) -> kernels::Result<Buffer> {
+        self.find(name).expect("every rule has its state").view(start, shape)
+    }
+
+    fn find(&self, name: &str) -> Option<&StateTensor> {
+        self.state.iter().find(|tensor| tensor.layout.name == name)
+    }
+}
+
 impl BoundGroup {
-    /// Binds this rank's part of a group; `muon` binds the matrices of a group that Muon updates.
-    fn bind(
+    /// This rank's part of a group; a group that Muon updates takes its matrices.
+    fn new(
         (group, shard): &(ParameterGroup, Shard),
         scalars: Buffer,
-        decoder: &Decoder,
-        state: &[StateTensor],
-        muon: impl FnOnce(&FlatBuffers<'_>) -> kernels::Result<Option<MuonGroup>>,
+        flat: &FlatState<'_>,
+        muon: &mut Option<MuonGroup>,
     ) -> kernels::Result<Self> {
         let ParameterGroup { rule, learning_rate_scale, weight_decay, .. } = group;
-        let find = |name: &str| state.iter().find(|tensor| tensor.layout.name == name);
-        let kept = |name| find(name).expect("the plan has the state of every rule");
-        let (weights, gradients, low_bits) = (decoder.weights(), decoder.gradients(), find(MASTER_LOW_BITS));
         Ok(Self {
             learning_rate_scale: *learning_rate_scale,
             weight_decay: *weight_decay,
@@ -347,20 +319,17 @@ impl BoundGroup {
                     let views = |range: &Range<usize>| {
                         let (start, shape) = (range.start, &[range.len()]);
                         Ok(AdamWRange {
-                            weights: weights.view(start, shape)?,
-                            low_bits: low_bits.map(|tensor| tensor.view(start, shape)).transpose()?,
-                            gradients: gradients.view(start, shape)?,
-                            first_moment: kept(FIRST_MOMENT).view(start, shape)?,
-                            second_moment: kept(SECOND_MOMENT).view(start, shape)?,
+                            weights: flat.decoder.weights().view(start, shape)?,
+                            low_bits: flat.low_bits(start, shape)?,
+                            gradients: flat.decoder.gradients().view(start, shape)?,
+                            first_moment: flat.kept(FIRST_MOMENT, start, shape)?,
+                            second_moment: flat.kept(SECOND_MOMENT, start, shape)?,
                         })
                     };
                     let ranges = shard.ranges().iter().map(views).collect::<kernels::Result<_>>()?;
                     BoundRule::AdamW { settings, ranges }
                 }
-                UpdateRule::Muon(_) => {
-                    let group = muon(&FlatBuffers { weights, gradients, low_bits, momentum: kept(MOMENTUM) })?;
-                    BoundRule::Muon(group.expect("the plan has the buffers of every rule"))
-                }
+                UpdateRule::Muon(_) => BoundRule::Muon(muon.take().expect("one group has the matrices")),
             },
         })
     }

@@ -6,7 +6,7 @@ use std::ops::Range;
 
 use kernels::{
     Buffer, DType, accumulate,
-    memory::{Arena, BufferId, Category, Plan},
+    memory::{Arena, Category},
 };
 use model::{Decoder, ParameterLayout};
 
@@ -20,38 +20,11 @@ use crate::{
     ranks::{RankInfo, RankMeter, Ranks},
 };
 
-/// The shards of a run's ranks and the buffer of their exchange in a memory plan.
-#[derive(Clone, Debug)]
-pub struct ShardingPlan {
-    shards: Vec<Shard>,
-    rank: usize,
-    schedule: ExchangeSchedule,
-    staging: Option<BufferId>,
-}
-
-impl ShardingPlan {
-    /// Adds the staging buffer of the gradient exchange; one rank needs none.
-    pub fn add_to(plan: &mut Plan, layout: &ParameterLayout, settings: EngineSettings) -> Self {
-        let EngineSettings { device, rank_info: RankInfo { rank, world_size, .. }, .. } = settings;
-        let shards = shards(layout, world_size);
-        if world_size == 1 {
-            return Self { shards, rank, schedule: ExchangeSchedule::default(), staging: None };
-        }
-        let schedule = ExchangeSchedule::new(layout, &shards, device);
-        let staging = plan.add("gradients.staging", Category::Scratch, DType::F32, &[world_size - 1, schedule.width]);
-        Self { schedule, shards, rank, staging: Some(staging) }
-    }
-
-    /// The parameters that this rank updates.
-    pub(super) fn own_shard(&self) -> &Shard {
-        &self.shards[self.rank]
-    }
-}
-
 /// The shards of a run's ranks, and the exchange between the ranks.
 #[derive(Debug)]
 pub struct Sharding {
     meter: RankMeter,
+    rank: usize,
     shards: Vec<Shard>,
     schedule: ExchangeSchedule,
     /// The staging buffer for received gradients: a row per other rank, in rank order; none with one rank.
@@ -59,10 +32,22 @@ pub struct Sharding {
 }
 
 impl Sharding {
-    /// Takes its buffer from the arena. The ranks are not connected yet.
-    pub fn bind(plan: &ShardingPlan, arena: &Arena) -> Self {
-        let staging = plan.staging.map(|id| arena.buffer(id));
-        Self { meter: RankMeter::default(), shards: plan.shards.clone(), schedule: plan.schedule.clone(), staging }
+    /// Takes the staging buffer of the gradient exchange; one rank needs none. The ranks are not connected yet.
+    pub fn new(layout: &ParameterLayout, settings: EngineSettings, arena: &mut Arena) -> Self {
+        let EngineSettings { device, rank_info: RankInfo { rank, world_size, .. }, .. } = settings;
+        let (shards, meter) = (shards(layout, world_size), RankMeter::default());
+        if world_size == 1 {
+            return Self { meter, rank, shards, schedule: ExchangeSchedule::default(), staging: None };
+        }
+        let schedule = ExchangeSchedule::new(layout, &shards, device);
+        let staging = [world_size - 1, schedule.width];
+        let staging = arena.take("gradients.staging", Category::Scratch, DType::F32, &staging);
+        Self { meter, rank, shards, schedule, staging: Some(staging) }
+    }
+
+    /// The parameters that this rank updates.
+    pub(super) fn own_shard(&self) -> &Shard {
+        &self.shards[self.rank]
     }
 
     /// Connects the ranks.

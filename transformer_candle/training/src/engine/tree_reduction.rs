@@ -9,9 +9,9 @@ use std::ops::Range;
 
 use kernels::{
     Buffer, DType, accumulate, grad_norm,
-    memory::{Arena, BufferId, Category, Plan},
+    memory::{Arena, Category},
 };
-use model::{Decoder, Parameter, ParameterLayout};
+use model::{Decoder, Parameter};
 
 use super::shard::Shard;
 
@@ -20,29 +20,11 @@ use crate::{
     ranks::{RankInfo, RankMeter},
 };
 
-/// The virtual shards of a step and the buffers of their sums in a memory plan.
-#[derive(Clone, Debug)]
-pub struct TreeReductionPlan {
-    virtual_shards: usize,
-    /// Buffer i holds the summed gradients of 2^i virtual shards.
-    partial_sums: Vec<BufferId>,
-}
-
-impl TreeReductionPlan {
-    /// Adds the buffers of a rank that computes its share of this many virtual shards.
-    pub fn add_to(plan: &mut Plan, layout: &ParameterLayout, virtual_shards: usize, rank_info: RankInfo) -> Self {
-        let levels = (virtual_shards / rank_info.world_size).max(1).ilog2();
-        let elements = [layout.trainable_elements()];
-        let mut add =
-            |level| plan.add(format!("gradients.partial.{level}"), Category::Gradients, DType::F32, &elements);
-        Self { virtual_shards, partial_sums: (0..levels).map(&mut add).collect() }
-    }
-}
-
 /// Sums the gradients, losses and squares of a step as a fixed tree.
 #[derive(Debug)]
 pub struct TreeReduction {
     virtual_shards: usize,
+    /// Buffer i holds the summed gradients of 2^i virtual shards.
     partial_sums: Vec<Buffer>,
     /// The index of each tensor that this rank updates, among all that train, and its gradient.
     tensors: Vec<(usize, Buffer)>,
@@ -51,8 +33,20 @@ pub struct TreeReduction {
 }
 
 impl TreeReduction {
-    /// Takes its buffers from the arena; `shard` are the parameters that this rank updates.
-    pub fn bind(plan: &TreeReductionPlan, arena: &Arena, decoder: &Decoder, shard: &Shard) -> Result<Self> {
+    /// Takes the buffers of a rank that computes its share of this many virtual shards; `shard` are the parameters that
+    /// it updates.
+    pub fn new(
+        decoder: &Decoder,
+        shard: &Shard,
+        virtual_shards: usize,
+        rank_info: RankInfo,
+        arena: &mut Arena,
+    ) -> Result<Self> {
+        let levels = (virtual_shards / rank_info.world_size).max(1).ilog2();
+        let elements = [decoder.layout().trainable_elements()];
+        let mut take =
+            |level| arena.take(format!("gradients.partial.{level}"), Category::Gradients, DType::F32, &elements);
+        let partial_sums = (0..levels).map(&mut take).collect();
         let (layout, trained) = (decoder.layout(), decoder.layout().trainable_elements());
         let tensors = layout.by_offset().flat_map(Parameter::hf_tensors).filter(|tensor| tensor.offset < trained);
         let mut own = Vec::new();
@@ -64,10 +58,10 @@ impl TreeReduction {
             count += 1;
         }
         Ok(Self {
-            virtual_shards: plan.virtual_shards,
-            partial_sums: plan.partial_sums.iter().map(|id| arena.buffer(*id)).collect(),
+            virtual_shards,
+            partial_sums,
             tensors: own,
-            terms: vec![0.0; plan.virtual_shards + count],
+            terms: vec![0.0; virtual_shards + count],
         })
     }
 
@@ -128,7 +122,7 @@ fn tree_sum(numbers: &[f64]) -> f64 {
 
 #[cfg(test)]
 mod tests {
-    use kernels::{Device, DeviceKind};
+    use kernels::{Device, DeviceKind, memory::allocate};
     use model::{DecoderSettings, ModelShape};
     use run_config::{ActivationRecompute, ModelConfig, Precision};
 
@@ -146,15 +140,14 @@ mod tests {
             device: DeviceKind::Cpu,
             z_loss: 0.0,
         };
-        let mut plan = Plan::new();
-        let decoder = Decoder::plan(&shape, &settings, &mut plan);
         let rank_info = RankInfo { rank: 0, world_size, local_rank: 0, local_world_size: world_size };
-        let reduction = TreeReductionPlan::add_to(&mut plan, decoder.layout(), virtual_shards, rank_info);
-        let arena = plan.allocate(&Device::Cpu).unwrap();
-        let decoder = decoder.bind(&arena).unwrap();
-        let all = Shard::whole(0..decoder.layout().trainable_elements());
-        let reduction = TreeReduction::bind(&reduction, &arena, &decoder, &all).unwrap();
-        (decoder, reduction)
+        let new = |arena: &mut Arena| {
+            let decoder = Decoder::new(&shape, &settings, arena)?;
+            let all = Shard::whole(0..decoder.layout().trainable_elements());
+            let reduction = TreeReduction::new(&decoder, &all, virtual_shards, rank_info, arena)?;
+            Result::Ok((decoder, reduction))
+        };
+        allocate(&Device::Cpu, new).unwrap()
     }
 
     fn leaf(shard: usize) -> f32 {

@@ -11,7 +11,7 @@ use super::{
     this_machine::ThisMachine,
 };
 use crate::{
-    engine::{Engine, EngineSettings, StagedBuffers, StepOf},
+    engine::{Engine, EngineSettings, Parts, StepOf},
     error::{Result, TrainerError},
 };
 
@@ -38,7 +38,7 @@ fn does_not_fit(error: TrainerError, config: &RunConfig, stages: &[StepOf<'_>], 
         .ok()
         .and_then(|target| budget::here(config, Limit::of_config(config), &target, &ThisMachine));
     left.map_or(error, |mut budget| {
-        budget.bytes = budget.bytes.min(StagedBuffers::new(stages).plan.bytes() - 1);
+        budget.bytes = budget.bytes.min(Parts::count(stages).1.bytes() - 1);
         TrainerError::OutOfMemory(Box::new(fit::shortage(stages, &budget)))
     })
 }

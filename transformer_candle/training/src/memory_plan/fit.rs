@@ -6,7 +6,7 @@ use run_config::{ActivationRecompute, BatchSize, RunConfig};
 
 use super::{FittingMicroBatch, speed::SpeedModel};
 use crate::{
-    engine::{EngineSettings, RunBuffers, StagedBuffers, StepOf},
+    engine::{EngineSettings, Parts, StepOf},
     error::{Budget, MemoryRequirement, Shortage},
     ranks::RankInfo,
 };
@@ -99,13 +99,12 @@ fn needed(steps: &[StepOf<'_>], stage: usize, settings: EngineSettings) -> Memor
         step.settings.activation_recompute = activation_recompute;
     }
     steps[stage].settings = settings;
-    MemoryRequirement { micro_batch, activation_recompute, bytes: StagedBuffers::new(&steps).plan.bytes() }
+    MemoryRequirement { micro_batch, activation_recompute, bytes: Parts::count(&steps).1.bytes() }
 }
 
 /// The stage that would need the most memory alone, the first of several.
 pub(super) fn largest_stage(steps: &[StepOf<'_>]) -> usize {
-    let bytes = |step: &StepOf<'_>| RunBuffers::new(step.config, step.shape, step.settings).plan.bytes();
-    let sizes: Vec<u64> = steps.iter().map(bytes).collect();
+    let sizes: Vec<u64> = steps.iter().map(|step| step.bytes()).collect();
     (0..sizes.len()).rev().max_by_key(|&stage| sizes[stage]).unwrap_or(0)
 }
 

@@ -12,7 +12,7 @@ use super::{
     speed::SpeedModel,
 };
 use crate::{
-    engine::{EngineSettings, RunBuffers, StepOf},
+    engine::{EngineSettings, StepOf},
     error::{Budget, shortage::recompute},
     units::rounded,
 };
@@ -90,7 +90,7 @@ impl Variant {
     }
 
     fn bytes(&self) -> u64 {
-        RunBuffers::new(&self.config, &self.shape, self.settings).plan.bytes()
+        self.step().bytes()
     }
 
     fn step(&self) -> StepOf<'_> {

@@ -26,8 +26,11 @@ const MATMUL_MEASUREMENTS: usize = 4;
 const ALL: SustainedFractions =
     SustainedFractions { gemm: 1.0, attention_forward: 1.0, attention_backward: 1.0, memory: 1.0 };
 
-/// FLOPs, bytes and least seconds of each operation of a step, by part and by [`StepPart::label`].
-pub(crate) type Bounds = BTreeMap<(StepPart, &'static str), Bound>;
+/// The part of a step that launches belong to, and their [`StepPart::label`].
+pub(crate) type PartAndLabel = (StepPart, &'static str);
+
+/// FLOPs, bytes and least seconds of each operation of a step.
+pub(crate) type Bounds = BTreeMap<PartAndLabel, Bound>;
 
 /// The peak rates of a device.
 #[derive(Clone, Debug, PartialEq)]

@@ -6,6 +6,7 @@ use std::{collections::BTreeMap, ops::Add};
 
 use super::{
     gpu_table::{GpuSpec, SustainedFractions},
+    peak_rates::PartAndLabel,
     step_part::StepPart,
 };
 use crate::engine::{EngineSettings, Shard, muon_flops, shards};
@@ -40,9 +41,6 @@ struct Operation {
     /// Bytes that one moves.
     bytes: f64,
 }
-
-/// The part that launches belong to, and their label.
-type RankInfo = (StepPart, &'static str);
 
 /// The rates that a step is timed with.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -187,13 +185,13 @@ impl<'a> Step<'a> {
     }
 
     /// The GEMM `[m, k] x [k, n]`; the result has elements of `out` bytes, read as well where it is accumulated.
-    fn gemm(&self, (part, label): RankInfo, count: f64, [m, n, k]: [f64; 3], out: f64, accumulates: bool) -> Operation {
+    fn gemm(&self, (part, label): PartAndLabel, count: f64, [m, n, k]: [f64; 3], out: f64, accumulates: bool) -> Operation {
         let result = m * n * out * if accumulates { 2.0 } else { 1.0 };
         let bytes = self.element * (m * k + k * n) + result;
         Operation { part, label, rate: Rate::Gemm, count, flops: 2.0 * m * n * k, bytes }
     }
 
-    fn pass((part, label): RankInfo, count: f64, bytes: f64) -> Operation {
+    fn pass((part, label): PartAndLabel, count: f64, bytes: f64) -> Operation {
         Operation { part, label, rate: Rate::Gemm, count, flops: 0.0, bytes }
     }
 

@@ -8,7 +8,7 @@ use super::{
     MemoryPlan,
     speed::{Speed, SpeedModel},
 };
-use crate::engine::{EngineSettings, RunBuffers, StepOf};
+use crate::engine::{EngineSettings, StepOf};
 
 /// A stage of a run: its steps, and what its buffers alone would take.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -58,7 +58,7 @@ pub(super) fn plan(config: &RunConfig, steps: &[StepOf<'_>], model: Option<&Spee
             tokens: (last_step + 1 - first_step).saturating_mul(tokens_per_step),
             learning_rate: step.config.optimizer.learning_rate,
             flops_per_token: step.shape.flops_per_token(data.sequence_length),
-            bytes: RunBuffers::new(step.config, step.shape, step.settings).plan.bytes(),
+            bytes: step.bytes(),
             speed: model.map(|model| model.speed(*step)),
         }
     });

@@ -11,7 +11,7 @@ use run_config::{BatchSize, ByteSize, Device, Format, NumWorkers, presets};
 use super::{
     available_memory::AvailableMemory, calibration::Calibration, cpu_speed::CpuSpeed, measured::MeasuredStep, *,
 };
-use crate::{device::GpuMemory, engine::RunBuffers};
+use crate::{device::GpuMemory, engine::{Parts, StepOf}};
 
 fn run_of(name: &str, overrides: &[&str]) -> ResolvedRun {
     let preset = presets().iter().find(|preset| preset.name == name).unwrap();
@@ -249,9 +249,11 @@ fn the_plan_equals_the_allocation() {
         let run = run_of("smoke_cpu", &[&precision]);
         let plan = plan_of(&run).unwrap();
         let shape = model_shape(&run.config).unwrap();
-        let buffers = RunBuffers::new(&run.config, &shape, plan.engine_settings(DeviceKind::Cpu));
-        let arena = buffers.plan.allocate(&kernels::Device::Cpu).unwrap();
-        assert_eq!(arena.bytes(), plan.bytes);
+        let settings = plan.engine_settings(DeviceKind::Cpu);
+        let step = StepOf { config: &run.config, shape: &shape, settings };
+        assert_eq!(step.bytes(), plan.bytes);
+        let engine = allocate(&run.config, &shape, settings, &kernels::Device::Cpu).unwrap();
+        assert!(engine.optimizer.state().iter().all(|tensor| tensor.buffer.tensor().is_ok()));
         assert_eq!(plan.bytes_by_category.iter().map(|line| line.bytes).sum::<u64>(), plan.bytes);
     }
 }
@@ -426,8 +428,9 @@ fn a_gpu_plan_includes_the_staging_buffers() {
     let batch = |packing, device| {
         let run = run_of("rtx5090_1b", &[RTX_5090.as_slice(), &[packing]].concat());
         let shape = model_shape(&run.config).unwrap();
-        let setting = plan_of(&run).unwrap().engine_settings(device);
-        RunBuffers::new(&run.config, &shape, setting).plan.bytes_of(kernels::memory::Category::Batch)
+        let settings = plan_of(&run).unwrap().engine_settings(device);
+        let step = StepOf { config: &run.config, shape: &shape, settings };
+        Parts::count(&[step]).1.bytes_of(kernels::memory::Category::Batch)
     };
     // Ids and targets of 4 sequences of 2048 tokens, and the loss's scale; on a GPU also two staging slots of ids and
     // targets, and one of the scale.

@@ -15,7 +15,7 @@ use crate::{
     completion::{Completion, CompletionRequest, complete, generator},
     engine::Engine,
     error::Result,
-    evaluation::evaluate,
+    evaluation::Evaluator,
     report::{EndReport, EvaluationReport, SampleReport},
     stop::StopSignal,
 };
@@ -44,8 +44,8 @@ impl Trainer {
         let held_out = self.data.held_out(&self.stage_run)?;
         let (pool, step) = (self.engine.pool(), self.position.step);
         let Engine { decoder, micro_batch, sharding, .. } = &mut self.engine;
-        let meanwhile = (sharding.ranks(), stop);
-        let report = pool.install(|| evaluate(decoder, micro_batch, held_out, most, step, meanwhile))?;
+        let mut evaluator = Evaluator { decoder, micro_batch, ranks: sharding.ranks(), stop };
+        let report = pool.install(|| evaluator.evaluate(held_out, most, step))?;
         self.notices.extend(held_out.iter_mut().flat_map(HeldOut::take_notices));
         let Some(mut report) = report else {
             return Ok(None);

@@ -6,12 +6,12 @@
 
 use kernels::{
     Buffer, DType, DeviceKind, GraphCache,
-    memory::{Arena, BufferId, Category, Plan},
+    memory::{Arena, Category},
     muon::{self, Muon},
 };
-use model::{Parameter, ParameterKind, ParameterLayout, Precision, layout::HfTensor};
+use model::{Parameter, ParameterKind, ParameterLayout, layout::HfTensor};
 
-use super::state::StateTensor;
+use super::{FlatState, groups::MOMENTUM};
 use crate::engine::shard::Shard;
 
 /// Matrices of one shape that are orthogonalised together.
@@ -90,48 +90,6 @@ pub(crate) fn flops(layout: &ParameterLayout) -> f64 {
     batches(layout, Batching::Single, &Shard::whole(0..layout.elements())).iter().map(of_batch).sum()
 }
 
-/// Muon's settings, its batches and their buffers in a memory plan.
-#[derive(Clone, Debug)]
-pub(super) struct MuonPlan {
-    settings: Muon,
-    batches: Vec<MatrixBatch>,
-    update: BufferId,
-    other: BufferId,
-    gram: BufferId,
-    polynomial: BufferId,
-    workspace: BufferId,
-}
-
-impl MuonPlan {
-    pub(super) fn add_to(
-        plan: &mut Plan,
-        layout: &ParameterLayout,
-        settings: Muon,
-        precision: Precision,
-        device: DeviceKind,
-        (batching, shard): (Batching, &Shard),
-    ) -> Self {
-        let batches = batches(layout, batching, shard);
-        let largest = |index: usize| batches.iter().map(|batch| batch.elements()[index]).max().unwrap_or(0);
-        let workspace = batches.iter().map(|batch| muon::workspace_elements(batch.sizes(), device)).max().unwrap_or(0);
-        let dtype = match precision {
-            Precision::Fp32 => DType::F32,
-            Precision::Bf16 => DType::BF16,
-        };
-        let (matrices, squares) = (largest(0), largest(1));
-        let mut add = |name: &str, dtype, elements| plan.add(name, Category::Scratch, dtype, &[elements]);
-        Self {
-            settings,
-            update: add("muon.update", dtype, matrices),
-            other: add("muon.other", dtype, matrices),
-            gram: add("muon.gram", dtype, squares),
-            polynomial: add("muon.polynomial", dtype, squares),
-            workspace: add("muon.workspace", DType::F32, workspace),
-            batches,
-        }
-    }
-}
-
 /// The matrices of a group with views of their state.
 #[derive(Debug)]
 pub(super) struct MuonGroup {
@@ -140,6 +98,14 @@ pub(super) struct MuonGroup {
     workspace: Buffer,
     /// The update of all matrices: hundreds of launches, some shorter than the call that launches them.
     graphs: GraphCache<()>,
+}
+
+/// The buffers that all batches are orthogonalised in, for the largest.
+struct Orthogonalization {
+    update: Buffer,
+    other: Buffer,
+    gram: Buffer,
+    polynomial: Buffer,
 }
 
 /// A batch with the views that it is orthogonalised in.
@@ -164,25 +130,29 @@ struct BoundMatrix {
     update: Buffer,
 }
 
-/// The flat buffers, of which a group's parameters are ranges.
-pub(super) struct FlatBuffers<'a> {
-    /// The decoder's flat weights; `gradients` are laid out alike.
-    pub(super) weights: &'a Buffer,
-    pub(super) gradients: &'a Buffer,
-    /// Low bits of the f32 master weights, none with f32 weights; as `momentum`, of this rank's shard.
-    pub(super) low_bits: Option<&'a StateTensor>,
-    pub(super) momentum: &'a StateTensor,
-}
-
 impl MuonGroup {
-    pub(super) fn bind(plan: &MuonPlan, arena: &Arena, flat: &FlatBuffers<'_>) -> kernels::Result<Self> {
-        let batches = plan.batches.iter().map(|batch| BoundBatch::bind(batch, plan, arena, flat));
-        Ok(Self {
-            settings: plan.settings,
-            batches: batches.collect::<kernels::Result<_>>()?,
-            workspace: arena.buffer(plan.workspace),
-            graphs: GraphCache::default(),
-        })
+    /// Takes the buffers in which the matrices of a shard are orthogonalised.
+    pub(super) fn new(
+        flat: &FlatState<'_>,
+        settings: Muon,
+        device: DeviceKind,
+        (batching, shard): (Batching, &Shard),
+        arena: &mut Arena,
+    ) -> kernels::Result<Self> {
+        let batches = batches(flat.decoder.layout(), batching, shard);
+        let largest = |index: usize| batches.iter().map(|batch| batch.elements()[index]).max().unwrap_or(0);
+        let workspace = batches.iter().map(|batch| muon::workspace_elements(batch.sizes(), device)).max().unwrap_or(0);
+        let (dtype, matrices, squares) = (flat.decoder.weights().dtype(), largest(0), largest(1));
+        let mut take = |name: &str, dtype, elements| arena.take(name, Category::Scratch, dtype, &[elements]);
+        let scratch = Orthogonalization {
+            update: take("muon.update", dtype, matrices),
+            other: take("muon.other", dtype, matrices),
+            gram: take("muon.gram", dtype, squares),
+            polynomial: take("muon.polynomial", dtype, squares),
+        };
+        let workspace = take("muon.workspace", DType::F32, workspace);
+        let batches = batches.iter().map(|batch| BoundBatch::new(batch, &scratch, flat));
+        Ok(Self { settings, batches: batches.collect::<kernels::Result<_>>()?, workspace, graphs: GraphCache::default() })
     }
 
     /// Updates every matrix once, with the same `weight_decay` in every call.
@@ -209,25 +179,24 @@ impl MuonGroup {
 }
 
 impl BoundBatch {
-    fn bind(batch: &MatrixBatch, plan: &MuonPlan, arena: &Arena, flat: &FlatBuffers<'_>) -> kernels::Result<Self> {
+    fn new(batch: &MatrixBatch, scratch: &Orthogonalization, flat: &FlatState<'_>) -> kernels::Result<Self> {
         let ([b, m, n], short) = (batch.sizes(), batch.shape[0].min(batch.shape[1]));
-        let view = |id, shape: &[usize]| arena.buffer(id).view(0, shape);
-        let update = view(plan.update, &[b, m, n])?;
+        let update = scratch.update.view(0, &[b, m, n])?;
         let matrix = |(index, &offset): (usize, &usize)| {
             Ok(BoundMatrix {
-                weight: flat.weights.view(offset, &[m, n])?,
-                low_bits: flat.low_bits.map(|low_bits| low_bits.view(offset, &[m, n])).transpose()?,
-                gradient: flat.gradients.view(offset, &[m, n])?,
-                momentum: flat.momentum.view(offset, &[m, n])?,
+                weight: flat.decoder.weights().view(offset, &[m, n])?,
+                low_bits: flat.low_bits(offset, &[m, n])?,
+                gradient: flat.decoder.gradients().view(offset, &[m, n])?,
+                momentum: flat.kept(MOMENTUM, offset, &[m, n])?,
                 update: update.view(index * m * n, &[m, n])?,
             })
         };
         Ok(Self {
             matrices: batch.offsets.iter().enumerate().map(matrix).collect::<kernels::Result<_>>()?,
             update,
-            other: view(plan.other, &[b, m, n])?,
-            gram: view(plan.gram, &[b, short, short])?,
-            polynomial: view(plan.polynomial, &[b, short, short])?,
+            other: scratch.other.view(0, &[b, m, n])?,
+            gram: scratch.gram.view(0, &[b, short, short])?,
+            polynomial: scratch.polynomial.view(0, &[b, short, short])?,
         })
     }
 

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use kernels::{
     Buffer, DType,
-    memory::{Category, Plan},
+    memory::{Arena, Category},
 };
 
 use crate::engine::shard::Shard;
@@ -44,8 +44,9 @@ impl StateLayout {
         self.shard.position_of(elements)
     }
 
-    pub(super) fn add_to(&self, plan: &mut Plan) -> kernels::memory::BufferId {
-        plan.add(self.name, self.category, self.dtype, &[self.shard.len()])
+    pub(super) fn take(self, arena: &mut Arena) -> StateTensor {
+        let buffer = arena.take(self.name, self.category, self.dtype, &[self.shard.len()]);
+        StateTensor { layout: self, buffer }
     }
 }
 
