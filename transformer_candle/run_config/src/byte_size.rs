@@ -3,8 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
-use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use crate::scalar::scalar;
 
 /// A number of bytes. Written with a decimal (`GB` = 10^9) or binary (`GiB` = 2^30) unit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -63,27 +62,7 @@ impl fmt::Display for ByteSize {
     }
 }
 
-impl Serialize for ByteSize {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_str(self)
-    }
-}
-
-impl<'de> Deserialize<'de> for ByteSize {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        crate::scalar::from_text(deserializer)
-    }
-}
-
-impl JsonSchema for ByteSize {
-    fn schema_name() -> std::borrow::Cow<'static, str> {
-        "ByteSize".into()
-    }
-
-    fn json_schema(_: &mut SchemaGenerator) -> Schema {
-        json_schema!({
-            "type": ["string", "integer"], "format": "byte-size", "minimum": 1,
-            "pattern": "^\\s*[0-9]+(\\.[0-9]+)?\\s*([KkMmGgTt][Ii]?[Bb]|B)?\\s*$"
-        })
-    }
-}
+scalar!(ByteSize as text, {
+    "type": ["string", "integer"], "format": "byte-size", "minimum": 1,
+    "pattern": "^\\s*[0-9]+(\\.[0-9]+)?\\s*([KkMmGgTt][Ii]?[Bb]|B)?\\s*$"
+});

@@ -3,8 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
-use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use crate::scalar::scalar;
 
 /// The device that a run computes on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -48,26 +47,6 @@ impl fmt::Display for Device {
     }
 }
 
-impl Serialize for Device {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_str(self)
-    }
-}
-
-impl<'de> Deserialize<'de> for Device {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        crate::scalar::from_text(deserializer)
-    }
-}
-
-impl JsonSchema for Device {
-    fn schema_name() -> std::borrow::Cow<'static, str> {
-        "Device".into()
-    }
-
-    fn json_schema(_: &mut SchemaGenerator) -> Schema {
-        json_schema!({
-            "type": "string", "format": "device", "pattern": "^(auto|cpu|cuda(:[0-9]+)?)$"
-        })
-    }
-}
+scalar!(Device as text, {
+    "type": "string", "format": "device", "pattern": "^(auto|cpu|cuda(:[0-9]+)?)$"
+});

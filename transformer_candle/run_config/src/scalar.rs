@@ -1,4 +1,4 @@
-//! Reading values that a config may write as a number, a boolean or a string, such as `8`, `true` and `auto`.
+//! Values that a config may write as a number, a boolean or a string, such as `8`, `true` and `auto`.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -46,3 +46,36 @@ impl<T: FromStr<Err = String>> Visitor<'_> for Scalar<T> {
         self.visit_str(&number.to_string())
     }
 }
+
+/// How a config and its JSON schema have a type whose `FromStr` says what is valid. With `as text` it is written as its
+/// `Display` writes it.
+macro_rules! scalar {
+    ($type:ident as text, $($schema:tt)+) => {
+        impl serde::Serialize for $type {
+            fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+                serializer.collect_str(self)
+            }
+        }
+
+        crate::scalar::scalar!($type, $($schema)+);
+    };
+    ($type:ident, $($schema:tt)+) => {
+        impl<'de> serde::Deserialize<'de> for $type {
+            fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+                crate::scalar::from_text(deserializer)
+            }
+        }
+
+        impl schemars::JsonSchema for $type {
+            fn schema_name() -> std::borrow::Cow<'static, str> {
+                stringify!($type).into()
+            }
+
+            fn json_schema(_: &mut schemars::SchemaGenerator) -> schemars::Schema {
+                schemars::json_schema!($($schema)+)
+            }
+        }
+    };
+}
+
+pub(crate) use scalar;

@@ -4,8 +4,7 @@ use std::fmt;
 use std::str::FromStr;
 use std::time::Duration;
 
-use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
-use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use crate::scalar::scalar;
 
 /// An integer number of seconds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -64,30 +63,10 @@ impl fmt::Display for TimeSpan {
     }
 }
 
-impl Serialize for TimeSpan {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_str(self)
-    }
-}
-
-impl<'de> Deserialize<'de> for TimeSpan {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        crate::scalar::from_text(deserializer)
-    }
-}
-
-impl JsonSchema for TimeSpan {
-    fn schema_name() -> std::borrow::Cow<'static, str> {
-        "TimeSpan".into()
-    }
-
-    fn json_schema(_: &mut SchemaGenerator) -> Schema {
-        json_schema!({
-            "type": ["string", "integer"], "format": "time-span", "minimum": 0,
-            "pattern": "^\\s*([0-9]+|([0-9]+\\s*(d|h|m|min|s)\\s*)+)\\s*$"
-        })
-    }
-}
+scalar!(TimeSpan as text, {
+    "type": ["string", "integer"], "format": "time-span", "minimum": 0,
+    "pattern": "^\\s*([0-9]+|([0-9]+\\s*(d|h|m|min|s)\\s*)+)\\s*$"
+});
 
 #[cfg(test)]
 mod tests {

@@ -2,8 +2,9 @@
 
 use std::str::FromStr;
 
-use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
-use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use serde::{Serialize, Serializer};
+
+use crate::scalar::scalar;
 
 /// Whether each document starts with the BOS token: `auto`, or a boolean.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -46,20 +47,36 @@ impl Serialize for Bos {
     }
 }
 
-impl<'de> Deserialize<'de> for Bos {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        crate::scalar::from_text(deserializer)
-    }
-}
+scalar!(Bos, { "type": ["boolean", "string"], "format": "bos", "pattern": "^(auto|true|false)$" });
 
-impl JsonSchema for Bos {
-    fn schema_name() -> std::borrow::Cow<'static, str> {
-        "Bos".into()
-    }
+/// How a config has a type that is `Fixed` to an integer from 1 to the most, or `Auto`.
+macro_rules! integer_or_auto {
+    ($type:ident, $most:ident, $format:literal) => {
+        impl FromStr for $type {
+            type Err = String;
 
-    fn json_schema(_: &mut SchemaGenerator) -> Schema {
-        json_schema!({ "type": ["boolean", "string"], "format": "bos", "pattern": "^(auto|true|false)$" })
-    }
+            fn from_str(text: &str) -> Result<Self, String> {
+                match text.parse::<usize>() {
+                    Ok(number @ 1..=$most) => Ok(Self::Fixed(number)),
+                    _ if text == "auto" => Ok(Self::Auto),
+                    _ => Err(format!("must be an integer from 1 to {}, or `auto`", $most)),
+                }
+            }
+        }
+
+        impl Serialize for $type {
+            fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+                match self {
+                    Self::Auto => serializer.serialize_str("auto"),
+                    Self::Fixed(number) => serializer.serialize_u64(*number as u64),
+                }
+            }
+        }
+
+        scalar!($type, {
+            "type": ["integer", "string"], "format": $format, "minimum": 1, "maximum": $most, "pattern": "^auto$"
+        });
+    };
 }
 
 /// Threads that read and tokenise: a number, or `auto` for what training needs.
@@ -88,45 +105,7 @@ impl NumWorkers {
     }
 }
 
-impl FromStr for NumWorkers {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        match text.parse::<usize>() {
-            Ok(threads @ 1..=MOST_WORKERS) => Ok(Self::Fixed(threads)),
-            _ if text == "auto" => Ok(Self::Auto),
-            _ => Err(format!("must be an integer from 1 to {MOST_WORKERS}, or `auto`")),
-        }
-    }
-}
-
-impl Serialize for NumWorkers {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        match self {
-            Self::Auto => serializer.serialize_str("auto"),
-            Self::Fixed(threads) => serializer.serialize_u64(*threads as u64),
-        }
-    }
-}
-
-impl<'de> Deserialize<'de> for NumWorkers {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        crate::scalar::from_text(deserializer)
-    }
-}
-
-impl JsonSchema for NumWorkers {
-    fn schema_name() -> std::borrow::Cow<'static, str> {
-        "NumWorkers".into()
-    }
-
-    fn json_schema(_: &mut SchemaGenerator) -> Schema {
-        json_schema!({
-            "type": ["integer", "string"], "format": "num-workers",
-            "minimum": 1, "maximum": MOST_WORKERS, "pattern": "^auto$"
-        })
-    }
-}
+integer_or_auto!(NumWorkers, MOST_WORKERS, "num-workers");
 
 /// Sequences of a micro-batch: a number, or `auto` for what fits in memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -140,42 +119,4 @@ pub enum BatchSize {
 /// The largest micro-batch a config may name.
 const LARGEST_BATCH: usize = 65_536;
 
-impl FromStr for BatchSize {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        match text.parse::<usize>() {
-            Ok(sequences @ 1..=LARGEST_BATCH) => Ok(Self::Fixed(sequences)),
-            _ if text == "auto" => Ok(Self::Auto),
-            _ => Err(format!("must be an integer from 1 to {LARGEST_BATCH}, or `auto`")),
-        }
-    }
-}
-
-impl Serialize for BatchSize {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        match self {
-            Self::Auto => serializer.serialize_str("auto"),
-            Self::Fixed(sequences) => serializer.serialize_u64(*sequences as u64),
-        }
-    }
-}
-
-impl<'de> Deserialize<'de> for BatchSize {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        crate::scalar::from_text(deserializer)
-    }
-}
-
-impl JsonSchema for BatchSize {
-    fn schema_name() -> std::borrow::Cow<'static, str> {
-        "BatchSize".into()
-    }
-
-    fn json_schema(_: &mut SchemaGenerator) -> Schema {
-        json_schema!({
-            "type": ["integer", "string"], "format": "batch-size",
-            "minimum": 1, "maximum": LARGEST_BATCH, "pattern": "^auto$"
-        })
-    }
-}
+integer_or_auto!(BatchSize, LARGEST_BATCH, "batch-size");
