@@ -48,7 +48,8 @@ impl TokenStream {
         let Self { stream, sequences, signals } = self;
         let stream = stream.get_mut().unwrap_or_else(PoisonError::into_inner).usable("TokenStream")?;
         let cancel = signals.cancel_token();
-        let batch = signals.run(py, || stream.next_sequences_until(Until::Count(*sequences), &|| cancel.is_cancelled()))?;
+        let batch =
+            signals.run(py, || stream.next_sequences_until(Until::Count(*sequences), &|| cancel.is_cancelled()))?;
         if batch.is_empty() {
             return Ok(None);
         }

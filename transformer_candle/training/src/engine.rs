@@ -24,6 +24,12 @@ use run_config::RunConfig;
 
 pub(crate) use self::settings::StepOf;
 pub(crate) use self::synthetic::synthetic_batch;
+pub(crate) use self::{
+    gradient_exchange::share_after_backward,
+    optimizer::muon_flops,
+    parts::{Parts, StageEngine},
+    shard::largest_shard,
+};
 pub use self::{
     micro_batch::MicroBatch,
     optimizer::{Optimizer, ParameterGroup, StateLayout, StateTensor, StepOutcome, UpdateRule, parameter_groups},
@@ -32,12 +38,6 @@ pub use self::{
     sharding::Sharding,
     synthetic::synthetic,
     tree_reduction::TreeReduction,
-};
-pub(crate) use self::{
-    gradient_exchange::share_after_backward,
-    optimizer::muon_flops,
-    parts::{Parts, StageEngine},
-    shard::largest_shard,
 };
 use crate::{error::Result, pool, stop::StopSignal};
 

@@ -229,15 +229,15 @@ impl MemoryPlan {
     pub fn of_rank(run: &ResolvedRun, device: &Device, rank_info: RankInfo) -> Result<Self> {
         let target = PlanTarget::open(device)?;
         let budget = budget::here(&run.config, Limit::of_config(&run.config), &target, &ThisMachine);
-        Self::for_target(&run.config, &PlanRequest::default(), &target, budget, (&ThisMachine, rank_info))
+        Self::for_target(&run.config, &PlanRequest::default(), &target, budget, &ThisMachine, rank_info)
     }
 
     fn on_machine(config: &RunConfig, request: &PlanRequest, machine: &impl Machine) -> Result<Self> {
         let target = PlanTarget::choose(config, request.gpu, machine)?;
         let limit = request.memory.map(Limit::of_option).or_else(|| Limit::of_config(config));
         let rank_info = request.rank_info(&model_shape(config)?)?;
-        let budget = budget::planned(config, limit, &target, (machine, rank_info));
-        Self::for_target(config, request, &target, budget, (machine, rank_info))
+        let budget = budget::planned(config, limit, &target, machine, rank_info);
+        Self::for_target(config, request, &target, budget, machine, rank_info)
     }
 
     fn for_target(
@@ -245,7 +245,8 @@ impl MemoryPlan {
         request: &PlanRequest,
         target: &PlanTarget,
         budget: Option<Budget>,
-        (machine, rank_info): (&impl Machine, RankInfo),
+        machine: &impl Machine,
+        rank_info: RankInfo,
     ) -> Result<Self> {
         let shape = model_shape(config)?;
         let budget = match target.kind() {
@@ -256,7 +257,7 @@ impl MemoryPlan {
         let activation_recompute = config.runtime.activation_recompute;
         let settings =
             |micro_batch| EngineSettings { micro_batch, activation_recompute, device: target.kind(), rank_info };
-        let micro_batches = fit::micro_batches(&configs, &shape, budget.as_ref(), (target.kind(), rank_info));
+        let micro_batches = fit::micro_batches(&configs, &shape, budget.as_ref(), target.kind(), rank_info);
         let steps = configs.iter().zip(micro_batches);
         let steps = steps.map(|(config, sequences)| StepOf { config, shape: &shape, settings: settings(sequences) });
         let steps: Vec<_> = steps.collect();

@@ -154,7 +154,7 @@ impl Trainer {
         };
         let batch = self.next_batch(&interrupted);
         let corrupted = self.corrupted_rows();
-        let batch = match ranks::agree_on_batch(self.ranks(), batch, &corrupted, (&own_stop, stop))? {
+        let batch = match ranks::agree_on_batch(self.ranks(), batch, &corrupted, &own_stop, stop)? {
             AgreedBatch::Compute(batch) => batch,
             AgreedBatch::Abandon(batch) => {
                 self.data.pending_batch = batch;
@@ -187,7 +187,7 @@ impl Trainer {
         self.position.tokens += batch.target_count as u64;
         self.position.evaluation_loss = None;
         self.saved = None;
-        let report = self.report(&outcome, &batch, learning_rate, (started, data_wait));
+        let report = self.report(&outcome, &batch, learning_rate, started, data_wait);
         let diverged = self.guard.observe(outcome.loss, outcome.applied);
         let figures = self.engine.sharding.meter().of_all();
         self.observation.step(&report, figures, diverged.is_some(), &mut self.metrics);
@@ -208,7 +208,8 @@ impl Trainer {
         outcome: &StepOutcome,
         batch: &Batch,
         learning_rate: f64,
-        (started, data_wait): (Instant, Duration),
+        started: Instant,
+        data_wait: Duration,
     ) -> StepReport {
         let (save_seconds, evaluation_seconds) = self.observation.take_between_steps();
         let step_seconds = started.elapsed().as_secs_f64();
@@ -260,7 +261,7 @@ impl Trainer {
             (self.position.best, self.position.improvement) = (None, None);
         }
         let cursor = self.data.stream.cursor();
-        self.ledger.step(step, (&self.position.cursor, &cursor), batch, &self.data.stream);
+        self.ledger.step(step, &self.position.cursor, &cursor, batch, &self.data.stream);
         self.tell_skipped(step);
         self.position.stage = self.stages.current;
         self.position.cursor = cursor;

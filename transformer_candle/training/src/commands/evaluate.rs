@@ -105,11 +105,11 @@ fn evaluate(
         _ => usize::MAX,
     });
     let sequences = micro_batch_size(&mut text, config.data.sequences_per_step.min(USUAL_BATCH).min(most), stop)?;
-    let new = |device: DeviceKind, arena: &mut Arena| {
-        StageEngine::for_evaluation(&config, &shape, sequences, device, arena)
-    };
+    let new =
+        |device: DeviceKind, arena: &mut Arena| StageEngine::for_evaluation(&config, &shape, sequences, device, arena);
     let plan = |device: &kernels::Device| {
-        let (_, plan) = memory::count(|arena| new(device.kind(), arena)).expect("buffers without memory are never refused");
+        let (_, plan) =
+            memory::count(|arena| new(device.kind(), arena)).expect("buffers without memory are never refused");
         plan
     };
     let needed = |device: &kernels::Device| plan(device).bytes();

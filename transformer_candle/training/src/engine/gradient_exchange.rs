@@ -51,16 +51,11 @@ impl ExchangeSchedule {
     pub(super) fn new(layout: &ParameterLayout, shards: &[Shard], device: DeviceKind) -> Self {
         let largest = shards.iter().map(Shard::len).max().unwrap_or(0);
         let width = largest.div_ceil(layout.backward_parts()).max(LEAST_ELEMENTS).min(largest);
-        Self::with_width(layout, shards, device, (width.next_multiple_of(ALIGNMENT), LEAST_ELEMENTS))
+        Self::with_width(layout, shards, device, width.next_multiple_of(ALIGNMENT), LEAST_ELEMENTS)
     }
 
     /// Plans rows of `width` elements; before the last part a chunk has at least `least` elements of one rank.
-    fn with_width(
-        layout: &ParameterLayout,
-        shards: &[Shard],
-        device: DeviceKind,
-        (width, least): (usize, usize),
-    ) -> Self {
+    fn with_width(layout: &ParameterLayout, shards: &[Shard], device: DeviceKind, width: usize, least: usize) -> Self {
         let (last, ranks) = (layout.backward_parts() - 1, shards.len());
         let mut schedule = Self { width, ..Self::default() };
         let mut queues = vec![Queue::default(); ranks];
@@ -175,7 +170,7 @@ mod tests {
             for device in devices {
                 let layout = layout(tied);
                 let (shards, tensors) = (shards(&layout, ranks), trained_tensors(&layout));
-                let schedule = ExchangeSchedule::with_width(&layout, &shards, device, (width, 1));
+                let schedule = ExchangeSchedule::with_width(&layout, &shards, device, width, 1);
                 assert!(schedule.chunks.windows(2).all(|pair| pair[0].after <= pair[1].after));
                 let mut summed_by = vec![None; layout.elements()];
                 for Chunk { after, of_ranks } in &schedule.chunks {
@@ -219,7 +214,7 @@ mod tests {
         for ranks in [2, 4] {
             let shards = shards(&layout, ranks);
             let width = layout.elements().div_ceil(ranks * layout.backward_parts()).next_multiple_of(ALIGNMENT);
-            let schedule = ExchangeSchedule::with_width(&layout, &shards, DeviceKind::Cuda, (width, 1));
+            let schedule = ExchangeSchedule::with_width(&layout, &shards, DeviceKind::Cuda, width, 1);
             let last = layout.backward_parts() - 1;
             let beside: Vec<&Chunk> = schedule.chunks.iter().filter(|chunk| chunk.after < last).collect();
             let of_chunk = |chunk: &&Chunk| chunk.of_ranks.iter().flatten().map(ExactSizeIterator::len).sum::<usize>();

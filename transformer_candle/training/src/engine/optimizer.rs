@@ -117,7 +117,7 @@ impl Optimizer {
             UpdateRule::Muon(settings) => Some(settings),
             UpdateRule::AdamW(_) => None,
         });
-        let muon = |settings| MuonGroup::new(&flat, settings, device, (batching, &shard), arena);
+        let muon = |settings| MuonGroup::new(&flat, settings, device, batching, &shard, arena);
         let mut muon = muon_settings.map(muon).transpose()?;
         let mut take = |name, elements| arena.take(name, Category::Scratch, DType::F32, &[elements]);
         let numbers = groups.len() * adamw::SCALARS;

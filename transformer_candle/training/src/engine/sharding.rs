@@ -143,7 +143,7 @@ impl Reduction<'_> {
                 sent.push((rank, decoder.gradients().view(range.start, &[range.len()])?));
             }
             for (range, position) in positions(&chunk.of_ranks[own]) {
-                received.push((rank, row_part(staging, (rank, own), position, range.len())?));
+                received.push((rank, row_part(staging, rank, own, position, range.len())?));
             }
         }
         exchange.begin_swap(&sent, &received)?;
@@ -163,7 +163,7 @@ impl Reduction<'_> {
             let mut sum = decoder.gradients().view(range.start, &[range.len()])?;
             let part = |rank| match rank {
                 _ if rank == own => Ok(sum.clone()),
-                _ => row_part(staging, (rank, own), position, range.len()),
+                _ => row_part(staging, rank, own, position, range.len()),
             };
             let first = sum_tree((0..world_size).map(part).collect::<Result<_>>()?)?;
             if first.address() != sum.address() {
@@ -184,7 +184,7 @@ fn positions(ranges: &[Range<usize>]) -> impl Iterator<Item = (&Range<usize>, us
 }
 
 /// Returns a view of the staging buffer of rank `own`: `elements` from `position` on in the row of another rank.
-fn row_part(staging: &Buffer, (rank, own): (usize, usize), position: usize, elements: usize) -> Result<Buffer> {
+fn row_part(staging: &Buffer, rank: usize, own: usize, position: usize, elements: usize) -> Result<Buffer> {
     let row = if rank < own { rank } else { rank - 1 };
     Ok(staging.view(row * staging.shape()[1] + position, &[elements])?)
 }

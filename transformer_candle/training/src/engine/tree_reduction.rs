@@ -57,12 +57,7 @@ impl TreeReduction {
             }
             count += 1;
         }
-        Ok(Self {
-            virtual_shards,
-            partial_sums,
-            tensors: own,
-            terms: vec![0.0; virtual_shards + count],
-        })
+        Ok(Self { virtual_shards, partial_sums, tensors: own, terms: vec![0.0; virtual_shards + count] })
     }
 
     /// Virtual shards of a step.

@@ -82,7 +82,8 @@ pub(super) fn planned(
     config: &RunConfig,
     limit: Option<Limit>,
     target: &PlanTarget,
-    (machine, rank_info): (&impl Machine, RankInfo),
+    machine: &impl Machine,
+    rank_info: RankInfo,
 ) -> Option<Budget> {
     let budget = of_one_process(config, limit, target, machine)?;
     let is_connected = target.kind() == DeviceKind::Cuda && rank_info.world_size > 1;

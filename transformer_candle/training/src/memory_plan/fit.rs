@@ -24,7 +24,8 @@ pub(super) fn micro_batches(
     stages: &[RunConfig],
     shape: &ModelShape,
     budget: Option<&Budget>,
-    (device, rank_info): (DeviceKind, RankInfo),
+    device: DeviceKind,
+    rank_info: RankInfo,
 ) -> Vec<usize> {
     let given = |config: &RunConfig| match config.data.batch_size {
         BatchSize::Fixed(sequences) => Some(sequences),

@@ -185,7 +185,14 @@ impl<'a> Step<'a> {
     }
 
     /// The GEMM `[m, k] x [k, n]`; the result has elements of `out` bytes, read as well where it is accumulated.
-    fn gemm(&self, (part, label): PartAndLabel, count: f64, [m, n, k]: [f64; 3], out: f64, accumulates: bool) -> Operation {
+    fn gemm(
+        &self,
+        (part, label): PartAndLabel,
+        count: f64,
+        [m, n, k]: [f64; 3],
+        out: f64,
+        accumulates: bool,
+    ) -> Operation {
         let result = m * n * out * if accumulates { 2.0 } else { 1.0 };
         let bytes = self.element * (m * k + k * n) + result;
         Operation { part, label, rate: Rate::Gemm, count, flops: 2.0 * m * n * k, bytes }

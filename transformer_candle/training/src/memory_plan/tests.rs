@@ -11,7 +11,10 @@ use run_config::{BatchSize, ByteSize, Device, Format, NumWorkers, presets};
 use super::{
     available_memory::AvailableMemory, calibration::Calibration, cpu_speed::CpuSpeed, measured::MeasuredStep, *,
 };
-use crate::{device::GpuMemory, engine::{Parts, StepOf}};
+use crate::{
+    device::GpuMemory,
+    engine::{Parts, StepOf},
+};
 
 fn run_of(name: &str, overrides: &[&str]) -> ResolvedRun {
     let preset = presets().iter().find(|preset| preset.name == name).unwrap();

@@ -30,7 +30,8 @@ impl RunLedger {
     pub(super) fn open(
         run_directory: &Path,
         resumed: Option<&TrainerState>,
-        (mixture, cursor): (&Mixture, &Cursor),
+        mixture: &Mixture,
+        cursor: &Cursor,
         notes: &mut Vec<String>,
         cancel: &CancelToken,
     ) -> Result<Self> {
@@ -89,7 +90,7 @@ impl RunLedger {
     }
 
     /// Records a step that read `batch` from the stream between two positions, and the windows it opened.
-    pub(super) fn step(&mut self, step: u64, (from, to): (&Cursor, &Cursor), batch: &Batch, stream: &TokenStream) {
+    pub(super) fn step(&mut self, step: u64, from: &Cursor, to: &Cursor, batch: &Batch, stream: &TokenStream) {
         let cut = self.cut.take();
         self.corrupted(stream);
         self.write(|ledger| {

@@ -41,12 +41,7 @@ struct BetweenSteps {
 impl Observation {
     /// Starts sampling. `hosts` has the host of each rank, of which this process is `rank`; it is empty for one
     /// process.
-    pub(super) fn start(
-        config: &RunConfig,
-        device: &Device,
-        workers: usize,
-        (rank, hosts): (usize, Vec<String>),
-    ) -> Self {
+    pub(super) fn start(config: &RunConfig, device: &Device, workers: usize, rank: usize, hosts: Vec<String>) -> Self {
         let runtime = &config.runtime;
         let sampler = runtime.utilization_every.map_or_else(UtilizationSampler::off, |every| {
             UtilizationSampler::start(every.duration(), device::gpu_uuid(device))

@@ -36,7 +36,8 @@ pub(super) fn agree_on_batch(
     ranks: &Ranks,
     batch: Result<Batch>,
     corrupted: &str,
-    (own_stop, stop): (&StopSignal, &StopSignal),
+    own_stop: &StopSignal,
+    stop: &StopSignal,
 ) -> Result<AgreedBatch> {
     let Some(exchange) = ranks.exchange() else {
         return match batch {

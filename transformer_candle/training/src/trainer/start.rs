@@ -31,7 +31,7 @@ use crate::{
     memory_plan::{self, MemoryPlan},
     metrics::MetricsWriter,
     profile::Profile,
-    ranks::{RankInfo, Ranks},
+    ranks::Ranks,
     report::DataReport,
     run_options::{ResumeFrom, RunOptions},
     schedule::LearningRate,
@@ -85,9 +85,10 @@ impl Trainer {
         if let Some(resumed) = resumed.as_ref().filter(|_| rank_info.is_first()) {
             notes.extend(restore_tokenizer(&mut run, resumed.directory())?);
         }
-        let (mut ledger, metrics) = {
-            let position = (data.stream.mixture(), &cursor);
-            open_records((&run, &environment, rank_info), state, position, &mut notes, &cancel)?
+        let mixture = data.stream.mixture();
+        let (mut ledger, metrics) = match rank_info.is_first() {
+            true => open_records(&run, &environment, state, mixture, &cursor, &mut notes, &cancel)?,
+            false => (RunLedger::off(), MetricsWriter::off()),
         };
         if has_changed_files {
             ledger.files(data.stream.mixture());
@@ -99,7 +100,7 @@ impl Trainer {
             metrics,
             profile: Profile::new(profiled_steps.filter(|_| rank_info.is_first()), &run.run_directory, &engine),
             data_report: DataReport::default(),
-            observation: Observation::start(&run.config, &device, data.workers, (rank_info.rank, introduced.hosts)),
+            observation: Observation::start(&run.config, &device, data.workers, rank_info.rank, introduced.hosts),
             stages: Stages::new(&run.config, stage, resumed.is_none()),
             schedule: LearningRate::new(&stage_run.config),
             guard: DivergenceGuard::new(&run.config.runtime.divergence_guard),
@@ -228,18 +229,16 @@ fn restore_tokenizer(run: &mut ResolvedRun, checkpoint: &Path) -> Result<Option<
 }
 
 /// Opens the ledger and the metrics, rewound to the checkpoint, and writes the resolved config and the environment.
-/// Only the first rank writes.
 fn open_records(
-    (run, environment, rank_info): (&ResolvedRun, &Environment, RankInfo),
+    run: &ResolvedRun,
+    environment: &Environment,
     state: Option<&TrainerState>,
-    position: (&Mixture, &Cursor),
+    mixture: &Mixture,
+    cursor: &Cursor,
     notes: &mut Vec<String>,
     cancel: &CancelToken,
 ) -> Result<(RunLedger, MetricsWriter)> {
-    if !rank_info.is_first() {
-        return Ok((RunLedger::off(), MetricsWriter::off()));
-    }
-    let ledger = RunLedger::open(&run.run_directory, state, position, notes, cancel)?;
+    let ledger = RunLedger::open(&run.run_directory, state, mixture, cursor, notes, cancel)?;
     let logging = &run.config.runtime.logging;
     let tensorboard = logging.tensorboard_directory.as_deref().filter(|_| logging.tensorboard);
     let rewind_to = state.map(|state| state.step);

@@ -136,7 +136,8 @@ impl MuonGroup {
         flat: &FlatState<'_>,
         settings: Muon,
         device: DeviceKind,
-        (batching, shard): (Batching, &Shard),
+        batching: Batching,
+        shard: &Shard,
         arena: &mut Arena,
     ) -> kernels::Result<Self> {
         let batches = batches(flat.decoder.layout(), batching, shard);
@@ -152,7 +153,12 @@ impl MuonGroup {
         };
         let workspace = take("muon.workspace", DType::F32, workspace);
         let batches = batches.iter().map(|batch| BoundBatch::new(batch, &scratch, flat));
-        Ok(Self { settings, batches: batches.collect::<kernels::Result<_>>()?, workspace, graphs: GraphCache::default() })
+        Ok(Self {
+            settings,
+            batches: batches.collect::<kernels::Result<_>>()?,
+            workspace,
+            graphs: GraphCache::default(),
+        })
     }
 
     /// Updates every matrix once, with the same `weight_decay` in every call.

@@ -28,7 +28,8 @@ impl ChangedData {
         state: &TrainerState,
         cursor: &Cursor,
         data: &DataPlan,
-        (is_accepted, cancel): (bool, &CancelToken),
+        is_accepted: bool,
+        cancel: &CancelToken,
     ) -> Result<Option<Self>> {
         let is_same = cursor.fingerprint.data == StreamFingerprint::data_hash(&data.mixture.arranged(cursor));
         if is_same || run.streaming.is_some() {
@@ -64,7 +65,8 @@ impl ChangedData {
     /// if what was consumed differs.
     pub(super) fn accept(
         self,
-        (run, data): (&ResolvedRun, &mut DataPlan),
+        run: &ResolvedRun,
+        data: &mut DataPlan,
         state: &TrainerState,
         cursor: &mut Cursor,
         is_accepted: bool,

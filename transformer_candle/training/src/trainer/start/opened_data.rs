@@ -51,10 +51,9 @@ impl OpenedData {
         let tokenizer_files = tokenizer_files(run, &data.tokenizer, notes)?;
         let mut has_changed_files = false;
         if let (Some(resumed), Some(cursor)) = (&resumed, &mut cursor) {
-            let accept = (accept_changed_data, cancel);
-            match ChangedData::find(run, &resumed.state, cursor, &data, accept)? {
+            match ChangedData::find(run, &resumed.state, cursor, &data, accept_changed_data, cancel)? {
                 Some(changed) => {
-                    notes.push(changed.accept((run, &mut data), &resumed.state, cursor, accept_changed_data)?);
+                    notes.push(changed.accept(run, &mut data, &resumed.state, cursor, accept_changed_data)?);
                     has_changed_files = true;
                 }
                 None => data.mixture = data.mixture.arranged(cursor),

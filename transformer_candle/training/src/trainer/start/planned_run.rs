@@ -68,7 +68,7 @@ impl PlannedRun {
         let mut notes = [run.notes.clone(), device_notes].concat();
         let resumed = find_resume_point(&run, from, &mut notes, cancel)?;
         let asked = run.config.data.batch_size;
-        let plan = plan(&mut run, (&device, &options.ranks), resumed.as_ref(), options.rebatch, &mut notes)?;
+        let plan = plan(&mut run, &device, &options.ranks, resumed.as_ref(), options.rebatch, &mut notes)?;
         let state = resumed.as_ref().map(|resumed| &resumed.state);
         let done = state.map_or(0, |state| state.step);
         if from.is_some() && run.config.scheduler.total_steps.is_none_or(|total| done < total) {
@@ -123,7 +123,8 @@ fn check_disk(run: &ResolvedRun, plan: &MemoryPlan, rank_info: RankInfo) -> Resu
 /// Plans the run, with its checkpoint's micro-batch and accumulation unless `rebatch`, and writes them into the config.
 fn plan(
     run: &mut ResolvedRun,
-    (device, ranks): (&Device, &Ranks),
+    device: &Device,
+    ranks: &Ranks,
     resumed: Option<&ResumePoint>,
     rebatch: bool,
     notes: &mut Vec<String>,
