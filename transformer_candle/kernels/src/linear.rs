@@ -1,56 +1,25 @@
 //! The linear map y = x W^T and its gradients, each one GEMM.
 //!
 //! Legend: N tokens, I inputs, O outputs. Weights are stored [O, I]; transposes are strides, never copies.
-//!
-//! On the CPU operands are packed into the workspace block by block, and sums are in f32 whatever the operands are; two
-//! bf16 operands are multiplied as such where the CPU can. On a GPU they run in cuBLASLt, accumulated in f32 whatever
-//! the operands are.
 
 use candle_core::DType;
 
-use crate::access::{Access, Arguments};
-use crate::element::{result_dtype, with_element, with_elements};
-use crate::{Buffer, DeviceKind, Result, WriteMode, cpu, cuda};
+use crate::cpu::gemm::workspace_for;
+use crate::element::result_dtype;
+use crate::matmul::{Product, View};
+use crate::{Buffer, DeviceKind, Result, WriteMode, cuda};
 
 /// `y_NO = x_NI w_OI^T`. All of one element type, F32 or BF16, but `y_NO` may be F32 beside BF16 operands: the sums
 /// as they are.
 pub fn forward(x_NI: &Buffer, w_OI: &Buffer, y_NO: &mut Buffer, workspace: &mut Buffer) -> Result<()> {
-    let sizes @ [n, i, o] = sizes(x_NI, w_OI);
-    let (dtype, y_dtype) = (x_NI.dtype(), result_dtype(y_NO.dtype(), x_NI.dtype()));
-    let arguments = Arguments::new("linear::forward")
-        .input("x_NI", x_NI, dtype, &[n, i])
-        .input("w_OI", w_OI, dtype, &[o, i])
-        .output("y_NO", y_NO, y_dtype, &[n, o])
-        .workspace(workspace, workspace_elements(n, i, o, x_NI.device().kind()));
-    let gemm = cuda::linear::forward(x_NI, w_OI, y_NO, sizes, workspace);
-    let cpu = |access: &Access<'_>| {
-        with_elements!("linear::forward", "x_NI", [dtype, y_dtype], [E, O] => {
-            let (x, w) = (x_NI.slice::<E>(access), w_OI.slice::<E>(access));
-            cpu::linear::forward(x, w, y_NO.slice_mut::<O>(access), sizes, workspace.slice_mut(access));
-            Ok(())
-        })
-    };
-    arguments.run(cpu, |cuda| cuda.multiply(&gemm))
+    let product = forward_product(x_NI, w_OI);
+    let dtype = result_dtype(y_NO.dtype(), product.dtype);
+    Product { dtype, ..product }.write_to("y_NO", y_NO, None, workspace)
 }
 
 /// `dx_NI = dy_NO w_OI`. All of one element type, F32 or BF16.
 pub fn backward_input(dy_NO: &Buffer, w_OI: &Buffer, dx_NI: &mut Buffer, workspace: &mut Buffer) -> Result<()> {
-    let sizes @ [n, i, o] = sizes(dx_NI, w_OI);
-    let dtype = dy_NO.dtype();
-    let arguments = Arguments::new("linear::backward_input")
-        .input("dy_NO", dy_NO, dtype, &[n, o])
-        .input("w_OI", w_OI, dtype, &[o, i])
-        .output("dx_NI", dx_NI, dtype, &[n, i])
-        .workspace(workspace, workspace_elements(n, i, o, dy_NO.device().kind()));
-    let gemm = cuda::linear::backward_input(dy_NO, w_OI, dx_NI, sizes, workspace);
-    let cpu = |access: &Access<'_>| {
-        with_element!("linear::backward_input", "dy_NO", dtype, E => {
-            let (dy, w) = (dy_NO.slice::<E>(access), w_OI.slice::<E>(access));
-            cpu::linear::backward_input(dy, w, dx_NI.slice_mut(access), sizes, workspace.slice_mut(access));
-            Ok(())
-        })
-    };
-    arguments.run(cpu, |cuda| cuda.multiply(&gemm))
+    backward_input_product(dy_NO, w_OI).write_to("dx_NI", dx_NI, None, workspace)
 }
 
 /// `dw_OI = dy_NO^T x_NI` or `dw_OI += dy_NO^T x_NI` in F32; `dy_NO` and `x_NI` are F32 or BF16 alike.
@@ -61,36 +30,31 @@ pub fn backward_weight(
     write_mode: WriteMode,
     workspace: &mut Buffer,
 ) -> Result<()> {
-    let sizes @ [n, i, o] = sizes(x_NI, dw_OI);
-    let dtype = dy_NO.dtype();
-    let arguments = Arguments::new("linear::backward_weight")
-        .input("dy_NO", dy_NO, dtype, &[n, o])
-        .input("x_NI", x_NI, dtype, &[n, i])
-        .output("dw_OI", dw_OI, DType::F32, &[o, i])
-        .workspace(workspace, workspace_elements(n, i, o, dy_NO.device().kind()));
-    let gemm = cuda::linear::backward_weight(dy_NO, x_NI, dw_OI, write_mode, sizes, workspace);
-    let cpu = |access: &Access<'_>| {
-        with_element!("linear::backward_weight", "dy_NO", dtype, E => {
-            let (dy, x) = (dy_NO.slice::<E>(access), x_NI.slice::<E>(access));
-            let (dw, workspace) = (dw_OI.slice_mut(access), workspace.slice_mut(access));
-            cpu::linear::backward_weight(dy, x, dw, write_mode, sizes, workspace);
-            Ok(())
-        })
-    };
-    arguments.run(cpu, |cuda| cuda.multiply(&gemm))
+    backward_weight_product(dy_NO, x_NI, write_mode).write_to("dw_OI", dw_OI, None, workspace)
+}
+
+pub(crate) fn forward_product<'a>(x_NI: &'a Buffer, w_OI: &'a Buffer) -> Product<'a> {
+    Product::new("linear::forward", View::of("x_NI", x_NI), View::of("w_OI", w_OI).transposed())
+}
+
+pub(crate) fn backward_input_product<'a>(dy_NO: &'a Buffer, w_OI: &'a Buffer) -> Product<'a> {
+    Product::new("linear::backward_input", View::of("dy_NO", dy_NO), View::of("w_OI", w_OI))
+}
+
+pub(crate) fn backward_weight_product<'a>(dy_NO: &'a Buffer, x_NI: &'a Buffer, write_mode: WriteMode) -> Product<'a> {
+    let (dy, x) = (View::of("dy_NO", dy_NO).transposed(), View::of("x_NI", x_NI));
+    Product { dtype: DType::F32, write_mode, ..Product::new("linear::backward_weight", dy, x) }
 }
 
 /// Elements of F32 workspace that the three functions need for N tokens: on a CPU under 5.4 million, on a GPU 32 MiB.
 pub fn workspace_elements(n: usize, inputs: usize, outputs: usize, device: DeviceKind) -> usize {
     match device {
         DeviceKind::Cuda => cuda::WORKSPACE_ELEMENTS,
-        DeviceKind::Cpu => cpu::linear::workspace_elements([n, inputs, outputs]),
+        DeviceKind::Cpu => {
+            let gradients = workspace_for(n, inputs, outputs).max(workspace_for(outputs, inputs, n));
+            workspace_for(n, outputs, inputs).max(gradients)
+        }
     }
-}
-
-/// Returns N, I, O of the tensor [N, I] and the weight [O, I]; the callers then check every argument against these.
-fn sizes(rows_NI: &Buffer, weight_OI: &Buffer) -> [usize; 3] {
-    [rows_NI.size(0), weight_OI.size(1), weight_OI.size(0)]
 }
 
 /// The plain version.

@@ -12,29 +12,14 @@
 
 use candle_core::DType;
 
-use crate::access::{Access, Arguments};
-use crate::element::{result_dtype, with_element, with_elements};
-use crate::packed_outputs::PackedOutputs;
-use crate::{Buffer, DeviceKind, Result, WriteMode, cpu, cuda, linear};
+use crate::element::result_dtype;
+use crate::matmul::{Columns, Product, View};
+use crate::{Buffer, DeviceKind, Result, WriteMode, linear};
 
 /// `z_NR = scale x_NI a_RI^T`.
 pub fn project(x_NI: &Buffer, a_RI: &Buffer, scale: f32, z_NR: &mut Buffer, workspace: &mut Buffer) -> Result<()> {
-    const OPERATION: &str = "lora::project";
-    let (dtype, sizes @ [n, i, r]) = (x_NI.dtype(), [x_NI.size(0), a_RI.size(1), a_RI.size(0)]);
-    let arguments = Arguments::new(OPERATION)
-        .input("x_NI", x_NI, dtype, &[n, i])
-        .input("a_RI", a_RI, dtype, &[r, i])
-        .output("z_NR", z_NR, dtype, &[n, r])
-        .workspace(workspace, linear::workspace_elements(n, i, r, x_NI.device().kind()));
-    let gemm = cuda::lora::project(x_NI, a_RI, scale, z_NR, sizes, workspace);
-    let cpu = |access: &Access<'_>| {
-        with_element!(OPERATION, "x_NI", dtype, E => {
-            let (x, a) = (x_NI.slice::<E>(access), a_RI.slice::<E>(access));
-            cpu::lora::project(x, a, scale, z_NR.slice_mut(access), sizes, workspace.slice_mut(access));
-            Ok(())
-        })
-    };
-    arguments.run(cpu, |cuda| cuda.multiply(&gemm))
+    let product = Product::new("lora::project", View::of("x_NI", x_NI), View::of("a_RI", a_RI).transposed());
+    Product { scale, ..product }.write_to("z_NR", z_NR, None, workspace)
 }
 
 /// `y_NP[:, columns] += z_NR b_OR^T`. `y_NP` may be F32 beside BF16 operands.
@@ -45,24 +30,10 @@ pub fn expand(
     first_column: usize,
     workspace: &mut Buffer,
 ) -> Result<()> {
-    const OPERATION: &str = "lora::expand";
-    let (dtype, y_dtype) = (z_NR.dtype(), result_dtype(y_NP.dtype(), z_NR.dtype()));
-    let packed @ PackedOutputs { n, r, o, p, .. } = PackedOutputs::new(z_NR, b_OR, y_NP, first_column);
-    let arguments = Arguments::new(OPERATION)
-        .input("z_NR", z_NR, dtype, &[n, r])
-        .input("b_OR", b_OR, dtype, &[o, r])
-        .require(packed.is_inside(), || packed.problem())
-        .output("y_NP", y_NP, y_dtype, &[n, p])
-        .workspace(workspace, linear::workspace_elements(n, r, o, z_NR.device().kind()));
-    let gemm = cuda::lora::expand(z_NR, b_OR, y_NP, packed, workspace);
-    let cpu = |access: &Access<'_>| {
-        with_elements!(OPERATION, "z_NR", [dtype, y_dtype], [E, O] => {
-            let (z, b) = (z_NR.slice::<E>(access), b_OR.slice::<E>(access));
-            cpu::lora::expand(z, b, y_NP.slice_mut::<O>(access), packed, workspace.slice_mut(access));
-            Ok(())
-        })
-    };
-    arguments.run(cpu, |cuda| cuda.multiply(&gemm))
+    let product = Product::new("lora::expand", View::of("z_NR", z_NR), View::of("b_OR", b_OR).transposed());
+    let (dtype, columns) = (result_dtype(y_NP.dtype(), product.dtype), outputs(b_OR, first_column));
+    let product = Product { dtype, write_mode: WriteMode::Accumulate, ..product };
+    product.write_to("y_NP", y_NP, Some(columns), workspace)
 }
 
 /// `dz_NR = scale dy_NP[:, columns] b_OR`.
@@ -74,24 +45,9 @@ pub fn backward_expand(
     dz_NR: &mut Buffer,
     workspace: &mut Buffer,
 ) -> Result<()> {
-    const OPERATION: &str = "lora::backward_expand";
-    let (dtype, packed) = (dy_NP.dtype(), PackedOutputs::new(dz_NR, b_OR, dy_NP, first_column));
-    let PackedOutputs { n, r, o, p, .. } = packed;
-    let arguments = Arguments::new(OPERATION)
-        .input("dy_NP", dy_NP, dtype, &[n, p])
-        .require(packed.is_inside(), || packed.problem())
-        .input("b_OR", b_OR, dtype, &[o, r])
-        .output("dz_NR", dz_NR, dtype, &[n, r])
-        .workspace(workspace, linear::workspace_elements(n, r, o, dy_NP.device().kind()));
-    let gemm = cuda::lora::backward_expand(dy_NP, b_OR, scale, dz_NR, packed, workspace);
-    let cpu = |access: &Access<'_>| {
-        with_element!(OPERATION, "dy_NP", dtype, E => {
-            let (dy, b) = (dy_NP.slice::<E>(access), b_OR.slice::<E>(access));
-            cpu::lora::backward_expand(dy, b, scale, dz_NR.slice_mut(access), packed, workspace.slice_mut(access));
-            Ok(())
-        })
-    };
-    arguments.run(cpu, |cuda| cuda.multiply(&gemm))
+    let dy = View::of("dy_NP", dy_NP).columns(outputs(b_OR, first_column));
+    let product = Product::new("lora::backward_expand", dy, View::of("b_OR", b_OR));
+    Product { scale, ..product }.write_to("dz_NR", dz_NR, None, workspace)
 }
 
 /// `db_OR = dy_NP[:, columns]^T z_NR` or `db_OR += dy_NP[:, columns]^T z_NR` in F32.
@@ -103,44 +59,20 @@ pub fn backward_b(
     write_mode: WriteMode,
     workspace: &mut Buffer,
 ) -> Result<()> {
-    const OPERATION: &str = "lora::backward_b";
-    let (dtype, packed) = (dy_NP.dtype(), PackedOutputs::new(z_NR, db_OR, dy_NP, first_column));
-    let PackedOutputs { n, r, o, p, .. } = packed;
-    let arguments = Arguments::new(OPERATION)
-        .input("dy_NP", dy_NP, dtype, &[n, p])
-        .require(packed.is_inside(), || packed.problem())
-        .input("z_NR", z_NR, dtype, &[n, r])
-        .output("db_OR", db_OR, DType::F32, &[o, r])
-        .workspace(workspace, linear::workspace_elements(n, r, o, dy_NP.device().kind()));
-    let gemm = cuda::lora::backward_b(dy_NP, z_NR, db_OR, write_mode, packed, workspace);
-    let cpu = |access: &Access<'_>| {
-        with_element!(OPERATION, "dy_NP", dtype, E => {
-            let (dy, z) = (dy_NP.slice::<E>(access), z_NR.slice::<E>(access));
-            cpu::lora::backward_b(dy, z, db_OR.slice_mut(access), write_mode, packed, workspace.slice_mut(access));
-            Ok(())
-        })
-    };
-    arguments.run(cpu, |cuda| cuda.multiply(&gemm))
+    let dy = View::of("dy_NP", dy_NP).columns(outputs(db_OR, first_column)).transposed();
+    let product = Product::new("lora::backward_b", dy, View::of("z_NR", z_NR));
+    Product { dtype: DType::F32, write_mode, ..product }.write_to("db_OR", db_OR, None, workspace)
 }
 
 /// `dx_NI += dz_NR a_RI`.
 pub fn backward_input(dz_NR: &Buffer, a_RI: &Buffer, dx_NI: &mut Buffer, workspace: &mut Buffer) -> Result<()> {
-    const OPERATION: &str = "lora::backward_input";
-    let (dtype, sizes @ [n, i, r]) = (dz_NR.dtype(), [dz_NR.size(0), a_RI.size(1), a_RI.size(0)]);
-    let arguments = Arguments::new(OPERATION)
-        .input("dz_NR", dz_NR, dtype, &[n, r])
-        .input("a_RI", a_RI, dtype, &[r, i])
-        .output("dx_NI", dx_NI, dtype, &[n, i])
-        .workspace(workspace, linear::workspace_elements(n, i, r, dz_NR.device().kind()));
-    let gemm = cuda::lora::backward_input(dz_NR, a_RI, dx_NI, sizes, workspace);
-    let cpu = |access: &Access<'_>| {
-        with_element!(OPERATION, "dz_NR", dtype, E => {
-            let (dz, a) = (dz_NR.slice::<E>(access), a_RI.slice::<E>(access));
-            cpu::lora::backward_input(dz, a, dx_NI.slice_mut(access), sizes, workspace.slice_mut(access));
-            Ok(())
-        })
-    };
-    arguments.run(cpu, |cuda| cuda.multiply(&gemm))
+    let product = Product::new("lora::backward_input", View::of("dz_NR", dz_NR), View::of("a_RI", a_RI));
+    Product { write_mode: WriteMode::Accumulate, ..product }.write_to("dx_NI", dx_NI, None, workspace)
+}
+
+/// The columns of the outputs of the module that B belongs to.
+fn outputs(b_OR: &Buffer, first: usize) -> Columns {
+    Columns { first, count: b_OR.size(0) }
 }
 
 /// Elements of F32 workspace for all functions of a module of I inputs and O outputs, and for the gradient of A.

@@ -21,8 +21,6 @@ pub(crate) mod grad_norm;
 pub(crate) mod head_cross_entropy;
 mod launch;
 pub mod limits;
-pub(crate) mod linear;
-pub(crate) mod lora;
 #[cfg(any(test, feature = "cuda"))]
 mod manifest;
 mod matmul;

@@ -1,0 +1,169 @@
+//! One matrix product of views of buffers: `out = scale a b`, or `out += a b`. On a CPU sums are in f32 whatever the
+//! operands are, and two bf16 operands are multiplied as such where the CPU can; a GPU's run in cuBLASLt.
+//!
+//! Legend: M rows of the result, N its columns, K what is summed over.
+
+use candle_core::DType;
+use rayon::prelude::*;
+
+use crate::access::{Access, Arguments};
+use crate::buffer::PIECE;
+use crate::cpu::gemm::{self, Matrix};
+use crate::cpu::schedule::ForEachTask;
+use crate::element::with_elements;
+use crate::{Buffer, DeviceKind, Element, Result, WriteMode, cuda};
+
+/// A matrix in a buffer of two axes: all of it, or some columns of it; or the transpose of these.
+#[derive(Clone, Copy)]
+pub(crate) struct View<'a> {
+    /// The argument's name.
+    name: &'static str,
+    buffer: &'a Buffer,
+    columns: Option<Columns>,
+    transposed: bool,
+}
+
+/// Columns of wider rows: the outputs of a module among those of several, which lie side by side.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Columns {
+    pub(crate) first: usize,
+    pub(crate) count: usize,
+}
+
+impl<'a> View<'a> {
+    pub(crate) fn of(name: &'static str, buffer: &'a Buffer) -> Self {
+        Self { name, buffer, columns: None, transposed: false }
+    }
+
+    pub(crate) fn columns(self, columns: Columns) -> Self {
+        Self { columns: Some(columns), ..self }
+    }
+
+    pub(crate) fn transposed(self) -> Self {
+        Self { transposed: !self.transposed, ..self }
+    }
+
+    /// Rows and columns of the view.
+    fn sizes(&self) -> [usize; 2] {
+        self.oriented([self.buffer.size(0), self.columns.map_or(self.buffer.size(1), |columns| columns.count)])
+    }
+
+    /// Exchanges the sizes of a matrix if the view is of its transpose.
+    fn oriented(&self, [rows, columns]: [usize; 2]) -> [usize; 2] {
+        if self.transposed { [columns, rows] } else { [rows, columns] }
+    }
+
+    /// Requires that the view has these sizes, and adds its buffer as an input.
+    fn check(&self, arguments: Arguments, dtype: DType, sizes: [usize; 2]) -> Arguments {
+        let Self { name, buffer, columns, .. } = *self;
+        let stored = stored_sizes(buffer, columns, self.oriented(sizes));
+        require_inside(arguments, buffer, columns).input(name, buffer, dtype, &stored)
+    }
+
+    fn on_cpu<E: Element>(&self, access: &'a Access<'_>) -> Matrix<'a, E> {
+        let ([rows, columns], first) = (self.oriented(self.sizes()), self.columns.map_or(0, |columns| columns.first));
+        let values = self.buffer.slice(access).get(first..).unwrap_or_default();
+        let matrix = Matrix::strided(values, rows, columns, self.buffer.size(1));
+        if self.transposed { matrix.transposed() } else { matrix }
+    }
+
+    fn on_gpu(&self) -> cuda::Operand {
+        let operand = cuda::Operand::from(self.buffer).skip_columns(self.columns.map_or(0, |columns| columns.first));
+        if self.transposed { operand.transposed() } else { operand }
+    }
+}
+
+/// The sizes that a buffer must have for a view of these sizes: the rows of some columns may be of any width.
+fn stored_sizes(buffer: &Buffer, columns: Option<Columns>, [rows, count]: [usize; 2]) -> [usize; 2] {
+    [rows, if columns.is_some() { buffer.size(1) } else { count }]
+}
+
+fn require_inside(arguments: Arguments, buffer: &Buffer, columns: Option<Columns>) -> Arguments {
+    let (Columns { first, count }, width) = (columns.unwrap_or(Columns { first: 0, count: 0 }), buffer.size(1));
+    arguments.require(first.checked_add(count).is_some_and(|end| end <= width), || {
+        format!("{count} columns from {first} on are not within rows of {width}")
+    })
+}
+
+/// A matrix product that an operation consists of.
+#[derive(Clone, Copy)]
+pub(crate) struct Product<'a> {
+    /// The name of the operation.
+    pub(crate) operation: &'static str,
+    /// The left operand, [M, K]. F32 or BF16.
+    pub(crate) a: View<'a>,
+    /// The right operand, [K, N]. Of the type of `a`.
+    pub(crate) b: View<'a>,
+    /// The element type of the result: that of the operands, or F32.
+    pub(crate) dtype: DType,
+    /// Factor of the product; 1 where it is added to what is there.
+    pub(crate) scale: f32,
+    pub(crate) write_mode: WriteMode,
+}
+
+impl<'a> Product<'a> {
+    /// `a b`, of the operands' type.
+    pub(crate) fn new(operation: &'static str, a: View<'a>, b: View<'a>) -> Self {
+        Self { operation, a, b, dtype: a.buffer.dtype(), scale: 1.0, write_mode: WriteMode::Overwrite }
+    }
+
+    /// M, N and K.
+    fn sizes(&self) -> [usize; 3] {
+        let ([m, _], [k, n]) = (self.a.sizes(), self.b.sizes());
+        [m, n, k]
+    }
+
+    /// Computes the product into the buffer `name`, or into some of its columns.
+    pub(crate) fn write_to(
+        self,
+        name: &'static str,
+        out: &mut Buffer,
+        columns: Option<Columns>,
+        workspace: &mut Buffer,
+    ) -> Result<()> {
+        let Self { operation, a, b, dtype, scale, write_mode } = self;
+        let ([m, n, k], operands) = (self.sizes(), a.buffer.dtype());
+        let stored = stored_sizes(out, columns, [m, n]);
+        let needed = match a.buffer.device().kind() {
+            DeviceKind::Cuda => cuda::WORKSPACE_ELEMENTS,
+            DeviceKind::Cpu => gemm::workspace_for(m, n, k),
+        };
+        let arguments = b.check(a.check(Arguments::new(operation), operands, [m, k]), operands, [k, n]);
+        let arguments =
+            require_inside(arguments, out, columns).output(name, out, dtype, &stored).workspace(workspace, needed);
+        let matmul = self.on_gpu(out, columns, workspace);
+        let cpu = |access: &Access<'_>| {
+            with_elements!(operation, a.name, [operands, dtype], [E, O] => {
+                let (a, b) = (a.on_cpu::<E>(access), b.on_cpu::<E>(access));
+                let (stride, first) = (out.size(1), columns.map_or(0, |columns| columns.first));
+                let out = out.slice_mut::<O>(access).get_mut(first..).unwrap_or_default();
+                let workspace = workspace.slice_mut(access);
+                match write_mode {
+                    WriteMode::Overwrite => gemm::multiply(a, b, out, stride, workspace),
+                    WriteMode::Accumulate => gemm::multiply_accumulate(a, b, out, stride, write_mode, workspace),
+                }
+                if scale.to_bits() != 1f32.to_bits() {
+                    scale_in_place(out, scale);
+                }
+                Ok(())
+            })
+        };
+        arguments.run(cpu, |cuda| cuda.multiply(&matmul))
+    }
+
+    /// The product as a GPU is asked for it.
+    pub(crate) fn on_gpu(&self, out: &Buffer, columns: Option<Columns>, workspace: &Buffer) -> cuda::Matmul {
+        let c = cuda::Operand::from(out).skip_columns(columns.map_or(0, |columns| columns.first));
+        let workspace = cuda::Workspace::from_buffer(workspace);
+        let matmul = cuda::Matmul::set(c, self.sizes(), self.a.on_gpu(), self.b.on_gpu(), workspace);
+        cuda::Matmul { scale: self.scale, write_mode: self.write_mode, ..matmul }
+    }
+}
+
+fn scale_in_place<E: Element>(values: &mut [E], scale: f32) {
+    values.par_chunks_mut(PIECE).for_each_task(|piece| {
+        for value in piece {
+            *value = E::narrow(scale * value.widen());
+        }
+    });
+}
