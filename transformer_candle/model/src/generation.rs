@@ -53,6 +53,7 @@ impl Generator {
     }
 
     /// Bytes that such a generator takes beside the weights.
+    #[expect(clippy::missing_panics_doc, reason = "buffers without memory are never refused")]
     pub fn bytes(shape: &ModelShape, dtype: DType, max_tokens: usize, device: DeviceKind) -> u64 {
         let elements = ParameterLayout::new(shape).elements();
         let weights = Arena::counting().take("weights", Category::Weights, dtype, &[elements]);

@@ -44,33 +44,32 @@ struct Slot {
     documents: Option<Upload<i32>>,
 }
 
-/// The buffers of a micro-batch, or of its staging.
+/// The buffers of a micro-batch, or of its staging, each `[N]`.
 struct Columns {
-    inputs_N: Buffer,
-    targets_N: Buffer,
-    documents_N: Option<Buffer>,
+    inputs: Buffer,
+    targets: Buffer,
+    documents: Option<Buffer>,
 }
 
 impl Columns {
     fn take(name: &str, tokens: usize, packing: Packing, arena: &mut Arena) -> Self {
         let mut take = |column, dtype| arena.take(format!("{column}{name}"), Category::Batch, dtype, &[tokens]);
         Self {
-            inputs_N: take("inputs", DType::U32),
-            targets_N: take("targets", DType::I32),
-            documents_N: (packing == Packing::Documents).then(|| take("documents", DType::I32)),
+            inputs: take("inputs", DType::U32),
+            targets: take("targets", DType::I32),
+            documents: (packing == Packing::Documents).then(|| take("documents", DType::I32)),
         }
     }
 }
 
 impl Slot {
     fn new(to: &Columns, staging: Option<Columns>) -> Result<Self> {
-        let (inputs, targets, documents) = staging.map_or((None, None, None), |staging| {
-            (Some(staging.inputs_N), Some(staging.targets_N), staging.documents_N)
-        });
+        let (inputs, targets, documents) = staging
+            .map_or((None, None, None), |staging| (Some(staging.inputs), Some(staging.targets), staging.documents));
         Ok(Self {
-            inputs: Upload::new(to.inputs_N.clone(), inputs)?,
-            targets: Upload::new(to.targets_N.clone(), targets)?,
-            documents: to.documents_N.clone().map(|to| Upload::new(to, documents)).transpose()?,
+            inputs: Upload::new(to.inputs.clone(), inputs)?,
+            targets: Upload::new(to.targets.clone(), targets)?,
+            documents: to.documents.clone().map(|to| Upload::new(to, documents)).transpose()?,
         })
     }
 }
@@ -94,9 +93,9 @@ impl MicroBatch {
         let slots = [slot(0)?, slot(1)?];
         Ok(Self {
             slots,
-            inputs_N: batch.inputs_N,
-            targets_N: batch.targets_N,
-            documents_N: batch.documents_N,
+            inputs_N: batch.inputs,
+            targets_N: batch.targets,
+            documents_N: batch.documents,
             sequences,
             vocab_size,
             in_flight: VecDeque::with_capacity(SLOTS),

@@ -86,9 +86,10 @@ impl Trainer {
             notes.extend(restore_tokenizer(&mut run, resumed.directory())?);
         }
         let mixture = data.stream.mixture();
-        let (mut ledger, metrics) = match rank_info.is_first() {
-            true => open_records(&run, &environment, state, mixture, &cursor, &mut notes, &cancel)?,
-            false => (RunLedger::off(), MetricsWriter::off()),
+        let (mut ledger, metrics) = if rank_info.is_first() {
+            open_records(&run, &environment, state, mixture, &cursor, &mut notes, &cancel)?
+        } else {
+            (RunLedger::off(), MetricsWriter::off())
         };
         if has_changed_files {
             ledger.files(data.stream.mixture());
