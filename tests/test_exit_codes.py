@@ -1,4 +1,4 @@
-"""One table of exit codes: the README's, the trainer's and the orchestrator's."""
+"""One table of exit codes: the guide's, the trainer's and the orchestrator's."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from workspace import REPOSITORY
 EXIT_CODE_RS = REPOSITORY / "transformer_candle" / "training" / "src" / "error" / "exit_code.rs"
 
 
-def test_readme_rust_and_python_have_the_same_exit_codes() -> None:
+def test_guide_rust_and_python_have_the_same_exit_codes() -> None:
     (body,) = re.findall(r"pub enum ExitCode \{(.*?)\n\}", EXIT_CODE_RS.read_text(encoding="utf-8"), re.DOTALL)
     variants = re.findall(r"^    (\w+) = (\d+),$", body, re.MULTILINE)
     of_rust = {re.sub(r"(?<!^)(?=[A-Z])", "_", name).upper(): int(code) for name, code in variants}
     assert of_rust == {code.name: int(code) for code in ExitCode}
 
-    readme = (REPOSITORY / "README.md").read_text(encoding="utf-8")
-    (table,) = re.findall(r"\| code \| meaning \|\n\|---\|---\|\n((?:\|.*\n)+)", readme)
+    guide = (REPOSITORY / "docs" / "guide" / "exit-codes.md").read_text(encoding="utf-8")
+    (table,) = re.findall(r"\| code \| meaning \|\n\|---\|---\|\n((?:\|.*\n)+)", guide)
     told = [int(code) for codes in re.findall(r"^\| ([\d, ]+) \|", table, re.MULTILINE) for code in codes.split(", ")]
     assert told == [int(code) for code in ExitCode]
 
