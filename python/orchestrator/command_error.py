@@ -6,7 +6,7 @@ import enum
 
 
 class ExitCode(enum.IntEnum):
-    """The exit codes of both programs, as README.md lists them and `training/src/error/exit_code.rs` has them."""
+    """The exit codes of both programs: docs/guide/exit-codes.md lists them, and `error/exit_code.rs` has them."""
 
     DONE = 0
     UNEXPECTED = 1
