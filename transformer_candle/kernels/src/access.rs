@@ -121,7 +121,7 @@ impl Arguments {
         let (storage, device) = (buffer.storage_key(), buffer.device().clone());
         match buffer.tensor() {
             Ok(tensor) => self.list.push(Argument { name, written, tensor: tensor.clone(), storage, device, bytes }),
-            Err(counted) => self.problem = self.problem.or(Some(counted)),
+            Err(error) => self.problem = self.problem.or(Some(error)),
         }
         self
     }

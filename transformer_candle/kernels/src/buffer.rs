@@ -32,14 +32,14 @@ pub struct Buffer {
 enum Elements {
     /// In the storage of a contiguous tensor.
     InTensor(Tensor),
-    /// Nowhere: a [counted](crate::memory) buffer has a type and a shape, and no operation takes it.
-    Counted { dtype: DType, shape: Vec<usize> },
+    /// Nowhere: a buffer on PyTorch's meta device has a type and a shape, and no operation takes it.
+    Meta { dtype: DType, shape: Vec<usize> },
 }
 
 impl Buffer {
-    /// A buffer without memory, as an arena that counts hands it out.
-    pub(crate) fn counted(shape: &[usize], dtype: DType) -> Self {
-        let elements = Elements::Counted { dtype, shape: shape.to_vec() };
+    /// A buffer without memory, as an arena that counts hands it out: a meta tensor in PyTorch.
+    pub(crate) fn meta(shape: &[usize], dtype: DType) -> Self {
+        let elements = Elements::Meta { dtype, shape: shape.to_vec() };
         Self { elements, device: Device::Cpu, address: 0, storage: 0 }
     }
 
@@ -71,11 +71,11 @@ impl Buffer {
     /// The Candle tensor of this view, which shares its memory.
     ///
     /// # Errors
-    /// If the buffer was only counted.
+    /// If the buffer has no memory.
     pub fn tensor(&self) -> Result<&Tensor> {
         match &self.elements {
             Elements::InTensor(tensor) => Ok(tensor),
-            Elements::Counted { .. } => {
+            Elements::Meta { .. } => {
                 let problem = "the buffer was counted, not allocated".to_owned();
                 Err(Error::Invalid { operation: "Buffer::tensor", problem })
             }
@@ -83,15 +83,15 @@ impl Buffer {
     }
 
     /// Whether the buffer has no memory.
-    pub fn is_counted(&self) -> bool {
-        matches!(self.elements, Elements::Counted { .. })
+    pub fn is_meta(&self) -> bool {
+        matches!(self.elements, Elements::Meta { .. })
     }
 
     /// The element type.
     pub fn dtype(&self) -> DType {
         match &self.elements {
             Elements::InTensor(tensor) => tensor.dtype(),
-            Elements::Counted { dtype, .. } => *dtype,
+            Elements::Meta { dtype, .. } => *dtype,
         }
     }
 
@@ -99,7 +99,7 @@ impl Buffer {
     pub fn shape(&self) -> &[usize] {
         match &self.elements {
             Elements::InTensor(tensor) => tensor.dims(),
-            Elements::Counted { shape, .. } => shape,
+            Elements::Meta { shape, .. } => shape,
         }
     }
 
@@ -125,19 +125,19 @@ impl Buffer {
 
     /// Returns a view of the `shape.product()` elements from `offset_elements` on, which shares their memory.
     pub fn view(&self, offset_elements: usize, shape: &[usize]) -> Result<Self> {
-        let elements = elements_of(shape);
-        if offset_elements.checked_add(elements).is_none_or(|end| end > self.elements()) {
-            let problem = format!("{elements} elements from {offset_elements} on are not within {:?}", self.shape());
+        let count = elements_of(shape);
+        if offset_elements.checked_add(count).is_none_or(|end| end > self.elements()) {
+            let problem = format!("{count} elements from {offset_elements} on are not within {:?}", self.shape());
             return Err(Error::Invalid { operation: "Buffer::view", problem });
         }
-        let of_view = match &self.elements {
+        let elements = match &self.elements {
             Elements::InTensor(tensor) => {
-                Elements::InTensor(tensor.flatten_all()?.narrow(0, offset_elements, elements)?.reshape(shape)?)
+                Elements::InTensor(tensor.flatten_all()?.narrow(0, offset_elements, count)?.reshape(shape)?)
             }
-            Elements::Counted { dtype, .. } => Elements::Counted { dtype: *dtype, shape: shape.to_vec() },
+            Elements::Meta { dtype, .. } => Elements::Meta { dtype: *dtype, shape: shape.to_vec() },
         };
         let address = self.address + offset_elements * self.dtype().size_in_bytes();
-        Ok(Self { elements: of_view, device: self.device.clone(), address, storage: self.storage })
+        Ok(Self { elements, device: self.device.clone(), address, storage: self.storage })
     }
 
     pub(crate) fn storage_key(&self) -> usize {
@@ -160,7 +160,7 @@ impl Buffer {
     }
 }
 
-/// The number of elements of a shape; a counted one may have more than any machine.
+/// The number of elements of a shape; one without memory may have more than any machine.
 fn elements_of(shape: &[usize]) -> usize {
     shape.iter().fold(1, |elements, &size| elements.saturating_mul(size))
 }

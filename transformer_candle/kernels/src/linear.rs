@@ -6,20 +6,20 @@ use candle_core::DType;
 
 use crate::cpu::gemm::workspace_for;
 use crate::element::result_dtype;
-use crate::matmul::{Product, View};
+use crate::matmul::{Gemm, View};
 use crate::{Buffer, DeviceKind, Result, WriteMode, cuda};
 
 /// `y_NO = x_NI w_OI^T`. All of one element type, F32 or BF16, but `y_NO` may be F32 beside BF16 operands: the sums
 /// as they are.
 pub fn forward(x_NI: &Buffer, w_OI: &Buffer, y_NO: &mut Buffer, workspace: &mut Buffer) -> Result<()> {
-    let product = forward_product(x_NI, w_OI);
-    let dtype = result_dtype(y_NO.dtype(), product.dtype);
-    Product { dtype, ..product }.write_to("y_NO", y_NO, None, workspace)
+    let gemm = forward_gemm(x_NI, w_OI);
+    let dtype = result_dtype(y_NO.dtype(), gemm.dtype);
+    Gemm { dtype, ..gemm }.write_to("y_NO", y_NO, None, workspace)
 }
 
 /// `dx_NI = dy_NO w_OI`. All of one element type, F32 or BF16.
 pub fn backward_input(dy_NO: &Buffer, w_OI: &Buffer, dx_NI: &mut Buffer, workspace: &mut Buffer) -> Result<()> {
-    backward_input_product(dy_NO, w_OI).write_to("dx_NI", dx_NI, None, workspace)
+    backward_input_gemm(dy_NO, w_OI).write_to("dx_NI", dx_NI, None, workspace)
 }
 
 /// `dw_OI = dy_NO^T x_NI` or `dw_OI += dy_NO^T x_NI` in F32; `dy_NO` and `x_NI` are F32 or BF16 alike.
@@ -30,20 +30,20 @@ pub fn backward_weight(
     write_mode: WriteMode,
     workspace: &mut Buffer,
 ) -> Result<()> {
-    backward_weight_product(dy_NO, x_NI, write_mode).write_to("dw_OI", dw_OI, None, workspace)
+    backward_weight_gemm(dy_NO, x_NI, write_mode).write_to("dw_OI", dw_OI, None, workspace)
 }
 
-pub(crate) fn forward_product<'a>(x_NI: &'a Buffer, w_OI: &'a Buffer) -> Product<'a> {
-    Product::new("linear::forward", View::of("x_NI", x_NI), View::of("w_OI", w_OI).transposed())
+pub(crate) fn forward_gemm<'a>(x_NI: &'a Buffer, w_OI: &'a Buffer) -> Gemm<'a> {
+    Gemm::new("linear::forward", View::of("x_NI", x_NI), View::of("w_OI", w_OI).transposed())
 }
 
-pub(crate) fn backward_input_product<'a>(dy_NO: &'a Buffer, w_OI: &'a Buffer) -> Product<'a> {
-    Product::new("linear::backward_input", View::of("dy_NO", dy_NO), View::of("w_OI", w_OI))
+pub(crate) fn backward_input_gemm<'a>(dy_NO: &'a Buffer, w_OI: &'a Buffer) -> Gemm<'a> {
+    Gemm::new("linear::backward_input", View::of("dy_NO", dy_NO), View::of("w_OI", w_OI))
 }
 
-pub(crate) fn backward_weight_product<'a>(dy_NO: &'a Buffer, x_NI: &'a Buffer, write_mode: WriteMode) -> Product<'a> {
+pub(crate) fn backward_weight_gemm<'a>(dy_NO: &'a Buffer, x_NI: &'a Buffer, write_mode: WriteMode) -> Gemm<'a> {
     let (dy, x) = (View::of("dy_NO", dy_NO).transposed(), View::of("x_NI", x_NI));
-    Product { dtype: DType::F32, write_mode, ..Product::new("linear::backward_weight", dy, x) }
+    Gemm { dtype: DType::F32, write_mode, ..Gemm::new("linear::backward_weight", dy, x) }
 }
 
 /// Elements of F32 workspace that the three functions need for N tokens: on a CPU under 5.4 million, on a GPU 32 MiB.

@@ -13,13 +13,13 @@
 use candle_core::DType;
 
 use crate::element::result_dtype;
-use crate::matmul::{Columns, Product, View};
+use crate::matmul::{Columns, Gemm, View};
 use crate::{Buffer, DeviceKind, Result, WriteMode, linear};
 
 /// `z_NR = scale x_NI a_RI^T`.
 pub fn project(x_NI: &Buffer, a_RI: &Buffer, scale: f32, z_NR: &mut Buffer, workspace: &mut Buffer) -> Result<()> {
-    let product = Product::new("lora::project", View::of("x_NI", x_NI), View::of("a_RI", a_RI).transposed());
-    Product { scale, ..product }.write_to("z_NR", z_NR, None, workspace)
+    let gemm = Gemm::new("lora::project", View::of("x_NI", x_NI), View::of("a_RI", a_RI).transposed());
+    Gemm { scale, ..gemm }.write_to("z_NR", z_NR, None, workspace)
 }
 
 /// `y_NP[:, columns] += z_NR b_OR^T`. `y_NP` may be F32 beside BF16 operands.
@@ -30,10 +30,10 @@ pub fn expand(
     first_column: usize,
     workspace: &mut Buffer,
 ) -> Result<()> {
-    let product = Product::new("lora::expand", View::of("z_NR", z_NR), View::of("b_OR", b_OR).transposed());
-    let (dtype, columns) = (result_dtype(y_NP.dtype(), product.dtype), outputs(b_OR, first_column));
-    let product = Product { dtype, write_mode: WriteMode::Accumulate, ..product };
-    product.write_to("y_NP", y_NP, Some(columns), workspace)
+    let gemm = Gemm::new("lora::expand", View::of("z_NR", z_NR), View::of("b_OR", b_OR).transposed());
+    let (dtype, columns) = (result_dtype(y_NP.dtype(), gemm.dtype), outputs(b_OR, first_column));
+    let gemm = Gemm { dtype, write_mode: WriteMode::Accumulate, ..gemm };
+    gemm.write_to("y_NP", y_NP, Some(columns), workspace)
 }
 
 /// `dz_NR = scale dy_NP[:, columns] b_OR`.
@@ -46,8 +46,8 @@ pub fn backward_expand(
     workspace: &mut Buffer,
 ) -> Result<()> {
     let dy = View::of("dy_NP", dy_NP).columns(outputs(b_OR, first_column));
-    let product = Product::new("lora::backward_expand", dy, View::of("b_OR", b_OR));
-    Product { scale, ..product }.write_to("dz_NR", dz_NR, None, workspace)
+    let gemm = Gemm::new("lora::backward_expand", dy, View::of("b_OR", b_OR));
+    Gemm { scale, ..gemm }.write_to("dz_NR", dz_NR, None, workspace)
 }
 
 /// `db_OR = dy_NP[:, columns]^T z_NR` or `db_OR += dy_NP[:, columns]^T z_NR` in F32.
@@ -60,14 +60,14 @@ pub fn backward_b(
     workspace: &mut Buffer,
 ) -> Result<()> {
     let dy = View::of("dy_NP", dy_NP).columns(outputs(db_OR, first_column)).transposed();
-    let product = Product::new("lora::backward_b", dy, View::of("z_NR", z_NR));
-    Product { dtype: DType::F32, write_mode, ..product }.write_to("db_OR", db_OR, None, workspace)
+    let gemm = Gemm::new("lora::backward_b", dy, View::of("z_NR", z_NR));
+    Gemm { dtype: DType::F32, write_mode, ..gemm }.write_to("db_OR", db_OR, None, workspace)
 }
 
 /// `dx_NI += dz_NR a_RI`.
 pub fn backward_input(dz_NR: &Buffer, a_RI: &Buffer, dx_NI: &mut Buffer, workspace: &mut Buffer) -> Result<()> {
-    let product = Product::new("lora::backward_input", View::of("dz_NR", dz_NR), View::of("a_RI", a_RI));
-    Product { write_mode: WriteMode::Accumulate, ..product }.write_to("dx_NI", dx_NI, None, workspace)
+    let gemm = Gemm::new("lora::backward_input", View::of("dz_NR", dz_NR), View::of("a_RI", a_RI));
+    Gemm { write_mode: WriteMode::Accumulate, ..gemm }.write_to("dx_NI", dx_NI, None, workspace)
 }
 
 /// The columns of the outputs of the module that B belongs to.

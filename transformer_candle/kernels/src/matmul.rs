@@ -1,4 +1,4 @@
-//! One matrix product of views of buffers: `out = scale a b`, or `out += a b`. On a CPU sums are in f32 whatever the
+//! One GEMM of views of buffers: `out = scale a b`, or `out += a b`. On a CPU sums are in f32 whatever the
 //! operands are, and two bf16 operands are multiplied as such where the CPU can; a GPU's run in cuBLASLt.
 //!
 //! Legend: M rows of the result, N its columns, K what is summed over.
@@ -85,9 +85,9 @@ fn require_inside(arguments: Arguments, buffer: &Buffer, columns: Option<Columns
     })
 }
 
-/// A matrix product that an operation consists of.
+/// The GEMM that an operation consists of.
 #[derive(Clone, Copy)]
-pub(crate) struct Product<'a> {
+pub(crate) struct Gemm<'a> {
     /// The name of the operation.
     pub(crate) operation: &'static str,
     /// The left operand, [M, K]. F32 or BF16.
@@ -96,12 +96,12 @@ pub(crate) struct Product<'a> {
     pub(crate) b: View<'a>,
     /// The element type of the result: that of the operands, or F32.
     pub(crate) dtype: DType,
-    /// Factor of the product; 1 where it is added to what is there.
+    /// Factor of `a b`; 1 where it is added to what is there.
     pub(crate) scale: f32,
     pub(crate) write_mode: WriteMode,
 }
 
-impl<'a> Product<'a> {
+impl<'a> Gemm<'a> {
     /// `a b`, of the operands' type.
     pub(crate) fn new(operation: &'static str, a: View<'a>, b: View<'a>) -> Self {
         Self { operation, a, b, dtype: a.buffer.dtype(), scale: 1.0, write_mode: WriteMode::Overwrite }
@@ -113,7 +113,7 @@ impl<'a> Product<'a> {
         [m, n, k]
     }
 
-    /// Computes the product into the buffer `name`, or into some of its columns.
+    /// Writes the result to the buffer `name`, or to some of its columns.
     pub(crate) fn write_to(
         self,
         name: &'static str,
@@ -151,7 +151,7 @@ impl<'a> Product<'a> {
         arguments.run(cpu, |cuda| cuda.multiply(&matmul))
     }
 
-    /// The product as a GPU is asked for it.
+    /// The call of cuBLASLt on a GPU.
     pub(crate) fn on_gpu(&self, out: &Buffer, columns: Option<Columns>, workspace: &Buffer) -> cuda::Matmul {
         let c = cuda::Operand::from(out).skip_columns(columns.map_or(0, |columns| columns.first));
         let workspace = cuda::Workspace::from_buffer(workspace);

@@ -137,7 +137,7 @@ impl Plan {
         let buffers = self.buffers.iter().zip(offsets);
         let buffers = buffers.map(|(planned, first)| allocations[&planned.dtype].view(first, &planned.shape));
         let memory = Some(buffers.collect::<Result<_>>()?);
-        Ok(Arena { plan: self, memory, first: 0, taken: 0 })
+        Ok(Arena { plan: self, memory, first: 0, next: 0 })
     }
 }
 
@@ -150,47 +150,47 @@ pub struct Arena {
     /// The position that [`Arena::rewind`] goes back to.
     first: usize,
     /// The position of the next buffer.
-    taken: usize,
+    next: usize,
 }
 
 impl Arena {
     /// An arena that counts.
     pub fn counting() -> Self {
-        Self { plan: Plan::default(), memory: None, first: 0, taken: 0 }
+        Self { plan: Plan::default(), memory: None, first: 0, next: 0 }
     }
 
     /// Takes the next buffer, zero the first time. While buffers are counted it has no memory.
     ///
     /// # Panics
-    /// If another buffer was counted in this place, or a smaller one.
+    /// If another buffer was counted at this position, or a smaller one.
     pub fn take(&mut self, name: impl Into<String>, category: Category, dtype: DType, shape: &[usize]) -> Buffer {
-        let wanted = PlannedBuffer { name: name.into(), category, dtype, shape: shape.to_vec() };
-        let place = self.taken;
-        self.taken += 1;
-        if let Some(planned) = self.plan.buffers.get(place) {
-            assert_eq!((&planned.name, planned.dtype), (&wanted.name, dtype), "buffers are taken in the order counted");
+        let buffer = PlannedBuffer { name: name.into(), category, dtype, shape: shape.to_vec() };
+        let position = self.next;
+        self.next += 1;
+        if let Some(planned) = self.plan.buffers.get(position) {
+            assert_eq!((&planned.name, planned.dtype), (&buffer.name, dtype), "buffers are taken in the order counted");
         }
         if let Some(memory) = &self.memory {
-            return memory[place].view(0, shape).expect("a buffer as large was counted");
+            return memory[position].view(0, shape).expect("a buffer as large was counted");
         }
-        match self.plan.buffers.get_mut(place) {
-            Some(planned) if planned.bytes() >= wanted.bytes() => {}
-            Some(planned) => *planned = wanted,
-            None => self.plan.buffers.push(wanted),
+        match self.plan.buffers.get_mut(position) {
+            Some(planned) if planned.bytes() >= buffer.bytes() => {}
+            Some(planned) => *planned = buffer,
+            None => self.plan.buffers.push(buffer),
         }
-        Buffer::counted(shape, dtype)
+        Buffer::meta(shape, dtype)
     }
 
-    /// Goes back to the first buffer: what is taken next shares the memory of what was taken before, each buffer that
-    /// of its place, which is counted as large as the largest one there.
+    /// Goes back to the first buffer: what is taken next shares the memory of what was taken before, position by
+    /// position. Each is counted as large as the largest buffer taken there.
     pub fn rewind(&mut self) {
-        self.taken = self.first;
+        self.next = self.first;
     }
 
     /// An arena of the same memory, which begins with the next buffer.
     #[must_use]
     pub fn rest(&self) -> Self {
-        Self { first: self.taken, ..self.clone() }
+        Self { first: self.next, ..self.clone() }
     }
 
     /// The buffers counted.
@@ -236,7 +236,7 @@ pub fn allocate<T, E: From<crate::Error>>(
 mod tests {
     use super::*;
 
-    fn counted(new: impl FnOnce(&mut Arena)) -> Plan {
+    fn plan_of(new: impl FnOnce(&mut Arena)) -> Plan {
         let mut arena = Arena::counting();
         new(&mut arena);
         arena.plan
@@ -257,7 +257,7 @@ mod tests {
             plan.by_category(),
             [(Category::Weights, 204), (Category::MasterLowBits, 200), (Category::OptimizerMoments, 800)]
         );
-        assert!(weights.view(50, &[5, 10]).unwrap().is_counted() && weights.view(50, &[51]).is_err());
+        assert!(weights.view(50, &[5, 10]).unwrap().is_meta() && weights.view(50, &[51]).is_err());
         assert!(weights.read_f32().unwrap_err().to_string().contains("counted, not allocated"));
         let mut arena = plan.allocate(&Device::Cpu).unwrap();
         let mut one = new(&mut arena).unwrap();
@@ -270,13 +270,13 @@ mod tests {
     fn buffers_on_a_cpu_begin_at_cache_lines_and_share_no_element() {
         let sizes = (0..40).map(|i| [i % 7 * 5, 1 + i * i % 11]);
         let types = [DType::F32, DType::BF16, DType::I32].into_iter().cycle();
-        let wanted: Vec<_> = sizes.zip(types).collect();
+        let shapes: Vec<_> = sizes.zip(types).collect();
         let take = |arena: &mut Arena| {
             let take = |(shape, dtype): &([usize; 2], DType)| arena.take("", Category::Scratch, *dtype, shape);
-            Ok::<Vec<Buffer>, crate::Error>(wanted.iter().map(take).collect())
+            Ok::<Vec<Buffer>, crate::Error>(shapes.iter().map(take).collect())
         };
         let mut ranges = Vec::new();
-        for (buffer, (shape, dtype)) in allocate(&Device::Cpu, take).unwrap().iter().zip(&wanted) {
+        for (buffer, (shape, dtype)) in allocate(&Device::Cpu, take).unwrap().iter().zip(&shapes) {
             assert_eq!((buffer.shape(), buffer.dtype()), (&shape[..], *dtype));
             assert_eq!(buffer.address() % CACHE_LINE, 0);
             ranges.push(buffer.address()..buffer.address() + buffer.elements() * dtype.size_in_bytes());
@@ -318,14 +318,14 @@ mod tests {
     #[test]
     #[should_panic(expected = "a buffer as large was counted")]
     fn a_buffer_larger_than_counted_is_a_bug() {
-        let plan = counted(|arena| drop(arena.take("", Category::Scratch, DType::F32, &[3])));
+        let plan = plan_of(|arena| drop(arena.take("", Category::Scratch, DType::F32, &[3])));
         plan.allocate(&Device::Cpu).unwrap().take("", Category::Scratch, DType::F32, &[4]);
     }
 
     #[test]
     fn a_type_that_no_buffer_holds_is_an_error() {
         for dtype in [DType::F64, DType::F4] {
-            let plan = counted(|arena| drop(arena.take("", Category::Scratch, dtype, &[3])));
+            let plan = plan_of(|arena| drop(arena.take("", Category::Scratch, dtype, &[3])));
             assert!(plan.allocate(&Device::Cpu).is_err());
         }
     }

@@ -49,7 +49,7 @@ impl<T: Scalar> Upload<T> {
     pub fn new(target: Buffer, staging: Option<Buffer>) -> Result<Self> {
         check::<T>("target", &target, target.shape())?;
         let from = match target.device() {
-            Device::Cpu if target.is_counted() => Source::Host(Vec::new()),
+            Device::Cpu if target.is_meta() => Source::Host(Vec::new()),
             Device::Cpu => Source::Host(vec![T::zero(); target.elements()]),
             Device::Cuda(cuda) => {
                 let Some(staging) = staging else {

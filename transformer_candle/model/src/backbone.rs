@@ -58,11 +58,11 @@ impl Backbone {
             buffers.next_block();
         }
         let previous_ND = blocks.last().map(|block| block.mlp.residual_ND().clone());
-        let kept = if training { Category::SavedActivations } else { Category::Scratch };
+        let category = if training { Category::SavedActivations } else { Category::Scratch };
         let values = NormActivations {
-            residual_ND: arena.take("output", kept, residual_dtype, &[n, d]),
-            inv_rms_N: arena.take("final_inv_rms", kept, DType::F32, &[n]),
-            normed_ND: arena.take("final_normed", kept, dtype, &[n, d]),
+            residual_ND: arena.take("output", category, residual_dtype, &[n, d]),
+            inv_rms_N: arena.take("final_inv_rms", category, DType::F32, &[n]),
+            normed_ND: arena.take("final_normed", category, dtype, &[n, d]),
         };
         Ok(Self {
             embed_tokens: weights.embed_tokens.clone(),
@@ -157,7 +157,7 @@ pub fn rope_tables(shape: &ModelShape, positions: usize, arena: &mut Arena) -> R
     let angles = [positions, shape.head_size / 2];
     let mut take = |name| arena.take(name, Category::Scratch, DType::F32, &angles);
     let (mut cos_TE2, mut sin_TE2) = (take("rope_cosines"), take("rope_sines"));
-    if !cos_TE2.is_counted() {
+    if !cos_TE2.is_meta() {
         let tables = rope::tables(positions, shape.head_size, &shape.rope_frequencies(), cos_TE2.device())?;
         cos_TE2.copy_from(&tables.cos_TE2)?;
         sin_TE2.copy_from(&tables.sin_TE2)?;
@@ -187,7 +187,7 @@ mod tests {
     use crate::layout::ParameterLayout;
     use crate::shape::tests::one_billion;
 
-    fn planned(recompute: ActivationRecompute, training: bool, batch: usize) -> Plan {
+    fn plan_of(recompute: ActivationRecompute, training: bool, batch: usize) -> Plan {
         let settings = ActivationSettings {
             batch,
             sequence_length: 2048,
@@ -209,7 +209,7 @@ mod tests {
     }
 
     fn saved(recompute: ActivationRecompute) -> f64 {
-        planned(recompute, true, 1).bytes_of(Category::SavedActivations) as f64 / 1e9
+        plan_of(recompute, true, 1).bytes_of(Category::SavedActivations) as f64 / 1e9
     }
 
     #[test]
@@ -217,24 +217,24 @@ mod tests {
         assert!((saved(ActivationRecompute::None) - 3.10).abs() < 0.03, "{}", saved(ActivationRecompute::None));
         assert!((saved(ActivationRecompute::Selective) - 2.10).abs() < 0.03);
         assert!((0.1..0.3).contains(&saved(ActivationRecompute::Block)));
-        let all_of_block = planned(ActivationRecompute::Block, true, 1).bytes() as f64 / 1e9;
+        let all_of_block = plan_of(ActivationRecompute::Block, true, 1).bytes() as f64 / 1e9;
         assert!((0.2..0.6).contains(&all_of_block), "{all_of_block}");
     }
 
     #[test]
     fn scratch_does_not_grow_with_the_layers() {
         for recompute in [ActivationRecompute::None, ActivationRecompute::Selective] {
-            let plan = planned(recompute, true, 1);
+            let plan = plan_of(recompute, true, 1);
             assert!(plan.bytes_of(Category::Scratch) < 300_000_000, "{}", plan.bytes_of(Category::Scratch));
         }
-        let evaluation = planned(ActivationRecompute::None, false, 1);
+        let evaluation = plan_of(ActivationRecompute::None, false, 1);
         assert_eq!(evaluation.bytes_of(Category::SavedActivations), 0);
-        assert!(evaluation.bytes() < planned(ActivationRecompute::Block, true, 1).bytes());
+        assert!(evaluation.bytes() < plan_of(ActivationRecompute::Block, true, 1).bytes());
     }
 
     #[test]
     fn saved_bytes_grow_in_proportion_to_the_tokens() {
-        let of = |batch| planned(ActivationRecompute::Selective, true, batch).bytes_of(Category::SavedActivations);
+        let of = |batch| plan_of(ActivationRecompute::Selective, true, batch).bytes_of(Category::SavedActivations);
         assert_eq!(of(4), 4 * of(1));
     }
 }

@@ -93,7 +93,7 @@ impl Generator {
         let rope = rope_tables(shape, capacity, arena)?;
         let ids_S = arena.take("ids", Category::Batch, DType::U32, &[rows]);
         let logits_1V = arena.take("logits", Category::Scratch, sums_dtype, &[1, shape.padded_vocab_size]);
-        let of_backbone = arena.rest();
+        let backbone_arena = arena.rest();
         let backbone = Backbone::new(shape, &settings, &weights, rope.clone(), &caches, arena)?;
         // Passes of fewer tokens have the same workspace.
         let workspace_elements = backbone.scratch.workspace.elements();
@@ -101,7 +101,7 @@ impl Generator {
         Ok(Self {
             shape: shape.clone(),
             weights,
-            arena: of_backbone,
+            arena: backbone_arena,
             settings,
             rope,
             caches,

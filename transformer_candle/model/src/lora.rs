@@ -67,7 +67,6 @@ struct DropoutBuffers {
     key_staging: Option<Buffer>,
     /// The inputs of an adapter without those dropped; in the backward pass their gradient. For the widest inputs.
     dropped: Buffer,
-    tokens: usize,
 }
 
 impl AdapterBuffers {
@@ -84,7 +83,7 @@ impl AdapterBuffers {
             let mut take = |name| arena.take(name, Category::Batch, DType::U32, &[dropout::KEY_ELEMENTS]);
             let key = take("lora.dropout_key");
             let key_staging = (device == DeviceKind::Cuda).then(|| take("lora.dropout_key.staging"));
-            DropoutBuffers { probability: lora.dropout, key, key_staging, dropped, tokens }
+            DropoutBuffers { probability: lora.dropout, key, key_staging, dropped }
         });
         Some(Self { scale: lora.scale() as f32, projected_NR, dprojected_NR, dropout })
     }
@@ -105,12 +104,12 @@ impl AdapterBuffers {
     fn adapter(&self, layer: usize, parameters: &AdapterParameters<Weight>) -> Result<Adapter> {
         let AdapterParameters { module, first_column, a, b } = parameters;
         let inputs = a.values.shape()[1];
-        let dropout = |DropoutBuffers { probability, key, dropped, tokens, .. }: &DropoutBuffers| -> Result<_> {
+        let dropout = |DropoutBuffers { probability, key, dropped, .. }: &DropoutBuffers| -> Result<_> {
             let module = (layer * TargetModule::ALL.len() + *module as usize) as u64;
             Ok(AdapterDropout {
                 dropout: Dropout { probability: *probability, module },
                 key: key.clone(),
-                dropped_NI: dropped.view(0, &[*tokens, inputs])?,
+                dropped_NI: dropped.view(0, &[dropped.shape()[0], inputs])?,
             })
         };
         Ok(Adapter {

@@ -59,10 +59,10 @@ impl Golden {
         let runtime = RuntimeConfig { precision, ..RuntimeConfig::default() };
         let run = RunConfig { optimizer: config.clone(), runtime, ..RunConfig::default() };
         let (device, rank_info) = (DeviceKind::Cpu, RankInfo::default());
-        let of_engine = EngineSettings { micro_batch: batch, activation_recompute: recompute, device, rank_info };
+        let engine_settings = EngineSettings { micro_batch: batch, activation_recompute: recompute, device, rank_info };
         let new = |arena: &mut Arena| {
             let decoder = Decoder::new(&self.shape, &settings, arena)?;
-            let optimizer = Optimizer::new(&decoder, &run, of_engine, arena)?;
+            let optimizer = Optimizer::new(&decoder, &run, engine_settings, arena)?;
             training::Result::Ok((decoder, optimizer))
         };
         let (mut decoder, mut optimizer) = allocate(&Device::Cpu, new).unwrap();

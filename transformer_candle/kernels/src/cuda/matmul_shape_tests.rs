@@ -4,7 +4,7 @@ use proptest::prelude::*;
 
 use super::super::Workspace;
 use super::*;
-use crate::linear::{backward_input_product, backward_weight_product, forward_product, reference};
+use crate::linear::{backward_input_gemm, backward_weight_gemm, forward_gemm, reference};
 use crate::testing::*;
 use crate::{Buffer, DeviceKind};
 
@@ -90,14 +90,14 @@ proptest! {
         };
         let near = |left: &[f64], right: &[f64]| left.iter().zip(right).all(|(left, right)| (left - right).abs() < 1e-9);
 
-        let forward = run(&forward_product(&x, &w).on_gpu(&y, None, &space), &x, &w, &y);
+        let forward = run(&forward_gemm(&x, &w).on_gpu(&y, None, &space), &x, &w, &y);
         prop_assert!(near(&forward, &reference::forward(&values(&x), &values(&w), sizes)));
-        let backward_input = run(&backward_input_product(&dy, &w).on_gpu(&dx, None, &space), &dy, &w, &dx);
+        let backward_input = run(&backward_input_gemm(&dy, &w).on_gpu(&dx, None, &space), &dy, &w, &dx);
         prop_assert!(near(&backward_input, &reference::backward_input(&values(&dy), &values(&w), sizes)));
         let gradient = reference::backward_weight(&values(&dy), &values(&x), sizes);
         let total: Vec<f64> = values(&dw).iter().zip(&gradient).map(|(start, more)| start + more).collect();
         for (write_mode, expected) in [(WriteMode::Overwrite, gradient), (WriteMode::Accumulate, total)] {
-            let backward_weight = backward_weight_product(&dy, &x, write_mode).on_gpu(&dw, None, &space);
+            let backward_weight = backward_weight_gemm(&dy, &x, write_mode).on_gpu(&dw, None, &space);
             prop_assert!(near(&run(&backward_weight, &dy, &x, &dw), &expected));
         }
     }
@@ -163,9 +163,9 @@ fn a_shape_is_shown_as_readable_text() {
         shape.to_string()
     };
     let space = workspace(0);
-    let gradient = backward_weight_product(&dy, &x, WriteMode::Accumulate).on_gpu(&dw, None, &space);
+    let gradient = backward_weight_gemm(&dy, &x, WriteMode::Accumulate).on_gpu(&dw, None, &space);
     assert_eq!(aligned(&gradient), "4x3x6 a bf16 4 transposed @256, b bf16 3 @256, c += f32 3 @256");
-    let forward = forward_product(&x, &dw).on_gpu(&dy, None, &space);
+    let forward = forward_gemm(&x, &dw).on_gpu(&dy, None, &space);
     assert_eq!(aligned(&forward), "6x4x3 a bf16 3 @256, b f32 3 transposed @256, c bf16 4 @256");
     for wrong in [
         "",

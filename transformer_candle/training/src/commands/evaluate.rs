@@ -107,16 +107,14 @@ fn evaluate(
     let sequences = micro_batch_size(&mut text, config.data.sequences_per_step.min(USUAL_BATCH).min(most), stop)?;
     let new =
         |device: DeviceKind, arena: &mut Arena| StageEngine::for_evaluation(&config, &shape, sequences, device, arena);
-    let plan = |device: &kernels::Device| {
-        let (_, plan) =
-            memory::count(|arena| new(device.kind(), arena)).expect("buffers without memory are never refused");
-        plan
+    let needed = |device: &kernels::Device| {
+        let counted = memory::count(|arena| new(device.kind(), arena));
+        counted.expect("buffers without memory are never refused").1.bytes()
     };
-    let needed = |device: &kernels::Device| plan(device).bytes();
     let DeviceSelection { device, notes } = device::select_for_inference(options.device, &shape, needed)?;
     warn_of(&notes);
     require_room(needed(&device), &device, || format!("evaluating the model in {}", directory.display()))?;
-    let StageEngine { mut decoder, mut micro_batch } = new(device.kind(), &mut plan(&device).allocate(&device)?)?;
+    let StageEngine { mut decoder, mut micro_batch } = memory::allocate(&device, |arena| new(device.kind(), arena))?;
     checkpoint.weights(&shape, decoder.weights_mut(), &cancel)?;
     let step = state.map_or(0, |state| state.step);
     let (decoder, micro_batch) = (&mut decoder, &mut micro_batch);

@@ -292,7 +292,7 @@ impl FlatState<'_> {
     }
 
     /// The state of this name from `start` on.
-    fn kept(&self, name: &str, start: usize, shape: &[usize]) -> kernels::Result<Buffer> {
+    fn view(&self, name: &str, start: usize, shape: &[usize]) -> kernels::Result<Buffer> {
         self.find(name).expect("every rule has its state").view(start, shape)
     }
 
@@ -322,8 +322,8 @@ impl BoundGroup {
                             weights: flat.decoder.weights().view(start, shape)?,
                             low_bits: flat.low_bits(start, shape)?,
                             gradients: flat.decoder.gradients().view(start, shape)?,
-                            first_moment: flat.kept(FIRST_MOMENT, start, shape)?,
-                            second_moment: flat.kept(SECOND_MOMENT, start, shape)?,
+                            first_moment: flat.view(FIRST_MOMENT, start, shape)?,
+                            second_moment: flat.view(SECOND_MOMENT, start, shape)?,
                         })
                     };
                     let ranges = shard.ranges().iter().map(views).collect::<kernels::Result<_>>()?;

@@ -118,7 +118,7 @@ impl StageEngine {
         arena: &mut Arena,
     ) -> Result<Self> {
         let (batch, sequence_length, device) = (settings.micro_batch, config.data.sequence_length, settings.device);
-        let of_decoder = DecoderSettings {
+        let decoder_settings = DecoderSettings {
             batch,
             sequence_length,
             precision: config.runtime.precision,
@@ -127,7 +127,7 @@ impl StageEngine {
             device,
             z_loss: config.optimizer.z_loss as f32,
         };
-        let decoder = Decoder::new(shape, &of_decoder, arena)?;
+        let decoder = Decoder::new(shape, &decoder_settings, arena)?;
         let sizes = [batch, sequence_length];
         let micro_batch = MicroBatch::new(sizes, config.data.packing, shape.vocab_size, device, arena)?;
         Ok(Self { decoder, micro_batch })

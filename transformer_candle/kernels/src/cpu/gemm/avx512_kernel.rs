@@ -62,11 +62,11 @@ impl MicroKernel for Avx512Kernel {
     }
 }
 
-/// Defines a function that computes a tile of these rows, each with its two accumulators and its place in A.
+/// Defines a function that computes a tile of these rows, each with its two accumulators and its address in A.
 ///
 /// The functions are unsafe: the operands must hold the rows, 32 columns and this many words, at least one.
 macro_rules! tile_of_rows {
-    ($name:ident, $(($first:literal, $second:literal, $place:literal))*) => {
+    ($name:ident, $(($first:literal, $second:literal, $address:literal))*) => {
         #[target_feature(enable = "avx512f")]
         unsafe fn $name(words: usize, a: Strided<'_>, b: PanelOperand<'_>, tile: &mut [f32; MAX_TILE]) {
             let b_step = b.stride * size_of::<f32>();
@@ -87,7 +87,7 @@ macro_rules! tile_of_rows {
                     "vmovups zmm28, [{b}]",
                     "vmovups zmm29, [{b} + 64]",
                     $(
-                        concat!("vbroadcastss zmm30, dword ptr [", $place, "]"),
+                        concat!("vbroadcastss zmm30, dword ptr [", $address, "]"),
                         concat!("vfmadd231ps zmm", $first, ", zmm28, zmm30"),
                         concat!("vfmadd231ps zmm", $second, ", zmm29, zmm30"),
                     )*

@@ -156,23 +156,23 @@ fn f32_results_do_not_depend_on_the_kernel_or_the_blocks() {
         );
         for layout in 0..4 {
             let (a, b) = (matrix(&a, m, k, layout & 1 != 0, 0), matrix(&b, k, n, layout & 2 != 0, 0));
-            let product = |multiply: &dyn Fn(Gemm<'_, f32, f32, f32>)| {
+            let result_of = |multiply: &dyn Fn(Gemm<'_, f32, f32, f32>)| {
                 let (mut out, mut workspace) = (vec![0f32; m * n], vec![0f32; workspace_for(m, n, k)]);
                 let (stride, write_mode) = (n, WriteMode::Overwrite);
                 multiply(Gemm { a, b, out: &mut out, stride, write_mode, workspace: &mut workspace });
                 out
             };
-            let expected = product(&|gemm| Arch::new().dispatch(WidestF32(gemm)));
+            let expected = result_of(&|gemm| Arch::new().dispatch(WidestF32(gemm)));
             for blocks in [Blocks::IN_L3, Blocks::IN_L2] {
                 #[cfg(target_arch = "x86_64")]
                 if let Some(simd) = pulp::x86::V3::try_new() {
-                    assert_eq!(product(&|gemm| gemm.multiply_in(blocks, F32Kernel::<_, 6, 2>(simd))), expected);
+                    assert_eq!(result_of(&|gemm| gemm.multiply_in(blocks, F32Kernel::<_, 6, 2>(simd))), expected);
                 }
                 #[cfg(target_arch = "x86_64")]
                 if let Some(simd) = V4::try_new() {
-                    assert_eq!(product(&|gemm| gemm.multiply_in(blocks, F32Kernel::<_, 14, 2>(simd))), expected);
+                    assert_eq!(result_of(&|gemm| gemm.multiply_in(blocks, F32Kernel::<_, 14, 2>(simd))), expected);
                     let in_assembly = avx512_kernel::Avx512Kernel(simd);
-                    assert_eq!(product(&|gemm| gemm.multiply_in(blocks, in_assembly)), expected);
+                    assert_eq!(result_of(&|gemm| gemm.multiply_in(blocks, in_assembly)), expected);
                 }
             }
         }

@@ -193,7 +193,7 @@ impl BoundBatch {
                 weight: flat.decoder.weights().view(offset, &[m, n])?,
                 low_bits: flat.low_bits(offset, &[m, n])?,
                 gradient: flat.decoder.gradients().view(offset, &[m, n])?,
-                momentum: flat.kept(MOMENTUM, offset, &[m, n])?,
+                momentum: flat.view(MOMENTUM, offset, &[m, n])?,
                 update: update.view(index * m * n, &[m, n])?,
             })
         };
