@@ -32,7 +32,9 @@ pub(crate) use self::{
 };
 pub use self::{
     micro_batch::MicroBatch,
-    optimizer::{Optimizer, ParameterGroup, StateLayout, StateTensor, StepOutcome, UpdateRule, parameter_groups},
+    optimizer::{
+        Optimizer, ParameterGroup, StateLayout, StateTensor, StepOutcome, SumOverRanks, UpdateRule, parameter_groups,
+    },
     settings::{EngineSettings, model_shape},
     shard::{Shard, shards},
     sharding::Sharding,
@@ -201,7 +203,9 @@ impl Engine {
                 }
             }
             exchange.finish(decoder)?;
-            optimizer.update(decoder, sharding.meter_mut(), reduction.as_mut())?;
+            let has_ranks = sharding.ranks().exchange().is_some();
+            let mut sum_over_ranks = |numbers: &mut [f64]| sharding.meter_mut().sum(numbers);
+            optimizer.update(decoder, has_ranks.then_some(&mut sum_over_ranks), reduction.as_mut())?;
             sharding.gather_weights(decoder)?;
             optimizer.outcome(decoder).map(Some)
         })

@@ -32,13 +32,16 @@ use super::{
     shard::{Shard, shards},
     tree_reduction::TreeReduction,
 };
-use crate::{error::Result, ranks::RankMeter};
+use crate::error::Result;
 
 /// Length of the buffer from which a step's outcome is read; the constants below index it.
 const OUTCOME: usize = 3;
 const LOSS: usize = 0;
 const GRAD_NORM: usize = 1;
 const APPLIED: usize = 2;
+
+/// Replaces numbers by their sums over all ranks.
+pub type SumOverRanks<'a> = &'a mut dyn FnMut(&mut [f64]) -> Result<()>;
 
 /// An optimizer over the weights and gradients of a decoder.
 #[derive(Debug)]
@@ -153,7 +156,7 @@ impl Optimizer {
     /// [`Optimizer::prepare`], [`Optimizer::update`] and [`Optimizer::outcome`] in one.
     pub fn step(&mut self, decoder: &mut Decoder, step: u64, learning_rate: f64) -> Result<StepOutcome> {
         self.prepare(step, learning_rate)?;
-        self.update(decoder, &mut RankMeter::default(), None)?;
+        self.update(decoder, None, None)?;
         self.outcome(decoder)
     }
 
@@ -173,19 +176,19 @@ impl Optimizer {
     }
 
     /// Updates the weights with the gradients that `decoder` has accumulated, which stay as they are: the next step
-    /// begins with [`Decoder::begin_accumulation`]. Waits for nothing but other ranks. `reduction` sums norm and loss,
-    /// where there is one.
+    /// begins with [`Decoder::begin_accumulation`]. Waits for nothing but other ranks, with which norm and loss are summed
+    /// once; None where there are none. `reduction`, where there is one, sums them in its order.
     pub fn update(
         &mut self,
         decoder: &mut Decoder,
-        meter: &mut RankMeter,
+        sum_over_ranks: Option<SumOverRanks<'_>>,
         reduction: Option<&mut TreeReduction>,
     ) -> Result<()> {
         timing::scope("optimizer", || {
             let mut loss = decoder.loss().view(0, &[1])?;
             match reduction {
-                Some(tree) => tree.norm_and_loss(meter, &mut self.norm, &mut loss, &mut self.workspace)?,
-                None => self.norm_and_loss(meter, &mut loss)?,
+                Some(tree) => tree.norm_and_loss(sum_over_ranks, &mut self.norm, &mut loss, &mut self.workspace)?,
+                None => self.norm_and_loss(sum_over_ranks, &mut loss)?,
             }
             Ok(self.groups.iter_mut().try_for_each(|group| {
                 grad_norm::clip(&self.norm, self.max_grad_norm, &mut group.scalars)?;
@@ -195,7 +198,7 @@ impl Optimizer {
     }
 
     /// Computes the norm of the gradients of all ranks, and adds up their losses.
-    fn norm_and_loss(&mut self, meter: &mut RankMeter, loss: &mut Buffer) -> Result<()> {
+    fn norm_and_loss(&mut self, sum_over_ranks: Option<SumOverRanks<'_>>, loss: &mut Buffer) -> Result<()> {
         let Self { gradients, norm, range_norms, workspace, .. } = self;
         match &mut gradients[..] {
             [(gradients, _)] => grad_norm::forward(gradients, norm, workspace)?,
@@ -205,12 +208,10 @@ impl Optimizer {
                 grad_norm::forward(range_norms, norm, workspace)?;
             }
         }
-        if meter.ranks().exchange().is_none() {
-            return Ok(());
-        }
+        let Some(sum_over_ranks) = sum_over_ranks else { return Ok(()) };
         let norm = f64::from(self.norm.read::<f32>()?[0]);
         let mut sums = [norm * norm, f64::from(loss.read::<f32>()?[0])];
-        meter.sum(&mut sums)?;
+        sum_over_ranks(&mut sums)?;
         self.norm.write(&[sums[0].sqrt() as f32])?;
         Ok(loss.write(&[sums[1] as f32])?)
     }

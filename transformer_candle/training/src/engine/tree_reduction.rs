@@ -13,12 +13,8 @@ use kernels::{
 };
 use model::{Decoder, Parameter};
 
-use super::shard::Shard;
-
-use crate::{
-    error::Result,
-    ranks::{RankInfo, RankMeter},
-};
+use super::{optimizer::SumOverRanks, shard::Shard};
+use crate::{error::Result, ranks::RankInfo};
 
 /// Sums the gradients, losses and squares of a step as a fixed tree.
 #[derive(Debug)]
@@ -84,7 +80,7 @@ impl TreeReduction {
     /// Writes the norm of all gradients and the loss of all virtual shards, each the same bits on every rank.
     pub(super) fn norm_and_loss(
         &mut self,
-        meter: &mut RankMeter,
+        sum_over_ranks: Option<SumOverRanks<'_>>,
         norm: &mut Buffer,
         loss: &mut Buffer,
         workspace: &mut Buffer,
@@ -95,8 +91,10 @@ impl TreeReduction {
             terms[*virtual_shards + *tensor] = f64::from(norm.read::<f32>()?[0]).powi(2);
         }
         let mut all = terms.clone();
-        // Only one rank has a number: adding the zeros of the others changes no bit of it.
-        meter.sum(&mut all)?;
+        if let Some(sum_over_ranks) = sum_over_ranks {
+            // Only one rank has a number: adding the zeros of the others changes no bit of it.
+            sum_over_ranks(&mut all)?;
+        }
         let (losses, squares) = all.split_at(*virtual_shards);
         norm.write(&[squares.iter().sum::<f64>().sqrt() as f32])?;
         Ok(loss.write(&[tree_sum(losses) as f32])?)

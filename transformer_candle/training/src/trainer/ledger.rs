@@ -3,10 +3,11 @@
 use std::{io, path::Path};
 
 use dataset::{
-    Batch, CancelToken, Cursor, DataError, Mixture, TokenStream,
+    CancelToken, Cursor, DataError, Mixture, TokenStream,
     ledger::{BeginRecord, CorruptedRecord, Ledger, LedgerHead, LedgerRecord, StageRecord, StepRecord, WindowRecord},
 };
 
+use super::{stages::Entered, step::CompletedStep};
 use crate::{
     checkpoint::TrainerState,
     error::{Result, TrainerError},
@@ -77,29 +78,27 @@ impl RunLedger {
         Self { ledger: Some(ledger), notices: Vec::new(), cut }
     }
 
-    /// Records that a stage begins, and the windows in use before that are not recorded yet.
-    pub(super) fn stage(&mut self, record: StageRecord, opened: &[WindowRecord]) {
-        let cut = self.cut.take();
-        self.write(|ledger| {
-            for window in opened.iter().filter(|window| !cut.as_ref().is_some_and(|cut| window.is_in_progress_at(cut)))
-            {
-                ledger.append(&LedgerRecord::Window(window.clone()))?;
-            }
-            ledger.append(&LedgerRecord::Stage(record))
-        });
+    /// Records a step, with the corrupted rows and the windows that its batch was read from. Where a later stage begins
+    /// with it, records that before, and the windows in use until then that are not recorded yet.
+    pub(super) fn step(&mut self, completed: &CompletedStep, stream: &TokenStream) {
+        let CompletedStep { step, stage, batch, from, to, .. } = completed;
+        if let Some(Entered { left_out, opened, .. }) = completed.later_stage() {
+            self.windows(opened);
+            let record = StageRecord { stage: *stage as u64, step: *step, left_out: left_out.clone() };
+            self.write(|ledger| ledger.append(&LedgerRecord::Stage(record)));
+        }
+        self.corrupted(stream);
+        self.windows(stream.opened_windows());
+        self.write(|ledger| ledger.append(&LedgerRecord::Step(StepRecord::new(*step, from, to, batch))));
     }
 
-    /// Records a step that read `batch` from the stream between two positions, and the windows it opened.
-    pub(super) fn step(&mut self, step: u64, from: &Cursor, to: &Cursor, batch: &Batch, stream: &TokenStream) {
+    /// Records windows, without those that the ledger has from before the run was resumed.
+    fn windows<'a>(&mut self, opened: impl IntoIterator<Item = &'a WindowRecord>) {
         let cut = self.cut.take();
-        self.corrupted(stream);
         self.write(|ledger| {
-            for window in
-                stream.opened_windows().filter(|window| !cut.as_ref().is_some_and(|cut| window.is_in_progress_at(cut)))
-            {
-                ledger.append(&LedgerRecord::Window(window.clone()))?;
-            }
-            ledger.append(&LedgerRecord::Step(StepRecord::new(step, from, to, batch)))
+            let mut unrecorded =
+                opened.into_iter().filter(|window| !cut.as_ref().is_some_and(|cut| window.is_in_progress_at(cut)));
+            unrecorded.try_for_each(|window| ledger.append(&LedgerRecord::Window(window.clone())))
         });
     }
 

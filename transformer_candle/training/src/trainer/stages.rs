@@ -6,7 +6,7 @@ use dataset::{
 };
 use run_config::{DataFormat, RunConfig, StageStart};
 
-use super::Trainer;
+use super::{Trainer, step::CompletedStep};
 use crate::{
     divergence_guard::DivergenceGuard,
     error::{Result, TrainerError},
@@ -61,6 +61,11 @@ impl Stages {
         self.bounds[next].0 == StageStart::WindowEnd && !is_between_windows
     }
 
+    /// Returns the data of the stage that was entered since the last call, at a step in it.
+    pub(super) fn take_entered(&mut self) -> Option<Entered> {
+        self.entered.take()
+    }
+
     /// Whether a stage is the last one.
     pub(super) fn is_last(&self, stage: usize) -> bool {
         stage + 1 >= self.bounds.len()
@@ -112,13 +117,13 @@ impl Trainer {
         )))
     }
 
-    /// Reports the stage whose first step this is, and returns what the ledger records of it; None for other steps.
-    pub(super) fn take_entered_stage(&mut self, step: u64) -> Option<Entered> {
-        let entered = self.stages.entered.take()?;
+    /// Reports the stage that a step is the first of, if it is.
+    pub(super) fn report_entered_stage(&mut self, completed: &CompletedStep) {
+        let Some(entered) = &completed.entered else { return };
         let data = &self.stage_run.config.data;
         let report = StageReport {
-            step,
-            stage: self.stages.current,
+            step: completed.step,
+            stage: completed.stage,
             stages: self.stages.bounds.len(),
             sequence_length: data.sequence_length,
             sequences_per_step: data.sequences_per_step,
@@ -126,7 +131,6 @@ impl Trainer {
         };
         self.metrics.record(&report.record());
         self.stages.report = Some(report);
-        Some(entered)
     }
 
     /// Returns the report of the stage whose first step was taken since the last call, if any.
