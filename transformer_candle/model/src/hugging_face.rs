@@ -4,15 +4,13 @@
 //! under the same names: the query, key and value projections are rows of `qkv`, gate and up are rows of `gate_up`, and
 //! the vocabulary's padding is simply not stored.
 
-mod adapter_config;
 mod config_json;
 mod pretrained;
 mod weight_files;
 mod weights;
 
 pub use crate::layout::HfTensor;
-pub use adapter_config::adapter_config_json;
-pub use config_json::{config_json, generation_config_json, shape_from_config_json};
+pub use config_json::{adapter_config_json, config_json, generation_config_json, shape_from_config_json};
 pub use pretrained::{ADAPTER_WEIGHTS, ByteObserver, PretrainedWeights};
 pub use weight_files::weight_files;
 pub use weights::{read_adapters, read_weights, write_adapters, write_weights};

@@ -6,7 +6,7 @@ use kernels::{Buffer, DType, DeviceKind, Upload, WriteMode, linear, lora};
 use run_config::TargetModule;
 
 use crate::activations::ActivationSettings;
-use crate::lora_shape::LoraShape;
+use crate::shape::LoraShape;
 use crate::weight::Weight;
 use crate::{Error, ModelShape, Result};
 

@@ -9,7 +9,7 @@ use std::convert::Infallible;
 
 use crate::ModelShape;
 use crate::lora::AdapterParameters;
-use crate::lora_shape::LoraShape;
+use crate::shape::LoraShape;
 use run_config::TargetModule;
 
 /// The description of a parameter: everything that the rest of the crate knows of it.

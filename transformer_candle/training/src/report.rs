@@ -5,22 +5,19 @@
 
 mod data;
 mod evaluation;
-mod interval;
 mod ranks;
 mod remark;
-mod sample;
 mod scalar;
 mod stage;
 mod step;
 mod utilization;
 
 pub use data::DataReport;
-pub use evaluation::{ComponentEvaluation, EvaluationReport};
-pub(crate) use interval::LogInterval;
+pub use evaluation::{ComponentEvaluation, EvaluationReport, SampleReport};
 pub use ranks::{RankTimes, RankUsage};
 pub use remark::{AdviceReport, EndReport};
-pub use sample::SampleReport;
 pub use scalar::{ComponentRecord, Number, Record, Scalar, Series, ShownText, Text};
 pub use stage::StageReport;
+pub(crate) use step::LogInterval;
 pub use step::StepReport;
 pub use utilization::{GpuUtilization, RanksUtilization, UtilizationReport};

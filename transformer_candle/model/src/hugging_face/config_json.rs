@@ -1,9 +1,12 @@
-//! `config.json` and `generation_config.json`, as transformers 4 and 5 read them.
+//! `config.json` and `generation_config.json`, as transformers 4 and 5 read them, and `adapter_config.json`, as peft
+//! reads it.
 
-use run_config::{Architecture, ModelConfig, Problem, RopeScalingConfig, RopeType};
+use std::path::Path;
+
+use run_config::{Architecture, ModelConfig, Problem, RopeScalingConfig, RopeType, TargetModule};
 use serde_json::{Map, Value, json};
 
-use crate::{Error, ModelShape, Precision, Result};
+use crate::{Error, LoraShape, ModelShape, Precision, Result};
 
 /// The `config.json` of a model. Transformers 5 reads `dtype` and `rope_parameters`, 4 reads `torch_dtype` and
 /// `rope_theta`.
@@ -103,6 +106,26 @@ pub fn shape_from_config_json(value: &Value) -> Result<ModelShape> {
     let model = ModelConfig::from_hugging_face(value).map_err(refused)?;
     let vocab_size = model.vocab_size.unwrap_or_default();
     Ok(ModelShape::new(&model, vocab_size))
+}
+
+/// The `adapter_config.json` of adapters beside the model in `base_model`.
+pub fn adapter_config_json(lora: &LoraShape, base_model: &Path) -> Value {
+    let modules: Vec<_> = lora.modules.modules().iter().copied().map(TargetModule::name).collect();
+    json!({
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": base_model,
+        "inference_mode": true,
+        "r": lora.rank,
+        "lora_alpha": lora.alpha,
+        "lora_dropout": lora.dropout,
+        "use_rslora": lora.rslora,
+        "target_modules": modules,
+        "bias": "none",
+        "fan_in_fan_out": false,
+        "init_lora_weights": true,
+        "modules_to_save": null,
+    })
 }
 
 #[cfg(test)]

@@ -7,7 +7,7 @@ use dataset::AppendFile;
 use run_config::regular_file;
 use serde::{Deserialize, Serialize};
 
-use super::sink::MetricsSink;
+use super::MetricsSink;
 use crate::report::{EndReport, Record};
 use crate::{Result, TrainerError, atomic_file};
 

@@ -11,8 +11,8 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use dataset::AppendFile;
 
+use super::MetricsSink;
 use super::event_folder::{self, EarlierFile, WRITER};
-use super::sink::MetricsSink;
 use super::tfrecord::{self, Event, EventPayload, SourceMetadata, Summary, Value};
 use crate::atomic_file;
 use crate::report::{Record, Scalar};

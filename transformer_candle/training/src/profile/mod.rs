@@ -4,26 +4,27 @@
 //! are part of it. Its operations are timed one by one: on a CPU by the clock, on a GPU by events in the stream, for
 //! which operations are launched one by one and not as a CUDA graph. Steps that are not profiled are as without it.
 
-mod step;
 mod steps;
 mod summary;
 mod trace;
 
 use std::{
     collections::VecDeque,
-    ops::RangeInclusive,
+    ops::{Range, RangeInclusive},
     path::{Path, PathBuf},
     time::{Duration, Instant},
 };
 
-use kernels::{Device, timing};
+use kernels::{
+    Device,
+    timing::{self, Recording},
+};
 use model::ModelShape;
 use run_config::RunConfig;
 use serde_json::json;
 
 pub use self::steps::ProfileSteps;
 use self::{
-    step::ProfiledStep,
     summary::{Summary, Totals},
     trace::Trace,
 };
@@ -65,6 +66,21 @@ struct Session {
     /// Seconds of the last steps that were not profiled, and of those that were.
     step_seconds: [VecDeque<f64>; 2],
     failure: Option<TrainerError>,
+}
+
+/// Everything of a step, from its start to the start of the next one. Times are since the profile's origin.
+#[derive(Clone, Debug, Default)]
+struct ProfiledStep {
+    /// The number of the step, from 1.
+    number: u64,
+    /// Start and end.
+    time: Range<Duration>,
+    /// What the loop did besides computing: names and times.
+    spans: Vec<(&'static str, Range<Duration>)>,
+    /// Sequences that were trained on.
+    sequences: usize,
+    /// The recorded operations.
+    recording: Recording,
 }
 
 /// The profiled step that is under way or was the last.

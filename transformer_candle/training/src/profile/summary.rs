@@ -9,7 +9,7 @@ use std::{
 
 use kernels::timing::Span;
 
-use super::step::ProfiledStep;
+use super::ProfiledStep;
 use crate::memory_plan::{Bound, Bounds, PeakRates, StepPart};
 
 /// Times of the profiled steps, summed.

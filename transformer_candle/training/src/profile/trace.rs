@@ -16,7 +16,7 @@ use kernels::timing::{Recording, Span, SpanKind};
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use super::step::ProfiledStep;
+use super::ProfiledStep;
 use crate::{atomic_file, memory_plan::StepPart};
 
 /// Process id of the trainer, and in it the thread id of the training loop; the threads of the pool follow.

@@ -1,9 +1,8 @@
-//! The result of one evaluation.
+//! The result of one evaluation, and the texts that the model wrote at it.
 
 use serde::{Serialize, Serializer};
 
-use super::sample::SampleReport;
-use super::scalar::{ComponentRecord, Record, Scalar};
+use super::scalar::{ComponentRecord, Record, Scalar, ShownText, Text};
 
 /// TensorBoard's tag of the held-out loss; for a mixture's component its name is appended.
 const LOSS_TAG: &str = "loss/validation";
@@ -74,6 +73,39 @@ impl ComponentEvaluation {
 }
 
 impl Serialize for EvaluationReport {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        self.record().serialize(serializer)
+    }
+}
+
+/// A prompt of `runtime.evaluation.prompts` and the model's completion.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SampleReport {
+    /// Optimizer steps taken before it.
+    pub step: u64,
+    /// Index of the prompt in the config.
+    pub index: usize,
+    /// The prompt.
+    pub prompt: String,
+    /// The generated text that follows the prompt.
+    pub text: String,
+}
+
+impl SampleReport {
+    /// Returns the record that metrics sinks receive.
+    pub fn record(&self) -> Record {
+        Record {
+            texts: vec![Text::new("prompt", &self.prompt), Text::new("text", &self.text)],
+            shown: Some(ShownText {
+                tag: format!("sample/{}", self.index + 1),
+                text: format!("{}{}", self.prompt, self.text),
+            }),
+            ..Record::new("sample", self.step)
+        }
+    }
+}
+
+impl Serialize for SampleReport {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         self.record().serialize(serializer)
     }
