@@ -16,6 +16,7 @@ mod interconnect;
 mod measured;
 mod options;
 mod peak_rates;
+mod planner;
 #[cfg(test)]
 mod preset_headers;
 mod ranks;
@@ -32,8 +33,7 @@ mod training_time;
 mod workload;
 
 use kernels::{Device, DeviceKind};
-use model::dtype_of;
-use run_config::{ActivationRecompute, DataFormat, Precision, ResolvedRun, RunConfig};
+use run_config::{ActivationRecompute, Precision, ResolvedRun, RunConfig};
 use serde::Serialize;
 
 pub use self::{
@@ -58,26 +58,17 @@ pub(crate) use self::{
 use self::{
     budget::Limit,
     cpu_speed::CpuSpeed,
-    ranks::check_ranks,
+    planner::Planner,
     speed::SpeedModel,
     target::PlanTarget,
     this_machine::{Machine, ThisMachine},
-    workload::Workload,
 };
 pub use crate::error::{Budget, MemoryRequirement, Shortage};
 use crate::{
-    checkpoint,
-    engine::{EngineSettings, Parts, StepOf, model_shape},
+    engine::{EngineSettings, StepOf, model_shape},
     error::{Result, TrainerError},
     ranks::RankInfo,
-    schedule::sequences_at,
 };
-
-/// Host memory that saving takes besides the buffers: a piece of 2^20 elements as numbers and as bytes.
-const SAVING_BYTES: u64 = 8 << 20;
-
-/// Bytes that the program itself takes on a CPU, measured: code, tokenizer, threads and what reading a file needs.
-const PROGRAM_BYTES: u64 = 57_000_000;
 
 /// The device that a plan is made for.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -229,7 +220,10 @@ impl MemoryPlan {
     pub fn of_rank(run: &ResolvedRun, device: &Device, rank_info: RankInfo) -> Result<Self> {
         let target = PlanTarget::open(device)?;
         let budget = budget::here(&run.config, Limit::of_config(&run.config), &target, &ThisMachine);
-        Self::for_target(&run.config, &PlanRequest::default(), &target, budget, &ThisMachine, rank_info)
+        let request = PlanRequest::default();
+        let planner =
+            Planner { config: &run.config, request: &request, target: &target, machine: &ThisMachine, rank_info };
+        planner.plan(budget)
     }
 
     fn on_machine(config: &RunConfig, request: &PlanRequest, machine: &impl Machine) -> Result<Self> {
@@ -237,106 +231,7 @@ impl MemoryPlan {
         let limit = request.memory.map(Limit::of_option).or_else(|| Limit::of_config(config));
         let rank_info = request.rank_info(&model_shape(config)?)?;
         let budget = budget::planned(config, limit, &target, machine, rank_info);
-        Self::for_target(config, request, &target, budget, machine, rank_info)
-    }
-
-    fn for_target(
-        config: &RunConfig,
-        request: &PlanRequest,
-        target: &PlanTarget,
-        budget: Option<Budget>,
-        machine: &impl Machine,
-        rank_info: RankInfo,
-    ) -> Result<Self> {
-        let shape = model_shape(config)?;
-        let budget = match target.kind() {
-            DeviceKind::Cpu => budget.map(|budget| budget.shared_by(rank_info.local_world_size)),
-            DeviceKind::Cuda => budget,
-        };
-        let configs = config.stage_configs();
-        let activation_recompute = config.runtime.activation_recompute;
-        let settings =
-            |micro_batch| EngineSettings { micro_batch, activation_recompute, device: target.kind(), rank_info };
-        let micro_batches = fit::micro_batches(&configs, &shape, budget.as_ref(), target.kind(), rank_info);
-        let steps = configs.iter().zip(micro_batches);
-        let steps = steps.map(|(config, sequences)| StepOf { config, shape: &shape, settings: settings(sequences) });
-        let steps: Vec<_> = steps.collect();
-        steps.iter().try_for_each(check_ranks)?;
-        // Only the steps of one stage are timed.
-        let step = steps[fit::largest_stage(&steps)];
-        let (parts, plan) = Parts::count(&steps);
-        let micro_batch = step.settings.micro_batch;
-        let data = &step.config.data;
-        let parameters = shape.parameter_count();
-        let work = Workload::new(step.config)?;
-        let lacking = budget.as_ref().filter(|budget| budget.bytes < plan.bytes());
-        // There is no room to time operations in, and nothing to compare.
-        let is_timed = request.times_operations && lacking.is_none();
-        // A rank that trains has no use for a prediction.
-        let is_predicted = rank_info.world_size == 1 || request.ranks.is_some();
-        let model = if is_predicted { target.speed_model(step, machine, is_timed)? } else { None };
-        let model = model.map(|model| target.connect(model, rank_info, request.interconnect));
-        let speed = model.as_ref().map(|model| model.speed(step));
-        let paid = speed::processors(step.settings);
-        let has_stages = config.stages.is_some();
-        let stage_plans = if has_stages { stages::plan(config, &steps, model.as_ref()) } else { Vec::new() };
-        let total_tokens = if has_stages { Some(stages::tokens(&stage_plans)) } else { work.total_tokens };
-        let seconds = match (&speed, total_tokens) {
-            (Some(speed), Some(tokens)) if !has_stages => {
-                Some(speed.tokens_per_second.map(|rate| tokens as f64 / rate))
-            }
-            _ => stages::seconds(&stage_plans),
-        };
-        let training_time = TrainingTime::new(config, total_tokens, parameters, seconds, machine.now());
-        let seconds = training_time.as_ref().and_then(|time| time.seconds);
-        let state = parts.optimizer.state().iter().map(|tensor| &tensor.layout);
-        Ok(Self {
-            device: target.described(machine),
-            parameters,
-            trainable_parameters: shape.trainable_parameter_count(),
-            flops_per_token: work.flops_per_token,
-            precision: config.runtime.precision,
-            activation_recompute,
-            sequence_length: data.sequence_length as u64,
-            micro_batch: micro_batch as u64,
-            gradient_accumulation_steps: (data.sequences_per_step / micro_batch) as u64,
-            ranks: (rank_info.world_size > 1).then_some(rank_info.world_size as u64),
-            rank_info,
-            deterministic_reduction: config.runtime.deterministic_reduction.map(|shards| shards as u64),
-            conversations: data.format == DataFormat::Chat,
-            sequences_per_step: data.sequences_per_step as u64,
-            tokens_per_step: data.tokens_per_step() as u64,
-            batch_warmup: (config.scheduler.batch_warmup_steps > 0)
-                .then(|| (sequences_at(config, 1) as u64, config.scheduler.batch_warmup_steps)),
-            total_steps: config.scheduler.total_steps,
-            total_tokens,
-            bytes: plan.bytes(),
-            process_bytes: (target.kind() == DeviceKind::Cpu)
-                .then(|| plan.bytes() + PROGRAM_BYTES + SAVING_BYTES + dataset::expected_memory(data)),
-            bytes_by_category: plan
-                .by_category()
-                .into_iter()
-                .map(|(category, bytes)| CategoryBytes { category: category.to_string(), bytes })
-                .collect(),
-            checkpoint_bytes: checkpoint::expected_bytes(&shape, dtype_of(config.runtime.precision), state),
-            checkpoints: (config.runtime.checkpoint.max_keep + config.runtime.evaluation.best.max_keep + 1) as u64,
-            saving_bytes: SAVING_BYTES,
-            optimizer_share: work.optimizer_share(),
-            training_time,
-            cost: seconds.and_then(|seconds| Cost::new(seconds, target.spec().map(|gpu| gpu.watts), paid, request)),
-            largest_micro_batches: if has_stages {
-                Vec::new()
-            } else {
-                fit::largest_micro_batches(step, budget.as_ref(), model.as_ref())
-            },
-            shortage: lacking.map(|budget| fit::shortage(&steps, budget)),
-            options: lacking
-                .filter(|_| !has_stages)
-                .map_or_else(Vec::new, |budget| options::list(step, budget, model.as_ref())),
-            stages: stage_plans,
-            budget,
-            speed,
-        })
+        Planner { config, request, target: &target, machine, rank_info }.plan(budget)
     }
 
     /// Refuses a plan that is larger than what there is.
