@@ -171,9 +171,15 @@ fn of_settings(config: &RunConfig) -> ConfigFingerprint {
     add("data.shuffle_buffer_size", json!(data.shuffle_buffer_size));
     let held_out = if data.validation_shards.is_empty() { data.held_out_fraction } else { 0.0 };
     add("data.held_out_fraction (0 with data.validation_shards)", json!(held_out));
+    add_stages(&mut fingerprint, config);
+    fingerprint
+}
+
+/// Adds what each stage trains on.
+fn add_stages(fingerprint: &mut ConfigFingerprint, config: &RunConfig) {
     let stages = config.stages.as_deref().unwrap_or_default();
     for (index, stage) in stages.iter().enumerate() {
-        let mut add = |key: &str, value: Value| add(&format!("stages[{index}].{key}"), value);
+        let mut add = |key: &str, value: Value| fingerprint.insert(format!("stages[{index}].{key}"), value);
         // The last stage may become longer, as a run without stages may.
         if index + 1 < stages.len() {
             add("steps", json!(stage.steps));
@@ -185,7 +191,6 @@ fn of_settings(config: &RunConfig) -> ConfigFingerprint {
             add(&format!("mixture[{}].weight", weight.source), json!(weight.weight));
         }
     }
-    fingerprint
 }
 
 /// Adds what determines which text is read: the sources with their versions and sizes, and their weights.

@@ -299,16 +299,14 @@ impl Session {
             let were = if files == 1 { "file of which rows were" } else { "files of which rows were" };
             self.progress.print(&format!("{files} {were} skipped because they are corrupted"));
         }
-        let counts = [
-            ("conversations", "cut to data.sequence_length", self.trainer.truncated_conversations()),
-            ("rows", "that spell special tokens", self.trainer.spelling_special_tokens()),
-            ("conversations", "with fields that are not used", self.trainer.conversations_with_unused_fields()),
-        ];
-        for (what, why, counts) in counts {
+        let report = |what, why, counts: Vec<u64>| {
             for (component, count) in counts.into_iter().enumerate().filter(|(_, count)| *count > 0) {
                 self.progress.print(&format!("{what}{} {why}: {}", of(component), grouped(count)));
             }
-        }
+        };
+        report("conversations", "cut to data.sequence_length", self.trainer.truncated_conversations());
+        report("rows", "that spell special tokens", self.trainer.spelling_special_tokens());
+        report("conversations", "with fields that are not used", self.trainer.conversations_with_unused_fields());
     }
 
     /// The name of a mixture component; none for a single source.

@@ -78,19 +78,23 @@ impl RankRules {
 mod tests {
     use super::*;
 
+    fn times(compute_seconds: Vec<f64>, exchange_seconds: f64) -> RankTimes {
+        RankTimes { compute_seconds, exchange_seconds, is_even: true }
+    }
+
     /// Returns each finding in steps of one second: the number of its step, and the advice.
-    fn advice_of(ranks: usize, steps: impl IntoIterator<Item = (Vec<f64>, f64, bool)>) -> Vec<(usize, String)> {
+    fn advice_of(ranks: usize, steps: impl IntoIterator<Item = RankTimes>) -> Vec<(usize, String)> {
         let mut rules = RankRules::new((0..ranks).map(|rank| format!("node-{}", rank / 2)).collect());
-        let found = steps.into_iter().enumerate().flat_map(|(index, (compute_seconds, exchange_seconds, is_even))| {
-            let times = RankTimes { compute_seconds, exchange_seconds, is_even };
-            rules.step(&times, 1.0).into_iter().map(move |text| (index + 1, text))
-        });
+        let found = steps
+            .into_iter()
+            .enumerate()
+            .flat_map(|(index, times)| rules.step(&times, 1.0).into_iter().map(move |text| (index + 1, text)));
         found.collect()
     }
 
     #[test]
     fn a_straggler_is_named_once() {
-        let found = advice_of(4, (0..500).map(|_| (vec![0.6, 0.62, 0.58, 0.84], 0.05, true)));
+        let found = advice_of(4, (0..500).map(|_| times(vec![0.6, 0.62, 0.58, 0.84], 0.05)));
         assert_eq!(found.len(), 1, "{found:?}");
         assert_eq!(found[0].0, 30);
         let expected = "rank 3 on node-1 takes 1.4 times as long as the median rank for its part of a step, and the others \
@@ -100,7 +104,7 @@ mod tests {
 
     #[test]
     fn of_two_ranks_the_slower_one_is_named() {
-        let found = advice_of(2, (0..100).map(|_| (vec![0.9, 0.3], 0.05, true)));
+        let found = advice_of(2, (0..100).map(|_| times(vec![0.9, 0.3], 0.05)));
         assert_eq!(found.len(), 1);
         assert!(found[0].1.starts_with("rank 0 on node-0 takes 3.0 times as long as the other for"), "{}", found[0].1);
     }
@@ -108,22 +112,26 @@ mod tests {
     #[test]
     fn ranks_that_are_slow_in_turns_are_no_stragglers() {
         let in_turns = |step: usize| (0..4).map(|rank| if step % 4 == rank { 0.9 } else { 0.6 }).collect();
-        assert_eq!(advice_of(4, (0..500).map(|step| (in_turns(step), 0.05, true))), []);
+        assert_eq!(advice_of(4, (0..500).map(|step| times(in_turns(step), 0.05))), []);
         let of_two = |step: usize| if step.is_multiple_of(2) { vec![0.9, 0.5] } else { vec![0.5, 0.9] };
-        assert_eq!(advice_of(2, (0..500).map(|step| (of_two(step), 0.05, true))), []);
+        assert_eq!(advice_of(2, (0..500).map(|step| times(of_two(step), 0.05))), []);
     }
 
     #[test]
     fn small_differences_and_uneven_shares_are_no_finding() {
-        assert_eq!(advice_of(2, (0..500).map(|_| (vec![0.6, 0.68], 0.05, true))), []);
-        assert_eq!(advice_of(2, (0..500).map(|_| (vec![0.0, 0.9], 0.05, false))), [], "the batch grows");
+        assert_eq!(advice_of(2, (0..500).map(|_| times(vec![0.6, 0.68], 0.05))), []);
+        assert_eq!(
+            advice_of(2, (0..500).map(|_| RankTimes { is_even: false, ..times(vec![0.0, 0.9], 0.05) })),
+            [],
+            "the batch grows"
+        );
     }
 
     #[test]
     fn a_large_share_of_exchange_is_found() {
-        let found = advice_of(2, (0..500).map(|_| (vec![0.6, 0.6], 0.35, true)));
+        let found = advice_of(2, (0..500).map(|_| times(vec![0.6, 0.6], 0.35)));
         assert_eq!(found.len(), 1, "{found:?}");
         assert!(found[0].1.starts_with("35 % of the time the ranks exchange gradients and weights"), "{}", found[0].1);
-        assert_eq!(advice_of(2, (0..500).map(|_| (vec![0.6, 0.6], 0.15, true))), []);
+        assert_eq!(advice_of(2, (0..500).map(|_| times(vec![0.6, 0.6], 0.15))), []);
     }
 }

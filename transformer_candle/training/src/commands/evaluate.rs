@@ -64,41 +64,26 @@ pub fn run(options: &EvaluateOptions, hub: &HubSettings, stop: &StopSignal) -> R
     options.model.read(&stop.cancel_token(), |checkpoint| evaluate(checkpoint, options, hub, stop))
 }
 
+/// The config that a model is evaluated with, and the text that it is evaluated on.
+struct HeldOutText {
+    config: RunConfig,
+    text: Vec<HeldOut>,
+}
+
 fn evaluate(
     checkpoint: &Checkpoint,
     options: &EvaluateOptions,
     hub: &HubSettings,
     stop: &StopSignal,
 ) -> Result<EvaluationReport> {
-    let (directory, cancel) = (checkpoint.directory(), stop.cancel_token());
+    let cancel = stop.cancel_token();
     let StoredModel { shape, precision, stop_tokens } = checkpoint.model()?;
-    let mut tokenizer = load_tokenizer(checkpoint, &stop_tokens)?;
+    let tokenizer = load_tokenizer(checkpoint, &stop_tokens)?;
     let state = checkpoint.state().ok();
-    let run = run_of(directory, state.as_ref());
-    if run.as_ref().is_some_and(|run| run.as_ref().is_ok_and(|run| run.config.parses_documents())) {
-        tokenizer = tokenizer.parsing_special_tokens()?;
-    }
-    let (mut config, mut text) = match (run, options.input.as_slice()) {
-        (Some(run), []) => {
-            let run = run?;
-            let mut data = Mixture::from_run(&run, hub, &cancel)?;
-            warn_of(&data.notes());
-            if let Some(state) = &state {
-                let cursor = cursor_of(state)?;
-                data = data.arranged(&cursor);
-                data.restore(&cursor, &StreamSettings::from_run(&run));
-            }
-            let text = HeldOut::from_run(&run, &data, &tokenizer)?;
-            (run.config, text)
-        }
-        (None, []) => return Err(no_text(directory)),
-        (run, patterns) => {
-            let config =
-                run.map_or_else(|| Ok(usual(shape.max_position_embeddings)), |run| run.map(|run| run.config))?;
-            let text = vec![local(patterns, &options.text_column, &config.data, &tokenizer, &cancel)?];
-            (config, text)
-        }
-    };
+    let max_positions = shape.max_position_embeddings;
+    let directory = checkpoint.directory();
+    let opened = held_out_text(directory, state.as_ref(), tokenizer, max_positions, options, hub, &cancel)?;
+    let HeldOutText { mut config, mut text } = opened;
     config.runtime.precision = precision;
     let most = options.max_sequences.unwrap_or_else(|| match options.input.as_slice() {
         [] => config.runtime.evaluation.max_batches * config.data.sequences_per_step,
@@ -130,6 +115,41 @@ fn evaluate(
         (None, None) => {
             let problem = "there is not one token to evaluate on: give more text with --input";
             Err(TrainerError::Request(problem.to_owned()))
+        }
+    }
+}
+
+/// Opens the text of `--input`, or else what the run of the checkpoint in `directory` held out.
+fn held_out_text(
+    directory: &Path,
+    state: Option<&TrainerState>,
+    mut tokenizer: Tokenizer,
+    max_position_embeddings: usize,
+    options: &EvaluateOptions,
+    hub: &HubSettings,
+    cancel: &CancelToken,
+) -> Result<HeldOutText> {
+    let run = run_of(directory, state).transpose()?;
+    if run.as_ref().is_some_and(|run| run.config.parses_documents()) {
+        tokenizer = tokenizer.parsing_special_tokens()?;
+    }
+    match (run, options.input.as_slice()) {
+        (Some(run), []) => {
+            let mut data = Mixture::from_run(&run, hub, cancel)?;
+            warn_of(&data.notes());
+            if let Some(state) = state {
+                let cursor = cursor_of(state)?;
+                data = data.arranged(&cursor);
+                data.restore(&cursor, &StreamSettings::from_run(&run));
+            }
+            let text = HeldOut::from_run(&run, &data, &tokenizer)?;
+            Ok(HeldOutText { config: run.config, text })
+        }
+        (None, []) => Err(no_text(directory)),
+        (run, patterns) => {
+            let config = run.map_or_else(|| usual(max_position_embeddings), |run| run.config);
+            let text = vec![local(patterns, &options.text_column, &config.data, &tokenizer, cancel)?];
+            Ok(HeldOutText { config, text })
         }
     }
 }

@@ -234,28 +234,7 @@ pub(super) fn list(step: StepOf<'_>, budget: &Budget, model: Option<&SpeedModel>
     let more_frugal = RECOMPUTES.into_iter().skip_while(|mode| *mode != step.settings.activation_recompute).skip(1);
     let layers = if free_sizes { (1..asked.shape.num_layers).rev() } else { (0..0).rev() };
     let kv_heads = asked.fewer_kv_heads().filter(|_| free_sizes);
-    let candidates = [
-        (
-            "adapters (LoRA)",
-            "fewer parameters learn; at a learning rate ten times as high",
-            first_that_fits(asked.adapters().into_iter(), budget),
-        ),
-        ("smaller rank", "adapters that can learn less", first_that_fits(asked.smaller_ranks(), budget)),
-        ("shorter sequences", "less context; the same tokens per step", first_that_fits(asked.halvings(), budget)),
-        ("fewer KV heads", "a slightly weaker model", first_that_fits(kv_heads, budget)),
-        (
-            "smaller micro-batch",
-            "more accumulation; the result is the same up to rounding",
-            first_that_fits(divisors.map(|micro_batch| asked.clone().micro_batch(micro_batch)), budget),
-        ),
-        (
-            "more recomputation",
-            "the result is the same",
-            first_that_fits(more_frugal.map(|mode| asked.clone().recompute(mode)), budget),
-        ),
-        ("smaller model", "a weaker model", first_that_fits(layers.map(|layers| asked.clone().layers(layers)), budget)),
-    ];
-    let option = |(name, costs, variant): (_, _, Option<Variant>)| {
+    let option = |name, costs, variant: Option<Variant>| {
         let variant = variant?;
         let with = variant.bytes();
         let speed = model.map(|model| model.speed(variant.step()).tokens_per_second[1]);
@@ -269,7 +248,36 @@ pub(super) fn list(step: StepOf<'_>, budget: &Budget, model: Option<&SpeedModel>
             costs,
         })
     };
-    candidates.into_iter().filter_map(option).collect()
+    let options = [
+        option(
+            "adapters (LoRA)",
+            "fewer parameters learn; at a learning rate ten times as high",
+            first_that_fits(asked.adapters().into_iter(), budget),
+        ),
+        option("smaller rank", "adapters that can learn less", first_that_fits(asked.smaller_ranks(), budget)),
+        option(
+            "shorter sequences",
+            "less context; the same tokens per step",
+            first_that_fits(asked.halvings(), budget),
+        ),
+        option("fewer KV heads", "a slightly weaker model", first_that_fits(kv_heads, budget)),
+        option(
+            "smaller micro-batch",
+            "more accumulation; the result is the same up to rounding",
+            first_that_fits(divisors.map(|micro_batch| asked.clone().micro_batch(micro_batch)), budget),
+        ),
+        option(
+            "more recomputation",
+            "the result is the same",
+            first_that_fits(more_frugal.map(|mode| asked.clone().recompute(mode)), budget),
+        ),
+        option(
+            "smaller model",
+            "a weaker model",
+            first_that_fits(layers.map(|layers| asked.clone().layers(layers)), budget),
+        ),
+    ];
+    options.into_iter().flatten().collect()
 }
 
 /// The changes with which a run fits: first those of the micro-batch and of recomputation, which leave the result as it
