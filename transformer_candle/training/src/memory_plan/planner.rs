@@ -112,9 +112,11 @@ impl<M: Machine> Planner<'_, M> {
             optimizer_share: work.optimizer_share(),
             training_time,
             cost: seconds.and_then(cost),
-            largest_micro_batches: (!has_stages)
-                .then(|| fit::largest_micro_batches(step, budget.as_ref(), model))
-                .unwrap_or_default(),
+            largest_micro_batches: if has_stages {
+                Vec::new()
+            } else {
+                fit::largest_micro_batches(step, budget.as_ref(), model)
+            },
             shortage: lacking.map(|budget| fit::shortage(steps, budget)),
             options: lacking.filter(|_| !has_stages).map_or_else(Vec::new, |budget| options::list(step, budget, model)),
             stages,
