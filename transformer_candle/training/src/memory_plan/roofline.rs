@@ -42,41 +42,6 @@ struct Operation {
     bytes: f64,
 }
 
-/// The sizes of the GEMM `[m, k] x [k, n]`.
-#[derive(Clone, Copy, Debug)]
-struct GemmShape {
-    m: f64,
-    n: f64,
-    k: f64,
-}
-
-/// The GEMMs of a linear layer.
-#[derive(Clone, Copy, Debug)]
-struct LinearGemms {
-    output: GemmShape,
-    input_gradient: GemmShape,
-    weight_gradient: GemmShape,
-}
-
-impl LinearGemms {
-    fn new(rows: f64, inputs: f64, outputs: f64) -> Self {
-        Self {
-            output: GemmShape { m: rows, n: outputs, k: inputs },
-            input_gradient: GemmShape { m: rows, n: inputs, k: outputs },
-            weight_gradient: GemmShape { m: outputs, n: inputs, k: rows },
-        }
-    }
-}
-
-/// A linear layer of every block.
-struct BlockLinear {
-    /// Labels of its forward and backward passes.
-    labels: [&'static str; 2],
-    gemms: LinearGemms,
-    /// Its forward passes in a micro-batch: with the ones that the backward pass repeats.
-    forwards: f64,
-}
-
 /// The rates that a step is timed with.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Rates {
@@ -224,7 +189,7 @@ impl<'a> Step<'a> {
         &self,
         (part, label): PartAndLabel,
         count: f64,
-        GemmShape { m, n, k }: GemmShape,
+        [m, n, k]: [f64; 3],
         out: f64,
         accumulates: bool,
     ) -> Operation {
@@ -239,50 +204,32 @@ impl<'a> Step<'a> {
 
     /// Lists the operations of every block in one micro-batch: forward, backward and what is recomputed.
     fn blocks(&self) -> Vec<Operation> {
-        let mut operations = self.linear_layers();
-        operations.extend(self.attention());
-        operations.extend(self.norms_and_pointwise());
-        operations
-    }
-
-    /// Forward passes of a block's operations: a recomputed block runs again, but for what follows its last GEMM.
-    fn forwards(&self) -> f64 {
-        if self.recompute == ActivationRecompute::Block { 2.0 } else { 1.0 }
-    }
-
-    fn linear_layers(&self) -> Vec<Operation> {
-        let (heads, layers) = (self.shape.heads(), self.shape.num_layers as f64);
+        let heads = self.shape.heads();
+        let (n, layers) = (self.tokens as f64, self.shape.num_layers as f64);
         let (d, i) = (self.shape.hidden_size as f64, self.shape.intermediate_size as f64);
         let (packed, a) = (heads.packed_width() as f64, heads.query_width() as f64);
-        let forwards = self.forwards();
-        let linear = |labels, inputs, outputs, forwards| {
-            let gemms = LinearGemms::new(self.tokens as f64, inputs, outputs);
-            BlockLinear { labels, gemms, forwards }
-        };
-        // A recomputed block stops before `down`.
-        let all = [
-            linear(["qkv forward", "qkv backward"], d, packed, forwards),
-            linear(["attention_output forward", "attention_output backward"], a, d, forwards),
-            linear(["gate_up forward", "gate_up backward"], d, 2.0 * i, forwards),
-            linear(["down forward", "down backward"], i, d, 1.0),
-        ];
-        let operations = all.into_iter().flat_map(|BlockLinear { labels, gemms, forwards }| {
-            let [forward, backward] = labels.map(|label| (StepPart::Gemm, label));
-            let passes = [
-                self.gemm(forward, layers * forwards, gemms.output, self.element, false),
-                self.gemm(backward, layers, gemms.input_gradient, self.element, false),
-            ];
-            let weight = self.trains_all().then(|| self.gemm(backward, layers, gemms.weight_gradient, 4.0, true));
-            passes.into_iter().chain(weight)
-        });
-        operations.collect()
-    }
-
-    fn attention(&self) -> [Operation; 2] {
-        let (heads, layers) = (self.shape.heads(), self.shape.num_layers as f64);
-        let (n, packed, a) = (self.tokens as f64, heads.packed_width() as f64, heads.query_width() as f64);
-        let (wide, attended) = (self.element * n * packed, self.element * n * a);
+        let recomputes_block = self.recompute == ActivationRecompute::Block;
+        let again = if recomputes_block { 2.0 } else { 1.0 };
+        let mut operations = Vec::new();
+        // Inputs and outputs of each projection, and its passes forward. A recomputed block stops before `down`.
+        for ([forward, backward], inputs, outputs, forwards) in [
+            (["qkv forward", "qkv backward"], d, packed, again),
+            (["attention_output forward", "attention_output backward"], a, d, again),
+            (["gate_up forward", "gate_up backward"], d, 2.0 * i, again),
+            (["down forward", "down backward"], i, d, 1.0),
+        ] {
+            let [forward, backward] = [forward, backward].map(|label| (StepPart::Gemm, label));
+            operations.extend([
+                self.gemm(forward, layers * forwards, [n, outputs, inputs], self.element, false),
+                self.gemm(backward, layers, [n, inputs, outputs], self.element, false),
+            ]);
+            if self.trains_all() {
+                operations.push(self.gemm(backward, layers, [outputs, inputs, n], 4.0, true));
+            }
+        }
         let causal = n * self.sequence_length * a;
+        let (row, wide) = (self.element * n * d, self.element * n * packed);
+        let attended = self.element * n * a;
         let attention = |label, rate, count, gemms, bytes| Operation {
             part: StepPart::Attention,
             label,
@@ -291,35 +238,29 @@ impl<'a> Step<'a> {
             flops: gemms * causal,
             bytes,
         };
-        [
-            attention("attention forward", Rate::AttentionForward, layers * self.forwards(), 2.0, wide + attended),
+        operations.extend([
+            attention("attention forward", Rate::AttentionForward, layers * again, 2.0, wide + attended),
             attention("attention backward", Rate::AttentionBackward, layers, 5.0, 2.0 * wide + 3.0 * attended),
-        ]
-    }
-
-    fn norms_and_pointwise(&self) -> Vec<Operation> {
-        let (heads, layers) = (self.shape.heads(), self.shape.num_layers as f64);
-        let (n, i) = (self.tokens as f64, self.shape.intermediate_size as f64);
-        let row = self.element * n * self.shape.hidden_size as f64;
-        let rotated = self.element * n * (heads.packed_width() as f64 - heads.kv_heads as f64 * heads.head_size as f64);
+        ]);
+        let rotated = self.element * n * (packed - heads.kv_heads as f64 * heads.head_size as f64);
         let normalizes = if self.recompute == ActivationRecompute::None { 0.0 } else { 2.0 };
         let pointwise =
             |label, count: f64, bytes| Self::pass((StepPart::NormAndPointwise, label), count * layers, bytes);
-        let mut operations = vec![
+        operations.extend([
             pointwise("add_rms_norm forward", 2.0, 4.0 * row),
             pointwise("add_rms_norm backward", 2.0, 4.0 * row),
             pointwise("add_rms_norm forward", normalizes, 2.0 * row), // its output again
-            pointwise("rope forward", self.forwards(), 2.0 * rotated),
+            pointwise("rope forward", again, 2.0 * rotated),
             pointwise("rope backward", 1.0, 2.0 * rotated),
             pointwise("swiglu forward", 1.0, self.element * 3.0 * n * i),
             pointwise("swiglu backward", 1.0, self.element * 6.0 * n * i), // recomputing
-        ];
-        if self.recompute == ActivationRecompute::Block {
+        ]);
+        if recomputes_block {
             operations.push(pointwise("add_rms_norm forward", 1.0, 4.0 * row));
         }
         if self.shape.architecture.has_qk_norm() {
             operations.extend([
-                pointwise("qk_norm forward", self.forwards(), 2.0 * rotated),
+                pointwise("qk_norm forward", again, 2.0 * rotated),
                 pointwise("qk_norm backward", 1.0, 4.0 * rotated),
             ]);
         }
@@ -333,15 +274,15 @@ impl<'a> Step<'a> {
 
     /// Lists the GEMMs of each adapter's two matrices: forward, and the gradients of inputs and weights.
     fn adapters(&self, layout: &ParameterLayout) -> Vec<Operation> {
-        let (tokens, forwards) = (self.tokens as f64, self.forwards());
+        let n = self.tokens as f64;
+        let forwards = if self.recompute == ActivationRecompute::Block { 2.0 } else { 1.0 };
         let adapters = layout.parameters().iter().filter(|parameter| parameter.spec.kind == ParameterKind::Adapter);
         let operations = adapters.flat_map(|parameter| {
             let (outputs, inputs) = (parameter.spec.shape[0] as f64, parameter.spec.shape[1] as f64);
-            let gemms = LinearGemms::new(tokens, inputs, outputs);
             [
-                self.gemm((StepPart::Gemm, ""), forwards, gemms.output, self.element, true),
-                self.gemm((StepPart::Gemm, ""), 1.0, gemms.input_gradient, self.element, true),
-                self.gemm((StepPart::Gemm, ""), 1.0, gemms.weight_gradient, 4.0, true),
+                self.gemm((StepPart::Gemm, ""), forwards, [n, outputs, inputs], self.element, true),
+                self.gemm((StepPart::Gemm, ""), 1.0, [n, inputs, outputs], self.element, true),
+                self.gemm((StepPart::Gemm, ""), 1.0, [outputs, inputs, n], 4.0, true),
             ]
         });
         operations.collect()
@@ -352,14 +293,13 @@ impl<'a> Step<'a> {
         let (d, v) = (self.shape.hidden_size as f64, self.shape.padded_vocab_size as f64);
         let rows = head_chunk_rows(self.tokens, self.shape.padded_vocab_size, self.device) as f64;
         let (place, chunks) = ((StepPart::HeadAndLoss, "head_cross_entropy"), self.tokens as f64 / rows);
-        let gemms = LinearGemms::new(rows, d, v);
         let mut operations = vec![
-            self.gemm(place, chunks, gemms.output, 4.0, false),
+            self.gemm(place, chunks, [rows, v, d], 4.0, false),
             Self::pass(place, chunks, rows * v * (4.0 + 4.0 + self.element)),
-            self.gemm(place, chunks, gemms.input_gradient, self.element, false),
+            self.gemm(place, chunks, [rows, d, v], self.element, false),
         ];
         if self.trains_all() {
-            operations.push(self.gemm(place, chunks, gemms.weight_gradient, 4.0, true));
+            operations.push(self.gemm(place, chunks, [v, d, rows], 4.0, true));
         }
         operations
     }
