@@ -108,8 +108,8 @@ fn check_limited(
         return Ok(Vec::new());
     }
     let times = operation_times(&mut engine, &mut step)?;
-    let micro_batch_tokens = plan.micro_batch as usize * data.sequence_length;
-    Ok(speed::rows(&times, &speed::costs(&shape, data.tokens_per_step(), micro_batch_tokens), gpu))
+    let costs = memory_plan::operation_costs(&run.config, &shape, plan.engine_settings(device.kind()));
+    Ok(speed::rows(&times, &costs, gpu))
 }
 
 fn rows(memory_use: &MemoryUse, sizes: &str) -> Vec<CheckRow> {

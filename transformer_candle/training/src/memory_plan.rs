@@ -14,6 +14,8 @@ mod fit;
 mod gpu_table;
 mod interconnect;
 mod measured;
+mod operation;
+mod operations_table;
 mod options;
 mod peak_rates;
 mod planner;
@@ -41,9 +43,11 @@ pub use self::{
     budget::require_room,
     gpu_table::{GPUS, GpuSpec, PlanGpu, SustainedFractions},
     interconnect::{ExchangeSpeed, Interconnect, Link},
+    operations_table::{OperationRow, StepOperations},
     options::{Change, FitOption},
     ranks::check_sequences,
     request::PlanRequest,
+    roofline::{BoundBy, OperationCost, operation_costs},
     speed::{Speed, SpeedSource},
     stages::StagePlan,
     step_part::StepPart,
@@ -152,6 +156,9 @@ pub struct MemoryPlan {
     pub optimizer_share: Option<f64>,
     /// The speed of training on the device; none on a CPU where nothing was timed, and on a GPU of unknown speed.
     pub speed: Option<Speed>,
+    /// The operations of a step with the time of each; none unless [`PlanRequest::lists_operations`] asks for them.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub operations: Option<StepOperations>,
     /// How long the run trains, where the config says how many steps.
     pub training_time: Option<TrainingTime>,
     /// What the run costs; none where neither a power draw nor a price is known.

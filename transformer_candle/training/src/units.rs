@@ -67,6 +67,12 @@ pub(crate) fn flops(number: f64) -> String {
     }
 }
 
+/// Formats a rate: `209.5 T`, `21.3 G`.
+pub(crate) fn metric(number: f64) -> String {
+    let (number, prefix) = if number < 1e12 { (number / 1e9, "G") } else { (number / 1e12, "T") };
+    if number < 10.0 { format!("{number:.2} {prefix}") } else { format!("{number:.1} {prefix}") }
+}
+
 /// Rounds a number to three significant digits.
 pub(crate) fn rounded(number: f64) -> f64 {
     format!("{number:.2e}").parse().unwrap_or(number)
@@ -89,5 +95,10 @@ mod tests {
             [shown(8), shown(200), shown(7260), shown(1_321_200), shown(1 << 32)],
             ["8 s", "3 min 20 s", "2 h 1 min", "15 d 7 h", "136 years"]
         );
+    }
+
+    #[test]
+    fn rates_have_the_prefix_that_suits_them() {
+        assert_eq!([2.095e14, 1.792e12, 2.1e10, 5e8].map(metric), ["209.5 T", "1.79 T", "21.0 G", "0.50 G"]);
     }
 }

@@ -62,6 +62,9 @@ pub struct PlanOptions {
     /// them too.
     #[arg(long)]
     pub unstable: bool,
+    /// Also list the operations of a step: launches, FLOPs, bytes, time, and what bounds it.
+    #[arg(long)]
+    pub operations: bool,
     /// Print one JSON object.
     #[arg(long)]
     pub json: bool,
@@ -89,8 +92,18 @@ impl PlanOptions {
     fn request(&self) -> PlanRequest {
         let &Self { gpu, memory, watts, price_per_kwh, price_per_hour, interconnect, .. } = self;
         let [ranks, nodes] = [self.ranks, self.nodes].map(|number| number.map(|number| number as usize));
-        let times_operations = true;
-        PlanRequest { gpu, memory, watts, price_per_kwh, price_per_hour, times_operations, ranks, nodes, interconnect }
+        PlanRequest {
+            gpu,
+            memory,
+            watts,
+            price_per_kwh,
+            price_per_hour,
+            times_operations: true,
+            lists_operations: self.operations,
+            ranks,
+            nodes,
+            interconnect,
+        }
     }
 
     /// Returns the overrides, with the number of steps that `--tokens` amounts to.
@@ -139,7 +152,7 @@ fn plan(options: &PlanOptions) -> Result<Planned> {
     if let (Some(out), Some(changes)) = (&options.apply, &changes) {
         write(out, changes, &run, &overrides)?;
     }
-    let untimed = PlanRequest { times_operations: false, ..request };
+    let untimed = PlanRequest { times_operations: false, lists_operations: false, ..request };
     let plan_of = |run: &ResolvedRun| MemoryPlan::for_request(run, &untimed);
     let advice = match plan.shortage {
         Some(_) => Vec::new(),
@@ -185,13 +198,14 @@ fn print(options: &PlanOptions, planned: &Planned, output: &mut dyn Output) -> R
         output.print_wrapped(&format!("\n{}\n", shown(changes)))?;
     }
     match (changes, &options.apply) {
-        (Some(changes), Some(out)) => output.print_wrapped(&format!("\n{}\n", written(changes, out))),
-        (None, _) if !plan.options.is_empty() => output.print_wrapped("\nNo combination of these is enough.\n"),
+        (Some(changes), Some(out)) => output.print_wrapped(&format!("\n{}\n", written(changes, out)))?,
+        (None, _) if !plan.options.is_empty() => output.print_wrapped("\nNo combination of these is enough.\n")?,
         (Some(_), None) if !plan.options.is_empty() => {
-            output.print_wrapped("\n`--apply OUT.yaml` writes the config with the changes that make it fit.\n")
+            output.print_wrapped("\n`--apply OUT.yaml` writes the config with the changes that make it fit.\n")?;
         }
-        _ => Ok(()),
+        _ => {}
     }
+    plan.operations_table().map_or(Ok(()), |table| output.print_wrapped(&format!("\n{table}\n")))
 }
 
 /// Formats the changes that `--unstable` suggests.

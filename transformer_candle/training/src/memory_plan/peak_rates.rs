@@ -26,11 +26,8 @@ const MATMUL_MEASUREMENTS: usize = 4;
 const ALL: SustainedFractions =
     SustainedFractions { gemm: 1.0, attention_forward: 1.0, attention_backward: 1.0, memory: 1.0 };
 
-/// The part of a step that launches belong to, and their [`StepPart::label`].
-pub(crate) type PartAndLabel = (StepPart, &'static str);
-
-/// FLOPs, bytes and least seconds of each operation of a step.
-pub(crate) type Bounds = BTreeMap<PartAndLabel, Bound>;
+/// FLOPs, bytes and least seconds of each operation of a step, by its part and its [`StepPart::label`].
+pub(crate) type Bounds = BTreeMap<(StepPart, String), Bound>;
 
 /// The peak rates of a device.
 #[derive(Clone, Debug, PartialEq)]

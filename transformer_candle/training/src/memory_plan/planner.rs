@@ -77,6 +77,7 @@ impl<M: Machine> Planner<'_, M> {
         let Prediction { model, stages, total_tokens, training_time } =
             self.predict(steps, work.total_tokens, lacking.is_none())?;
         let model = model.as_ref();
+        let operations = request.operations(step, model, &target.name(self.machine))?;
         let seconds = training_time.as_ref().and_then(|time| time.seconds);
         let cost =
             |seconds| Cost::new(seconds, target.spec().map(|gpu| gpu.watts), speed::processors(settings), request);
@@ -122,6 +123,7 @@ impl<M: Machine> Planner<'_, M> {
             stages,
             speed: model.map(|model| model.speed(step)),
             budget,
+            operations,
         })
     }
 

@@ -3,9 +3,9 @@
 use model::{ModelShape, ParameterLayout};
 use run_config::ByteSize;
 
-use super::{Interconnect, PlanGpu};
+use super::{Interconnect, PlanGpu, StepOperations, speed::SpeedModel};
 use crate::{
-    engine::largest_shard,
+    engine::{StepOf, largest_shard},
     error::{Result, TrainerError},
     ranks::RankInfo,
 };
@@ -26,6 +26,8 @@ pub struct PlanRequest {
     /// Time operations of the run on this machine's CPU, where that is what it is planned for, for two to three seconds.
     /// Otherwise the speed there is known only if `bench` has measured it.
     pub times_operations: bool,
+    /// List the operations of a step with the time of each.
+    pub lists_operations: bool,
     /// The number of ranks; none for one.
     pub ranks: Option<usize>,
     /// The number of machines that these are on; none for one.
@@ -35,6 +37,28 @@ pub struct PlanRequest {
 }
 
 impl PlanRequest {
+    /// Returns the operations of a step by the model of a device, if they are to be listed.
+    ///
+    /// # Errors
+    /// [`TrainerError::Request`] if the device's rates are not known.
+    pub(super) fn operations(
+        &self,
+        step: StepOf<'_>,
+        model: Option<&SpeedModel>,
+        device: &str,
+    ) -> Result<Option<StepOperations>> {
+        if !self.lists_operations {
+            return Ok(None);
+        }
+        let unknown = || {
+            TrainerError::Request(format!(
+                "--operations: no rates are known for {device} with this config, so no operation has a time. Name a \
+                 GPU, as in `--gpu rtx5090`, or measure it with `transformer-candle bench --config FILE`"
+            ))
+        };
+        model.and_then(|model| model.operations(step)).map(Some).ok_or_else(unknown)
+    }
+
     /// Returns the rank to plan for: the one with the most parameters to update.
     ///
     /// # Errors

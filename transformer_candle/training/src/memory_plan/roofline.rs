@@ -1,45 +1,38 @@
 //! The time of an optimizer step by a roofline of each operation: `max(FLOPs / rate, bytes / bandwidth)`, with the
 //! rates that launches sustain. Bytes are what a launch must move if caches keep nothing between launches.
-//! docs/decisions/012 has the same list for one config; `benches/gpu/roofline.py` prints it.
+//! `plan --operations` prints the list; docs/decisions/012 discusses it for one config.
 
 use std::{collections::BTreeMap, ops::Add};
 
 use super::{
     gpu_table::{GpuSpec, SustainedFractions},
-    peak_rates::PartAndLabel,
+    operation::{ADAPTERS, KernelAndScope, Operation, Rate},
+    peak_rates::Bounds,
     step_part::StepPart,
 };
 use crate::engine::{EngineSettings, Shard, muon_flops, shards};
 use kernels::{DeviceKind, muon};
 use model::{ModelShape, ParameterKind, ParameterLayout, dtype_of, head_chunk_rows};
 use run_config::{ActivationRecompute, Algorithm, RunConfig};
+use serde::Serialize;
 
 /// On a GPU a launch takes at least this long from the previous one's end.
 pub(super) const LAUNCH_SECONDS: f64 = 2e-6;
 /// Bytes per parameter that `AdamW` reads (gradient, weight with low bits, two moments) and writes (all but the gradient).
 const ADAMW_BYTES: f64 = 4.0 + 12.0 + 12.0;
 
-/// Which sustained rate bounds an operation's FLOPs per second.
-#[derive(Clone, Copy, Debug, PartialEq)]
-enum Rate {
-    Gemm,
-    AttentionForward,
-    AttentionBackward,
-}
-
-/// Launches of one kind in a step.
-#[derive(Clone, Copy, Debug)]
-struct Operation {
-    part: StepPart,
-    /// Its [`StepPart::label`]; empty for operations that have no bound of their own.
-    label: &'static str,
-    rate: Rate,
-    /// Launches per step.
-    count: f64,
-    /// FLOPs of one.
-    flops: f64,
-    /// Bytes that one moves.
-    bytes: f64,
+/// What bounds the time of a launch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum BoundBy {
+    /// Its FLOPs, at the rate that such launches sustain.
+    Flops,
+    /// Its bytes, at the memory bandwidth that is sustained.
+    Memory,
+    /// The time that any launch takes.
+    Launch,
+    /// The link between ranks.
+    Network,
 }
 
 /// The rates that a step is timed with.
@@ -79,15 +72,33 @@ impl Rates {
         [gpu.low, gpu.high].map(|fractions| Self { flops, bytes_per_second, fractions, launch_seconds })
     }
 
-    fn seconds(&self, operation: &Operation) -> f64 {
-        let share = match operation.rate {
+    /// FLOPs per second that launches of a kind sustain.
+    pub(super) fn sustained_flops(&self, rate: Rate) -> f64 {
+        let share = match rate {
             Rate::Gemm => self.fractions.gemm,
             Rate::AttentionForward => self.fractions.attention_forward,
             Rate::AttentionBackward => self.fractions.attention_backward,
         };
-        let compute = operation.flops / (self.flops * share);
+        self.flops * share
+    }
+
+    /// Seconds of all launches of an operation.
+    fn seconds(&self, operation: &Operation) -> f64 {
+        self.bound(operation).0
+    }
+
+    /// Seconds of all launches of an operation, and what bounds them.
+    pub(super) fn bound(&self, operation: &Operation) -> (f64, BoundBy) {
+        let compute = operation.flops / self.sustained_flops(operation.rate);
         let memory = operation.bytes / (self.bytes_per_second * self.fractions.memory);
-        operation.count * compute.max(memory).max(self.launch_seconds)
+        let by = if self.launch_seconds > compute.max(memory) {
+            BoundBy::Launch
+        } else if memory > compute {
+            BoundBy::Memory
+        } else {
+            BoundBy::Flops
+        };
+        (operation.count * compute.max(memory).max(self.launch_seconds), by)
     }
 }
 
@@ -112,7 +123,7 @@ fn updated(layout: &ParameterLayout, settings: EngineSettings) -> [f64; 2] {
 /// The operations of an optimizer step of one config and micro-batch.
 #[derive(Clone, Debug)]
 pub(super) struct Roofline {
-    operations: Vec<Operation>,
+    pub(super) operations: Vec<Operation>,
 }
 
 impl Roofline {
@@ -141,23 +152,47 @@ impl Roofline {
     pub(super) fn seconds_by_part(&self, rates: &Rates) -> BTreeMap<StepPart, f64> {
         let mut parts = BTreeMap::new();
         for operation in &self.operations {
-            *parts.entry(operation.part).or_default() += rates.seconds(operation);
+            *parts.entry(operation.part()).or_default() += rates.seconds(operation);
         }
         parts
     }
 
     /// Returns the bounds of a step's operations, by part and label; those without a label share the part's empty one.
-    pub(super) fn bounds(&self, rates: &Rates) -> BTreeMap<(StepPart, &'static str), Bound> {
-        let mut bounds: BTreeMap<_, Bound> = BTreeMap::new();
+    pub(super) fn bounds(&self, rates: &Rates) -> Bounds {
+        let mut bounds = Bounds::new();
         for operation in &self.operations {
-            let Operation { part, label, count, flops, bytes, .. } = *operation;
-            let bound = bounds.entry((part, label)).or_default();
-            bound.flops += count * flops;
-            bound.bytes += count * bytes;
+            let bound = bounds.entry((operation.part(), operation.label())).or_default();
+            bound.flops += operation.count * operation.flops;
+            bound.bytes += operation.count * operation.bytes;
             bound.seconds += rates.seconds(operation);
         }
         bounds
     }
+}
+
+/// FLOPs and bytes of the launches of one operation in a step.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct OperationCost {
+    /// FLOPs of GEMMs; attention's over the causal half, 2 GEMMs forward and 5 backward.
+    pub flops: f64,
+    /// Bytes read and written, if caches keep nothing between launches.
+    pub bytes: f64,
+}
+
+/// Returns the cost of each operation of a step, by its name in crate `kernels`, such as `linear::backward_weight`;
+/// adapters and Muon by their modules.
+pub fn operation_costs(
+    config: &RunConfig,
+    shape: &ModelShape,
+    settings: EngineSettings,
+) -> BTreeMap<&'static str, OperationCost> {
+    let mut costs: BTreeMap<_, OperationCost> = BTreeMap::new();
+    for Operation { kernel, count, flops, bytes, .. } in Roofline::new(config, shape, settings).operations {
+        let cost = costs.entry(kernel).or_default();
+        cost.flops += count * flops;
+        cost.bytes += count * bytes;
+    }
+    costs
 }
 
 /// The sizes that a step's operations follow from. N tokens of a micro-batch, D hidden, I intermediate, V vocabulary,
@@ -187,7 +222,7 @@ impl<'a> Step<'a> {
     /// The GEMM `[m, k] x [k, n]`; the result has elements of `out` bytes, read as well where it is accumulated.
     fn gemm(
         &self,
-        (part, label): PartAndLabel,
+        (kernel, scope): KernelAndScope,
         count: f64,
         [m, n, k]: [f64; 3],
         out: f64,
@@ -195,11 +230,11 @@ impl<'a> Step<'a> {
     ) -> Operation {
         let result = m * n * out * if accumulates { 2.0 } else { 1.0 };
         let bytes = self.element * (m * k + k * n) + result;
-        Operation { part, label, rate: Rate::Gemm, count, flops: 2.0 * m * n * k, bytes }
+        Operation { kernel, scope, rate: Rate::Gemm, count, flops: 2.0 * m * n * k, bytes }
     }
 
-    fn pass((part, label): PartAndLabel, count: f64, bytes: f64) -> Operation {
-        Operation { part, label, rate: Rate::Gemm, count, flops: 0.0, bytes }
+    fn pass((kernel, scope): KernelAndScope, count: f64, bytes: f64) -> Operation {
+        Operation { kernel, scope, rate: Rate::Gemm, count, flops: 0.0, bytes }
     }
 
     /// Lists the operations of every block in one micro-batch: forward, backward and what is recomputed.
@@ -212,56 +247,53 @@ impl<'a> Step<'a> {
         let again = if recomputes_block { 2.0 } else { 1.0 };
         let mut operations = Vec::new();
         // Inputs and outputs of each projection, and its passes forward. A recomputed block stops before `down`.
-        for ([forward, backward], inputs, outputs, forwards) in [
-            (["qkv forward", "qkv backward"], d, packed, again),
-            (["attention_output forward", "attention_output backward"], a, d, again),
-            (["gate_up forward", "gate_up backward"], d, 2.0 * i, again),
-            (["down forward", "down backward"], i, d, 1.0),
+        for (projection, inputs, outputs, forwards) in [
+            ("qkv", d, packed, again),
+            ("attention_output", a, d, again),
+            ("gate_up", d, 2.0 * i, again),
+            ("down", i, d, 1.0),
         ] {
-            let [forward, backward] = [forward, backward].map(|label| (StepPart::Gemm, label));
+            let [forward, input, weight] = ["linear::forward", "linear::backward_input", "linear::backward_weight"]
+                .map(|kernel| (kernel, projection));
             operations.extend([
                 self.gemm(forward, layers * forwards, [n, outputs, inputs], self.element, false),
-                self.gemm(backward, layers, [n, inputs, outputs], self.element, false),
+                self.gemm(input, layers, [n, inputs, outputs], self.element, false),
             ]);
             if self.trains_all() {
-                operations.push(self.gemm(backward, layers, [outputs, inputs, n], 4.0, true));
+                operations.push(self.gemm(weight, layers, [outputs, inputs, n], 4.0, true));
             }
         }
         let causal = n * self.sequence_length * a;
         let (row, wide) = (self.element * n * d, self.element * n * packed);
         let attended = self.element * n * a;
-        let attention = |label, rate, count, gemms, bytes| Operation {
-            part: StepPart::Attention,
-            label,
-            rate,
-            count,
-            flops: gemms * causal,
-            bytes,
+        let attention = |kernel, rate, count, gemms, bytes| {
+            let flops = gemms * causal;
+            Operation { kernel, scope: "", rate, count, flops, bytes }
         };
         operations.extend([
-            attention("attention forward", Rate::AttentionForward, layers * again, 2.0, wide + attended),
-            attention("attention backward", Rate::AttentionBackward, layers, 5.0, 2.0 * wide + 3.0 * attended),
+            attention("attention::forward", Rate::AttentionForward, layers * again, 2.0, wide + attended),
+            attention("attention::backward", Rate::AttentionBackward, layers, 5.0, 2.0 * wide + 3.0 * attended),
         ]);
         let rotated = self.element * n * (packed - heads.kv_heads as f64 * heads.head_size as f64);
         let normalizes = if self.recompute == ActivationRecompute::None { 0.0 } else { 2.0 };
-        let pointwise =
-            |label, count: f64, bytes| Self::pass((StepPart::NormAndPointwise, label), count * layers, bytes);
+        let pointwise = |kernel, count: f64, bytes| Self::pass((kernel, ""), count * layers, bytes);
+        let swiglu_backward = if normalizes > 0.0 { "swiglu::backward_recomputing" } else { "swiglu::backward" };
         operations.extend([
-            pointwise("add_rms_norm forward", 2.0, 4.0 * row),
-            pointwise("add_rms_norm backward", 2.0, 4.0 * row),
-            pointwise("add_rms_norm forward", normalizes, 2.0 * row), // its output again
-            pointwise("rope forward", again, 2.0 * rotated),
-            pointwise("rope backward", 1.0, 2.0 * rotated),
-            pointwise("swiglu forward", 1.0, self.element * 3.0 * n * i),
-            pointwise("swiglu backward", 1.0, self.element * 6.0 * n * i), // recomputing
+            pointwise("add_rms_norm::forward_add", 2.0, 4.0 * row),
+            pointwise("add_rms_norm::backward", 2.0, 4.0 * row),
+            pointwise("add_rms_norm::normalize", normalizes, 2.0 * row), // its output again
+            pointwise("rope::forward", again, 2.0 * rotated),
+            pointwise("rope::backward", 1.0, 2.0 * rotated),
+            pointwise("swiglu::forward", 1.0, self.element * 3.0 * n * i),
+            pointwise(swiglu_backward, 1.0, self.element * 6.0 * n * i),
         ]);
         if recomputes_block {
-            operations.push(pointwise("add_rms_norm forward", 1.0, 4.0 * row));
+            operations.push(pointwise("add_rms_norm::forward_add", 1.0, 4.0 * row));
         }
         if self.shape.architecture.has_qk_norm() {
             operations.extend([
-                pointwise("qk_norm forward", again, 2.0 * rotated),
-                pointwise("qk_norm backward", 1.0, 4.0 * rotated),
+                pointwise("qk_norm::forward", again, 2.0 * rotated),
+                pointwise("qk_norm::backward", 1.0, 4.0 * rotated),
             ]);
         }
         operations
@@ -280,9 +312,9 @@ impl<'a> Step<'a> {
         let operations = adapters.flat_map(|parameter| {
             let (outputs, inputs) = (parameter.spec.shape[0] as f64, parameter.spec.shape[1] as f64);
             [
-                self.gemm((StepPart::Gemm, ""), forwards, [n, outputs, inputs], self.element, true),
-                self.gemm((StepPart::Gemm, ""), 1.0, [n, inputs, outputs], self.element, true),
-                self.gemm((StepPart::Gemm, ""), 1.0, [outputs, inputs, n], 4.0, true),
+                self.gemm((ADAPTERS, "adapters"), forwards, [n, outputs, inputs], self.element, true),
+                self.gemm((ADAPTERS, "adapters"), 1.0, [n, inputs, outputs], self.element, true),
+                self.gemm((ADAPTERS, "adapters"), 1.0, [outputs, inputs, n], 4.0, true),
             ]
         });
         operations.collect()
@@ -292,14 +324,16 @@ impl<'a> Step<'a> {
     fn head(&self) -> Vec<Operation> {
         let (d, v) = (self.shape.hidden_size as f64, self.shape.padded_vocab_size as f64);
         let rows = head_chunk_rows(self.tokens, self.shape.padded_vocab_size, self.device) as f64;
-        let (place, chunks) = ((StepPart::HeadAndLoss, "head_cross_entropy"), self.tokens as f64 / rows);
+        let chunks = self.tokens as f64 / rows;
+        let [logits, softmax, input, weight] = ["head logits", "head softmax and gradient", "head dX", "head dW"]
+            .map(|scope| ("head_cross_entropy::forward_backward", scope));
         let mut operations = vec![
-            self.gemm(place, chunks, [rows, v, d], 4.0, false),
-            Self::pass(place, chunks, rows * v * (4.0 + 4.0 + self.element)),
-            self.gemm(place, chunks, [rows, d, v], self.element, false),
+            self.gemm(logits, chunks, [rows, v, d], 4.0, false),
+            Self::pass(softmax, chunks, rows * v * (4.0 + 4.0 + self.element)),
+            self.gemm(input, chunks, [rows, d, v], self.element, false),
         ];
         if self.trains_all() {
-            operations.push(self.gemm(place, chunks, [v, d, rows], 4.0, true));
+            operations.push(self.gemm(weight, chunks, [v, d, rows], 4.0, true));
         }
         operations
     }
@@ -308,19 +342,18 @@ impl<'a> Step<'a> {
         let row = self.element * self.tokens as f64 * self.shape.hidden_size as f64;
         // The embedding's gradient is added to f32 rows.
         [
-            ("embedding forward", 2.0 * row),
-            ("embedding backward", 5.0 * row),
-            ("add_rms_norm forward", 4.0 * row),
-            ("add_rms_norm backward", 5.0 * row),
+            (("embedding::forward", ""), 2.0 * row),
+            (("embedding::backward", ""), 5.0 * row),
+            (("add_rms_norm::forward_add", "last norm"), 4.0 * row),
+            (("add_rms_norm::backward", "last norm"), 5.0 * row),
         ]
-        .map(|(label, bytes)| Self::pass((StepPart::NormAndPointwise, label), 1.0, bytes))
+        .map(|(place, bytes)| Self::pass(place, 1.0, bytes))
     }
 
     /// Lists what happens once per step: norm of the gradients, the update, and setting the gradients to zero.
     fn optimizer(&self, config: &RunConfig, layout: &ParameterLayout, settings: EngineSettings) -> Vec<Operation> {
-        let (part, all) = (StepPart::Optimizer, layout.trainable_elements() as f64);
-        let [norm, zero, adamw, muon] =
-            ["grad_norm forward", "Buffer::zero", "adamw step", "muon"].map(|label| (part, label));
+        let all = layout.trainable_elements() as f64;
+        let (norm, zero, adamw) = (("grad_norm::forward", ""), ("Buffer::zero", "gradients"), ("adamw::step", ""));
         // A CPU's first micro-batch overwrites the gradients of matrices.
         let zeroed = if self.device == DeviceKind::Cpu { all - layout.decayed_elements() as f64 } else { all };
         let largest = shards(layout, processors(settings)).iter().map(Shard::len).max().unwrap_or(0) as f64;
@@ -334,12 +367,16 @@ impl<'a> Step<'a> {
         // Gradient and momentum read, momentum and update written; the update read for its norm, read and written to
         // divide by it; and read to change the weights.
         let element = self.element;
-        operations.push(Self::pass(muon, 1.0, (4.0 + 8.0 + 4.0 * element + 2.0 + 8.0) * matrices));
+        operations.push(Self::pass(
+            ("muon", "muon momentum and step"),
+            1.0,
+            (4.0 + 8.0 + 4.0 * element + 2.0 + 8.0) * matrices,
+        ));
         let launches = (3 * muon::ITERATIONS * self.shape.num_layers) as f64;
         let share = matrices / layout.range(ParameterKind::Projection).len().max(1) as f64;
         let flops = share * muon_flops(layout) / launches;
-        let (part, label) = muon;
-        operations.push(Operation { part, label, rate: Rate::Gemm, count: launches, flops, bytes: 0.0 });
+        let (kernel, scope) = ("muon", "muon GEMMs");
+        operations.push(Operation { kernel, scope, rate: Rate::Gemm, count: launches, flops, bytes: 0.0 });
         operations
     }
 }

@@ -14,6 +14,7 @@ use super::{
     gpu_table::{GpuSpec, SustainedFractions},
     interconnect::{ExchangeSpeed, GRADIENT_BYTES, Network, bytes_per_rank},
     measured::MeasuredStep,
+    operations_table::StepOperations,
     roofline::{LAUNCH_SECONDS, Rates, Roofline},
     step_part::StepPart,
 };
@@ -223,6 +224,15 @@ impl SpeedModel {
         let exchange = self.network.as_ref().map(|network| self.exchange(step, network));
         let (source, origin) = (self.source, self.origin.clone());
         Speed { tokens_per_second, step_seconds, mfu, parts: self.shares(step), exchange, source, origin }
+    }
+
+    /// The operations of a step, at the optimistic end of its speed; none for a GPU of unknown rates.
+    pub(super) fn operations(&self, step: StepOf<'_>) -> Option<StepOperations> {
+        if step.settings.device == DeviceKind::Cuda && self.peak.is_none() {
+            return None;
+        }
+        let roofline = Roofline::new(step.config, step.shape, step.settings);
+        Some(StepOperations::new(&roofline, &self.rates[1], self.scale[1], &self.speed(step)))
     }
 
     fn exchange(&self, step: StepOf<'_>, network: &Network) -> ExchangeSpeed {

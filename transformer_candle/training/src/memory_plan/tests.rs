@@ -1,5 +1,6 @@
 //! The numbers that the README and the configs promise.
 
+mod operations;
 mod ranks;
 mod suggestions;
 
