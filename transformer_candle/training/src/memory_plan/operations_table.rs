@@ -148,8 +148,8 @@ impl StepOperations {
             format!(" The roofline's times are multiplied by {:.2}.", self.scale)
         };
         format!(
-            "GEMMs {}FLOP/s, attention {forward}FLOP/s forward and {backward}FLOP/s backward, memory {}B/s, a launch at \
-             least {:.0} µs.{scale} GFLOP and MB are of one launch.",
+            "GEMMs {}FLOP/s, attention {forward}FLOP/s forward and {backward}FLOP/s backward, memory {}B/s, a launch \
+             at least {:.0} µs.{scale} GFLOP and MB are of one launch.",
             metric(self.gemm_flops_per_second),
             metric(self.bytes_per_second),
             self.launch_seconds * 1e6

@@ -53,7 +53,7 @@ impl PlanRequest {
         let unknown = || {
             TrainerError::Request(format!(
                 "--operations: no rates are known for {device} with this config, so no operation has a time. Name a \
-                 GPU, as in `--gpu rtx5090`, or measure it with `transformer-candle bench --config FILE`"
+                 GPU, as in `--gpu rtx5090`"
             ))
         };
         model.and_then(|model| model.operations(step)).map(Some).ok_or_else(unknown)
