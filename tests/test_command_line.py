@@ -13,7 +13,8 @@ import pytest
 import typer
 from fake_hub import FakeHub
 from orchestrator import _native, cli
-from orchestrator.settings import CONFIG_FLAGS, PANELS
+from orchestrator.config_flags import CONFIG_FLAGS
+from orchestrator.help_text import PANELS
 from workspace import REPOSITORY, TINY_CONFIG, TINY_MODEL, Workspace
 
 

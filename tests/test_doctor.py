@@ -120,15 +120,15 @@ def test_a_gpu_gets_the_largest_preset_that_it_holds(
 ) -> None:
     monkeypatch.setattr(_native, "gpus", lambda: [Gpu()])
     monkeypatch.setattr(base_config, "_fits", lambda name, _gpu: name in fitting)
-    assert base_config.choose(Settings(dataset="somebody/something")).described == f"preset {preset}"
+    assert base_config.choose(Settings(dataset="somebody/something")).origin == f"preset {preset}"
     assert "RTX 5090 (33.7 GB)" in capsys.readouterr().out
-    for asked in (
+    for settings in (
         Settings(dataset="demo"),
         Settings(keys={"device": "cpu"}),
         Settings(override=["runtime.device=cpu"]),
     ):
-        assert base_config.choose(asked).described == "preset smoke_cpu"
-    assert base_config.choose(Settings(preset="rtx5090_1b", keys={"device": "cpu"})).described == "preset rtx5090_1b"
+        assert base_config.choose(settings).origin == "preset smoke_cpu"
+    assert base_config.choose(Settings(preset="rtx5090_1b", keys={"device": "cpu"})).origin == "preset rtx5090_1b"
 
 
 def test_without_gpus_auto_uses_the_cpu_and_cuda_is_refused(monkeypatch: Any) -> None:
@@ -136,7 +136,7 @@ def test_without_gpus_auto_uses_the_cpu_and_cuda_is_refused(monkeypatch: Any) ->
         raise _native.ConfigError("no NVIDIA driver was found")
 
     monkeypatch.setattr(_native, "gpus", missing)
-    assert base_config.choose(Settings()).described == "preset smoke_cpu"
+    assert base_config.choose(Settings()).origin == "preset smoke_cpu"
     with pytest.raises(_native.ConfigError, match="no NVIDIA driver"):
         base_config.choose(Settings(keys={"device": "cuda"}))
 
@@ -147,7 +147,7 @@ def test_an_old_gpu_is_not_used_and_the_reason_is_printed(
     monkeypatch.setattr(_native, "gpus", lambda: [OldGpu()])
     monkeypatch.setattr(_native, "open_device", lambda _device: {"device": "cpu"})
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    assert base_config.choose(Settings()).described == "preset smoke_cpu"
+    assert base_config.choose(Settings()).origin == "preset smoke_cpu"
     assert OldGpu.refusal in capsys.readouterr().out
     found = doctor.examine("auto", Roots(workspace.root, workspace.root, None))
     assert topic(found, "device").text == f"cpu; no GPU, because {OldGpu.refusal}"

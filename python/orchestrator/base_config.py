@@ -15,7 +15,7 @@ from orchestrator.input_files import read_text
 from orchestrator.options import trainer_command
 from orchestrator.paths import shown
 from orchestrator.screen import amount, note
-from orchestrator.settings import DEMO_DATASET, Launch, Settings
+from orchestrator.settings import DEFAULT_OF_COMMAND, DEMO_DATASET, Launch, Settings
 from orchestrator.tokenizer import Ready
 
 DEFAULT_PRESET = "smoke_cpu"
@@ -28,11 +28,11 @@ FORMATS: dict[str, Literal["yaml", "toml", "json"]] = {
     ".toml": "toml",
     ".json": "json",
 }
-CONTINUED = (
+PRETRAINED_OVERRIDES = (
     "optimizer.algorithm=adamw", "optimizer.learning_rate=5e-5", "optimizer.embedding_learning_rate_scale=1",
     "scheduler.min_lr=null",
 )  # fmt: skip
-"""Overrides for a pretrained model, in place of values of a preset that only suit randomly initialised weights."""
+"""For a pretrained model, in place of values of a preset that only suit randomly initialised weights."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,8 @@ class BaseConfig:
     """A config with the flags applied, checked as far as it can be without data and tokenizer."""
 
     values: dict[str, Any]
-    described: str
+    origin: str
+    """What it was made from, as messages say it."""
     is_preset: bool
     depth: int | None = None
     """The number of layers given with `--depth`, if the config was made from it."""
@@ -52,6 +53,12 @@ class BaseConfig:
         return size
 
     @property
+    def start_adapters(self) -> str | None:
+        """The folder of the adapters that training starts from."""
+        folder: str | None = self.values["lora"]["init_from"]
+        return folder
+
+    @property
     def pretrained(self) -> Path | None:
         """The model that training starts from."""
         model = self.values["model"]["init_from"]
@@ -60,10 +67,10 @@ class BaseConfig:
     @property
     def tokenizer_json(self) -> Path | None:
         """The tokenizer that the config names, or that of the model that training starts from."""
-        named = self.values["tokenizer"]["tokenizer_json"]
-        if named is None and self.pretrained is not None:
+        path = self.values["tokenizer"]["tokenizer_json"]
+        if path is None and self.pretrained is not None:
             return self.pretrained / "tokenizer.json"
-        return Path(named) if named else None
+        return Path(path) if path else None
 
     @property
     def train_shards(self) -> list[str]:
@@ -103,8 +110,8 @@ class BaseConfig:
     @property
     def checkpoints(self) -> Path | None:
         """The checkpoint folder that the config names."""
-        named = self.values["runtime"]["checkpoint"]["directory"]
-        return Path(named) if named else None
+        directory = self.values["runtime"]["checkpoint"]["directory"]
+        return Path(directory) if directory else None
 
     @property
     def tokens_in_all(self) -> int | None:
@@ -134,8 +141,8 @@ def choose(settings: Settings) -> BaseConfig:
     if settings.init_from is not None:
         # No key of the preset's model is kept: null keys take the pretrained model's values.
         sizes = [f"model.{key}=null" for key in _native.json_schema()["properties"]["model"]["properties"]]
-        flags = {default.partition("=")[0]: "a default of this command" for default in CONTINUED} | flags
-        overrides = [*sizes, *CONTINUED, *settings.defaults, *overrides]
+        flags = {override.partition("=")[0]: DEFAULT_OF_COMMAND for override in PRETRAINED_OVERRIDES} | flags
+        overrides = [*sizes, *PRETRAINED_OVERRIDES, *settings.defaults, *overrides]
     values = _native.parse_config(preset_text(name), "yaml", overrides, flags=flags)
     return BaseConfig(values, f"preset {name}", is_preset=True)
 
@@ -173,20 +180,18 @@ def preset_of_depth(layers: int, vocab_size: int | None, plan_options: dict[str,
     with tempfile.TemporaryDirectory() as folder:
         path = config_file(f"depth-{layers}", text, Path(folder))
         words = trainer_command("plan").words({**plan_options, "config": path, "json": True})
-        printed: list[str] = []
-        if _native.run_command(words, printed.append, False) != 0:
+        output: list[str] = []
+        if _native.run_command(words, output.append, False) != 0:
             raise CommandError(f"the plan of depth {layers} failed")
-    plan = json.loads("".join(printed))
+    plan = json.loads("".join(output))
     if plan["shortage"] is not None:
-        head = [f"{plan['device']['name']}: does not fit, {amount(plan['bytes'])} are needed; take a smaller depth."]
+        memory = f"does not fit, {amount(plan['bytes'])} are needed; take a smaller depth."
     else:
-        head = [
-            f"{plan['device']['name']}: {amount(plan['bytes'])} of buffers, as "
-            f"{plan['micro_batch']} x {plan['gradient_accumulation_steps']} sequences."
-        ]
-    said = [f"--{name} {value}" for name, value in plan_options.items() if value is not None]
-    command = " ".join([f"orchestrate plan --depth {layers}", *said])
-    return depth.preset(layers, vocab_size, [f"What `{command}` says:", "", *(f"  {line}" for line in head)])
+        sequences = f"{plan['micro_batch']} x {plan['gradient_accumulation_steps']} sequences"
+        memory = f"{amount(plan['bytes'])} of buffers, as {sequences}."
+    flags = [f"--{name} {value}" for name, value in plan_options.items() if value is not None]
+    command = " ".join([f"orchestrate plan --depth {layers}", *flags])
+    return depth.preset(layers, vocab_size, [f"What `{command}` says:", "", f"  {plan['device']['name']}: {memory}"])
 
 
 def complete(
@@ -239,7 +244,7 @@ def _default_preset(settings: Settings) -> str:
     """Return the largest preset that the GPU which would be used holds, else the one for CPUs, and say which."""
     if settings.dataset == DEMO_DATASET:
         return DEFAULT_PRESET
-    device = settings.asked_device()
+    device = settings.requested_device
     text, flags = preset_text(DEFAULT_PRESET), settings.flags_of_keys()
     _native.parse_config(text, "yaml", [f"runtime.device={device}"], flags=flags)  # raises if it is no device
     try:

@@ -18,7 +18,8 @@ from orchestrator.command_error import CommandError, ExitCode
 from orchestrator.commands import models, runs, training
 from orchestrator.habits import hyphenated
 from orchestrator.help_text import WIDTH
-from orchestrator.settings import Settings, takes_settings
+from orchestrator.pipeline_options import takes_settings
+from orchestrator.settings import Settings
 from orchestrator.signals import Stopped, stoppable
 
 app = typer.Typer(

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import datetime
 from copy import copy
+from dataclasses import replace
 from inspect import Parameter
 from pathlib import Path
 from typing import Annotated, Any
 
 from typer import Option
 
+from orchestrator import pipeline_options
 from orchestrator.command_error import CommandError
+from orchestrator.help_text import RUN, TOKENIZER, TRAINING
 from orchestrator.input_files import parse_json, read_text
 from orchestrator.options import parameter
 from orchestrator.paths import shown
 from orchestrator.screen import counted, step
-from orchestrator.settings import RUN, TOKENIZER, TRAINING, OpenKeys, Settings, flag_parameters, from_flags
+from orchestrator.settings import OpenKeys, Settings
 
 ABOUT = """Fine-tune a pretrained model on conversations.
 
@@ -35,6 +38,7 @@ OWN_HELP = {
 """Help texts of options whose defaults differ from the pipeline's."""
 
 BASE_PRESET = "smoke_cpu"
+MODEL_FLAG = "--model"
 SEQUENCE_LENGTH = 1024
 """Default sequence length in tokens, unless the model's maximum is lower: trl's `max_length`."""
 LEARNING_RATE, ADAPTER_LEARNING_RATE = "2e-5", "2e-4"
@@ -57,7 +61,7 @@ def parameters() -> list[Parameter]:
         rich_help_panel=TRAINING,
     )
     own = [parameter("model", Annotated[str | None, model]), parameter("epochs", Annotated[int | None, epochs])]
-    return own + [_with_own_help(option) for option in flag_parameters() if not _is_left_out(option)]
+    return own + [_with_own_help(option) for option in pipeline_options.parameters() if not _is_left_out(option)]
 
 
 def _with_own_help(option: Parameter) -> Parameter:
@@ -73,53 +77,57 @@ def _is_left_out(option: Parameter) -> bool:
     return option.name in LEFT_OUT or panel == TOKENIZER
 
 
-def settings(model: str | None, epochs: int | None, **flags: Any) -> Settings:
-    """Return the settings of the pipeline for what was typed, and print the defaults that they start from."""
-    from orchestrator import pretrained, start_model
-    from orchestrator.adapters import locate, named_base
+def settings_of(model: str | None, epochs: int | None, **flags: Any) -> Settings:
+    """Return the settings of the pipeline for the command line, and print the defaults that they start from."""
+    from orchestrator import adapters, pretrained, start_model
 
-    chosen = from_flags(flags)
-    if chosen.resume is not None:
-        if model is not None:
-            raise CommandError("--resume continues a run as it was started: leave out --model")
-        if epochs is not None:
-            chosen.override = [*(chosen.override or []), f"scheduler.total_epochs={epochs}"]
-        return chosen
-    adapters = None
-    if typed := chosen.keys.get("lora_init_from"):
-        adapters = locate(typed, "--lora-init-from")
-        model = model or named_base(adapters)
+    settings = pipeline_options.settings_of(flags)
+    if settings.resume is not None:
+        return _settings_to_resume(settings, model, epochs)
+    start_adapters = adapters.locate(name, "--lora-init-from") if (name := settings.lora_init_from) else None
+    if start_adapters is not None:
+        model = model or adapters.named_base(start_adapters)
     if model is None:
         raise CommandError("say what to fine-tune: --model DIR, or --model OWNER/NAME of the Hugging Face Hub")
-    if chosen.dataset is None and not chosen.input:
+    if settings.dataset is None and not settings.input:
         raise CommandError("say what to train on: --dataset OWNER/NAME of the Hub, or --input FILE")
-    if epochs is not None and "steps" in chosen.keys:
+    if epochs is not None and "steps" in settings.keys:
         raise CommandError("--epochs and --steps both say how long to train: give one of them")
-    chosen.model_flag = "--model"
-    folder = start_model.locate(model, chosen.model_flag)
-    if adapters is not None:
-        _refuse_another_repository(adapters, folder)
-        chosen.keys["lora_init_from"] = str(adapters)
-    chosen.keys["init_from"] = model if pretrained.is_repository(model) else str(folder)
-    chosen.preset = BASE_PRESET
-    defaults = _defaults(chosen, folder, epochs)
-    chosen.defaults = [f"{key}={value}" for key, value in defaults.items()]
-    chosen.open_keys = _open_keys(chosen, epochs)
-    _show(defaults, chosen)
-    return chosen
+    folder = start_model.locate(model, MODEL_FLAG)
+    start = {"init_from": model if pretrained.is_repository(model) else str(folder)}
+    if start_adapters is not None:
+        _refuse_another_repository(start_adapters, folder)
+        start["lora_init_from"] = str(start_adapters)
+    settings = replace(settings.with_keys(start), model_flag=MODEL_FLAG, preset=BASE_PRESET)
+    defaults = _defaults(settings, folder, epochs)
+    settings = replace(
+        settings,
+        defaults=[f"{key}={value}" for key, value in defaults.items()],
+        open_keys=_open_keys(settings, epochs),
+    )
+    _show(defaults, settings)
+    return settings
 
 
-def _defaults(chosen: Settings, folder: Path, epochs: int | None) -> dict[str, str]:
+def _settings_to_resume(settings: Settings, model: str | None, epochs: int | None) -> Settings:
+    if model is not None:
+        raise CommandError("--resume continues a run as it was started: leave out --model")
+    if epochs is None:
+        return settings
+    return replace(settings, override=[*(settings.override or ()), f"scheduler.total_epochs={epochs}"])
+
+
+def _defaults(settings: Settings, folder: Path, epochs: int | None) -> dict[str, str]:
     """Return the config keys that differ from the preset's, and their values."""
     from orchestrator.training_length import LONGEST_WARMUP, SEQUENCES_PER_STEP, warmup_of
 
-    model = _described(folder)
-    keys = _data_defaults(chosen) | {
+    model = _model_config(folder)
+    keys = _data_defaults(settings) | {
         "data.sequence_length": str(_sequence_length(model)),
         "data.batch_size": "null",
         "data.gradient_accumulation_steps": "null",
         "data.sequences_per_step": str(SEQUENCES_PER_STEP),
-        "optimizer.learning_rate": ADAPTER_LEARNING_RATE if _adapter_rank(chosen) else LEARNING_RATE,
+        "optimizer.learning_rate": ADAPTER_LEARNING_RATE if _adapter_rank(settings) else LEARNING_RATE,
         "optimizer.weight_decay": "0.0",
         "scheduler.warmup_steps": str(LONGEST_WARMUP),
         "scheduler.min_lr": "0.0",
@@ -127,10 +135,10 @@ def _defaults(chosen: Settings, folder: Path, epochs: int | None) -> dict[str, s
         "runtime.activation_recompute": "null",
         "runtime.log_every_n_steps": "1",
     }
-    if {"batch_size", "grad_accum"} <= chosen.keys.keys():
+    if {"batch_size", "grad_accum"} <= settings.keys.keys():
         keys["data.sequences_per_step"] = "null"
-    if "steps" in chosen.keys:
-        warmup = str(warmup_of(int(chosen.keys["steps"])))
+    if "steps" in settings.keys:
+        warmup = str(warmup_of(int(settings.keys["steps"])))
         return keys | {"scheduler.strategy": "cosine", "scheduler.warmup_steps": warmup}
     return keys | {
         "scheduler.strategy": "constant",
@@ -139,9 +147,9 @@ def _defaults(chosen: Settings, folder: Path, epochs: int | None) -> dict[str, s
     }
 
 
-def _data_defaults(chosen: Settings) -> dict[str, str]:
+def _data_defaults(settings: Settings) -> dict[str, str]:
     """Return the config keys that make rows conversations; none if `--override` says that they are texts."""
-    if _typed(chosen).get("data.format", "chat").strip() != "chat":
+    if _overrides(settings).get("data.format", "chat").strip() != "chat":
         return {}
     return {
         "data.format": "chat",
@@ -150,22 +158,22 @@ def _data_defaults(chosen: Settings) -> dict[str, str]:
     }
 
 
-def _open_keys(chosen: Settings, epochs: int | None) -> OpenKeys | None:
+def _open_keys(settings: Settings, epochs: int | None) -> OpenKeys | None:
     """Return the keys that may follow from the data; none where the number of steps is given."""
-    typed = _typed(chosen)
-    if any(key in typed for key in ("scheduler.total_steps", "stages", "data.tokens_per_step")):
+    overrides = _overrides(settings)
+    if any(key in overrides for key in ("scheduler.total_steps", "stages", "data.tokens_per_step")):
         return None
     batch = ("data.sequences_per_step", "data.batch_size", "data.gradient_accumulation_steps")
     return OpenKeys(
-        epochs=epochs is None and "scheduler.total_epochs" not in typed,
-        batch=not any(key in typed for key in batch),
-        warmup="scheduler.warmup_steps" not in typed,
+        epochs=epochs is None and "scheduler.total_epochs" not in overrides,
+        batch=not any(key in overrides for key in batch),
+        warmup="scheduler.warmup_steps" not in overrides,
     )
 
 
-def _typed(chosen: Settings) -> dict[str, str]:
-    """Return the config keys that were typed, as flags or with `--override`."""
-    return dict(override.split("=", 1) for override in chosen.config_overrides() if "=" in override)
+def _overrides(settings: Settings) -> dict[str, str]:
+    """Return the values of the config keys that a flag or an `--override` sets."""
+    return dict(override.split("=", 1) for override in settings.config_overrides() if "=" in override)
 
 
 def _refuse_another_repository(adapters: Path, model: Path) -> None:
@@ -173,34 +181,34 @@ def _refuse_another_repository(adapters: Path, model: Path) -> None:
     from orchestrator import pretrained, training_record
     from orchestrator.adapters import named_base
 
-    own, named = training_record.repository_of(model), named_base(adapters).partition("@")[0]
-    is_other = own is not None and pretrained.REPOSITORY.fullmatch(named) and not Path(named).is_dir()
-    if own is not None and is_other and own[0].lower() != named.lower():
+    own, base = training_record.repository_of(model), named_base(adapters).partition("@")[0]
+    is_repository = pretrained.REPOSITORY.fullmatch(base) and not Path(base).is_dir()
+    if own is not None and is_repository and own[0].lower() != base.lower():
         raise CommandError(
-            f"the adapters in {shown(adapters)} were trained beside {named}, not beside {own[0]}: "
+            f"the adapters in {shown(adapters)} were trained beside {base}, not beside {own[0]}: "
             "leave out --model, or train new adapters"
         )
 
 
-def _adapter_rank(chosen: Settings) -> str | None:
+def _adapter_rank(settings: Settings) -> str | None:
     """Return the rank of the adapters that train beside the model; none where all of its weights train."""
     from orchestrator import training_record
     from orchestrator.adapters import ADAPTER_CONFIG
 
-    typed = _typed(chosen)
-    rank = typed.get("lora.rank", "null").strip()
-    if rank == "null" and (adapters := typed.get("lora.init_from")):
+    overrides = _overrides(settings)
+    rank = overrides.get("lora.rank", "null").strip()
+    if rank == "null" and (adapters := overrides.get("lora.init_from")):
         rank = str(training_record.read_object(Path(adapters) / ADAPTER_CONFIG).get("r", "null"))
     return None if rank == "null" else rank
 
 
-def _described(folder: Path) -> dict[str, Any]:
+def _model_config(folder: Path) -> dict[str, Any]:
     """Return a model's `config.json`; empty if it cannot be read: the trainer reports what is wrong with it."""
     try:
-        described = parse_json(read_text(folder / "config.json"))
+        config = parse_json(read_text(folder / "config.json"))
     except (OSError, ValueError):
-        described = None
-    return described if isinstance(described, dict) else {}
+        config = None
+    return config if isinstance(config, dict) else {}
 
 
 def _sequence_length(model: dict[str, Any]) -> int:
@@ -217,21 +225,21 @@ def _precision(model: dict[str, Any]) -> str:
     return "bf16" if (model.get("dtype") or model.get("torch_dtype")) in HALF_PRECISION else "fp32"
 
 
-def _show(defaults: dict[str, str], chosen: Settings) -> None:
-    """Print the main settings of the run: the defaults, replaced by the flags that were typed."""
-    typed = _typed(chosen)
-    values = defaults | typed
-    unit = "step" if "scheduler.total_steps" in typed else "epoch"
+def _show(defaults: dict[str, str], settings: Settings) -> None:
+    """Print the main settings of the run: the defaults, replaced by the flags."""
+    overrides = _overrides(settings)
+    values = defaults | overrides
+    unit = "step" if "scheduler.total_steps" in overrides else "epoch"
     length = counted(values.get(f"scheduler.total_{unit}s", "1"), unit)
     warmup = f"{counted(values['scheduler.warmup_steps'], 'step')} of warm-up"
-    if chosen.open_keys is not None:
-        length = "epochs by the number of conversations" if chosen.open_keys.epochs else length
-        warmup = f"at most {warmup}" if chosen.open_keys.warmup else warmup
-    rank = _adapter_rank(chosen)
-    trained = f"adapters of rank {rank}" if rank else "all weights"
+    if settings.open_keys is not None:
+        length = "epochs by the number of conversations" if settings.open_keys.epochs else length
+        warmup = f"at most {warmup}" if settings.open_keys.warmup else warmup
+    rank = _adapter_rank(settings)
+    weights = f"adapters of rank {rank}" if rank else "all weights"
     step(
         "fine-tune",
-        f"{trained}, learning rate {values['optimizer.learning_rate']} ({values['scheduler.strategy']} after "
+        f"{weights}, learning rate {values['optimizer.learning_rate']} ({values['scheduler.strategy']} after "
         f"{warmup}), {length}, sequences of "
         f"{counted(values['data.sequence_length'], 'token')}, packing {values.get('data.packing', 'concat')}, "
         f"precision {values['runtime.precision']}",

@@ -9,6 +9,14 @@ HELP_ALL = "--help-all"
 OPTIONS = "Options"
 WIDTH = 100
 """Columns at most: longer lines are hard to read."""
+DATA = "Data"
+TOKENIZER = "Tokenizer"
+MODEL = "Model"
+TRAINING = "Training"
+OFTEN = "How often"
+RUN = "Run"
+PANELS = (DATA, TOKENIZER, MODEL, TRAINING, OFTEN, RUN)
+"""The panels of the help text, in their order."""
 COMMON = {
     "dataset", "data_config", "split", "max_samples", "input", "validation",
     "vocab_size", "tokenizer_json",

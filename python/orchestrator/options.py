@@ -58,22 +58,21 @@ class ConfigFlag:
 
 @dataclass(frozen=True)
 class TrainerCommand:
-    """A command of the trainer's program: `orchestrate` shows the options it declares and forwards those typed."""
+    """A command of the trainer's program, whose options `orchestrate` shows and whose values it forwards."""
 
     name: str
     about: str
     options: list[dict[str, Any]]
 
     def parameters(self, names: Iterable[str] = (), panel: str | None = None) -> list[Parameter]:
-        """Return its options as a function's parameters: those named, else all."""
-        chosen = [option for option in self.options if not names or option["name"] in names]
-        return [_declared(option, panel) for option in chosen]
+        """Return its options as a function's parameters: those of these names, else all."""
+        return [_parameter_of(option, panel) for option in self.options if not names or option["name"] in names]
 
-    def words(self, typed: dict[str, Any]) -> list[str]:
-        """Return the command line for the values that were typed."""
+    def words(self, values_by_name: dict[str, Any]) -> list[str]:
+        """Return the command line for the values of its options."""
         words, arguments = [self.name], []
         for option in self.options:
-            value = typed.get(option["name"])
+            value = values_by_name.get(option["name"])
             values = value if isinstance(value, list) else [] if value in (None, False) else [value]
             if not option["flags"]:
                 arguments += values
@@ -102,8 +101,8 @@ def add_trainer_command(app: Typer, name: str) -> None:
 
     @app.command(name, cls=Command)
     @takes(command.parameters(), command.about)
-    def run(**typed: Any) -> None:
-        raise Exit(run_in_the_trainer(command.words(typed)))
+    def run(**values: Any) -> None:
+        raise Exit(run_in_the_trainer(command.words(values)))
 
 
 def parameter(name: str, annotation: Any, default: Any = None) -> Parameter:
@@ -111,20 +110,25 @@ def parameter(name: str, annotation: Any, default: Any = None) -> Parameter:
     return Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
 
+def panel_option(panel: str, help: str, *names: str, **details: Any) -> Any:
+    """Return an option of a panel of the help text."""
+    return Option(*names, help=help, rich_help_panel=panel, **details)
+
+
 def takes(parameters: Iterable[Parameter], about: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Give a function of keyword arguments the signature and the text that Typer makes a command of."""
 
-    def shaped(function: Callable[..., None]) -> Callable[..., None]:
+    def with_signature(function: Callable[..., None]) -> Callable[..., None]:
         signature = Signature(list(parameters))
         function.__signature__ = signature  # type: ignore[attr-defined]
         function.__annotations__ = {name: part.annotation for name, part in signature.parameters.items()}
         function.__doc__ = about
         return function
 
-    return shaped
+    return with_signature
 
 
-def _declared(option: dict[str, Any], panel: str | None) -> Parameter:
+def _parameter_of(option: dict[str, Any], panel: str | None) -> Parameter:
     """Return an option of the trainer. Its values stay text: the trainer checks them."""
     flags = {"metavar": option["value"], "help": option["help"], "rich_help_panel": panel}
     shape: Any = Option(*option["flags"], **flags) if option["flags"] else Argument(**flags)
@@ -154,8 +158,8 @@ def _type_of(declared: dict[str, Any]) -> tuple[Any, str | None]:
     choices = tuple(choice["const"] for choice in declared.get("oneOf", ()))
     if choices:
         return Literal[choices], None
-    named = declared["type"]
-    (first, *others) = [named] if isinstance(named, str) else [name for name in named if name != "null"]
+    types = declared["type"]
+    (first, *others) = [types] if isinstance(types, str) else [name for name in types if name != "null"]
     kind = str if others else TYPES.get(first, str)
     return kind, METAVARS.get(declared.get("format", "")) or METAVARS.get(first)
 

@@ -1,14 +1,16 @@
-"""Resuming a run: what is typed about its data and its start must be what it was started with."""
+"""Resuming a run: flags about its data and its start must be those that it was started with."""
 
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from orchestrator import _native, base_config, resume_flags, run_files
+from orchestrator import _native, base_config, resume_flags, resume_models, run_files
 from orchestrator.command_error import CommandError, reason
 from orchestrator.input_files import read_text
+from orchestrator.launch import Job
 from orchestrator.paths import Roots, RunLocation, shown
 from orchestrator.settings import Settings
 
@@ -16,22 +18,60 @@ COMMIT = re.compile(r"[0-9a-f]{7,40}")
 LATEST = "latest"
 
 
-def locate(settings: Settings, roots: Roots) -> RunLocation | None:
-    """Return the run that `--resume` names, or the newest one where nothing else names a run; None where a flag does.
+@dataclass(frozen=True)
+class ResumeRequest:
+    """A run to resume as its own files describe it, with the flags as overrides."""
 
-    A checkpoint after `--resume` names its run, and stays the checkpoint to resume from.
+    location: RunLocation
+    job: Job
+
+
+def resolve(settings: Settings, checkpoint: str, roots: Roots) -> ResumeRequest:
+    """Return the run to resume, or raise an error for flags with which it cannot be.
+
+    Args:
+        settings: The flags, which do not contradict each other.
+        checkpoint: The value of `--resume`.
+        roots: The folders of runs and tokenizers.
     """
-    if settings.experiment or settings.run_dir or settings.input or settings.dataset or settings.resume is None:
-        return None
-    if settings.resume == LATEST:
-        return roots.location_of(_native.run_directory())
-    folder, model = _native.run_directory(settings.resume), _native.model_of_run(settings.resume)
-    settings.resume = LATEST if model == folder else str(model)
-    return roots.location_of(folder)
+    location, checkpoint = _locate(settings, checkpoint, roots)
+    config = location.folder / run_files.TRAINING_CONFIG
+    if not config.is_file():
+        raise CommandError(_no_such_run(location, roots))
+    job = Job(
+        config, _overrides(settings, location.folder), checkpoint, settings.rebatch, settings.accept_changed_data,
+        settings.time_limit, settings.profile, ranks=settings.nproc,
+    )  # fmt: skip
+    return ResumeRequest(location, job)
 
 
-def check(settings: Settings, folder: Path) -> None:
-    """Refuse flags that the config's rules forbid, or that name other data than the run in `folder` is trained on."""
+def _locate(settings: Settings, checkpoint: str, roots: Roots) -> tuple[RunLocation, str]:
+    """Return the run that a flag names, else the one that `--resume` does, and the checkpoint to resume from.
+
+    A checkpoint after `--resume` names its run, and stays the checkpoint to resume from. `latest` alone is the newest
+    run.
+    """
+    if settings.experiment or settings.run_dir or settings.input or settings.dataset:
+        return roots.location(settings.experiment_name, settings.run_dir), checkpoint
+    if checkpoint == LATEST:
+        return roots.location_of(_native.run_directory()), LATEST
+    folder, model = _native.run_directory(checkpoint), _native.model_of_run(checkpoint)
+    return roots.location_of(folder), LATEST if model == folder else str(model)
+
+
+def _no_such_run(location: RunLocation, roots: Roots) -> str:
+    problem = f"there is no run to resume in {shown(location.folder)}: it has no {run_files.TRAINING_CONFIG}"
+    experiments = sorted(path.parent.name for path in roots.runs.glob(f"*/{run_files.TRAINING_CONFIG}"))
+    if not location.is_usual or not experiments:
+        return f"{problem}; start it without --resume"
+    return f"{problem}; the experiments there are: {', '.join(experiments)}"
+
+
+def _overrides(settings: Settings, folder: Path) -> list[str]:
+    """Return the flags as overrides of the config of the run in `folder`.
+
+    Refuses those that the config's rules forbid, or that name other data than the run is trained on.
+    """
     streaming = run_files.read_streaming_config(folder)
     config = folder / run_files.TRAINING_CONFIG
     try:
@@ -39,23 +79,26 @@ def check(settings: Settings, folder: Path) -> None:
     except (OSError, UnicodeDecodeError) as error:
         raise CommandError(f"cannot read {shown(config)}: {reason(error)}") from error
     run = _native.parse_config(text, "yaml", [], config)
-    resume_flags.check_models(settings, folder, run)
-    values = _native.parse_config(text, "yaml", settings.config_overrides(), config, settings.flags_of_keys())
+    resume_flags.refuse(folder, resume_models.problems(settings, run))
+    settings = resume_models.with_own_models(settings, run)
+    overrides = settings.config_overrides()
+    values = _native.parse_config(text, "yaml", overrides, config, settings.flags_of_keys())
     resume_flags.check(settings, folder, run, values)
-    trained_on = streaming["dataset"] if streaming else "what its training.yaml names"
-    for flag, typed, of_run in _typed(settings, streaming, values["data"]):
-        if typed == of_run:
+    data = streaming["dataset"] if streaming else "what its training.yaml names"
+    for flag, value, of_run in _data_flags(settings, streaming, values["data"]):
+        if value == of_run:
             continue
         raise CommandError(
-            f"{shown(folder)} trains on {trained_on}{_kept(flag, of_run)}, so it cannot be resumed with {flag} "
-            f"{_text(typed)}: leave the flag out, or start a run of another --experiment"
+            f"{shown(folder)} trains on {data}{_value_of_run(flag, of_run)}, so it cannot be resumed with {flag} "
+            f"{_text(value)}: leave the flag out, or start a run of another --experiment"
         )
+    return overrides
 
 
-def _typed(
+def _data_flags(
     settings: Settings, streaming: dict[str, Any] | None, data: dict[str, Any]
 ) -> list[tuple[str, object, object]]:
-    """Return each flag about the data that was typed, with its value and the run's."""
+    """Return each flag about the data that has a value, with its value and the run's."""
     streamed = streaming or {}
     flags = [
         ("--dataset", settings.dataset, streamed.get("dataset")),
@@ -82,14 +125,14 @@ def _typed(
             ("--text-column", settings.keys.get("text_column"), streaming.get("text_column", "text")),
             ("--revision", revision, streaming.get("revision")),
         ]
-    return [(flag, typed, of_run) for flag, typed, of_run in flags if typed is not None]
+    return [(flag, value, of_run) for flag, value, of_run in flags if value is not None]
 
 
 def _commit(revision: str, streaming: dict[str, Any]) -> str:
     """Return the commit that a revision names; the Hub is asked about branches and tags."""
-    pinned = streaming.get("revision")
-    if pinned is None or COMMIT.fullmatch(revision):
-        return pinned if pinned and pinned.startswith(revision) else revision
+    commit = streaming.get("revision")
+    if commit is None or COMMIT.fullmatch(revision):
+        return commit if commit and commit.startswith(revision) else revision
     column = streaming.get("text_column", "text")
     source = _native.DataSource.streaming(
         streaming["dataset"], streaming["split"], streaming.get("config"), revision, column
@@ -97,7 +140,7 @@ def _commit(revision: str, streaming: dict[str, Any]) -> str:
     return source.revision or revision
 
 
-def _kept(flag: str, of_run: object) -> str:
+def _value_of_run(flag: str, of_run: object) -> str:
     """Return with which value of the flag the run was started; empty for `--dataset`, which the message names."""
     if flag == "--dataset":
         return ""

@@ -6,19 +6,19 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from orchestrator import _native, base_config, resume_models, run_files, tokenizer, training_record
+from orchestrator import _native, base_config, run_files, tokenizer, training_record
 from orchestrator.command_error import CommandError, reason
 from orchestrator.input_files import read_bytes
 from orchestrator.paths import shown
 from orchestrator.settings import DEFAULT_TOKENIZER_LINES, Settings
 from orchestrator.watch import checkpoints
 
-FROM_THE_DATA = (
+DATA_KEYS = (
     "tokenizer.", "model.vocab_size", "data.train_shards", "data.validation_shards", "data.split", "data.max_samples",
     "data.mixture", "data.chat_template", "data.reading_version",
 )  # fmt: skip
 """Keys that the data and the tokenizer fill in, in whatever a run starts from; each has a flag of its own."""
-NAMED_KEYS = 3
+MAX_KEYS = 3
 """Keys that a message names at most."""
 
 
@@ -31,13 +31,10 @@ def check(settings: Settings, folder: Path, run: dict[str, Any], values: dict[st
         run: The run's config.
         values: The run's config, with the flags that set a key of it.
     """
-    changed = _of_keys(settings, run, values)
-    refuse(folder, [*changed, *_of_start(settings, values), *_of_tokenizer(settings, folder, values)])
-
-
-def check_models(settings: Settings, folder: Path, run: dict[str, Any]) -> None:
-    """Like `check`, for the flags that name the models that the run started from, which it has no need of any more."""
-    refuse(folder, resume_models.problems(settings, run))
+    problems = [
+        *_of_keys(settings, run, values), *_of_start(settings, values), *_of_tokenizer(settings, folder, values)
+    ]  # fmt: skip
+    refuse(folder, problems)
 
 
 def refuse(folder: Path, problems: list[str]) -> None:
@@ -51,27 +48,26 @@ def refuse(folder: Path, problems: list[str]) -> None:
 
 def _of_keys(settings: Settings, run: dict[str, Any], values: dict[str, Any]) -> Iterator[str]:
     """Yield which flags and overrides change a key that a run keeps, such as a size of the model."""
-    overridden = {override.partition("=")[0].strip() for override in settings.override or []}
-    flags = {**settings.flags_of_keys(), **{key: f"--override {key}=" for key in overridden}}
+    flags = {**settings.flags_of_keys(), **{key: f"--override {key}=" for key in settings.overridden_keys()}}
     for key, was, value in _native.changes_on_resume(run, values):
         # --vocab-size is compared with what the tokenizer was asked to have.
         if key in flags and flags[key] != "--vocab-size":
             flag = flags[key] if flags[key].endswith("=") else f"{flags[key]} "
-            yield f"{flag}{_said(value)} is not its {_said(was)} ({key})"
+            yield f"{flag}{_text(value)} is not its {_text(was)} ({key})"
 
 
 def _of_start(settings: Settings, values: dict[str, Any]) -> Iterator[str]:
     """Yield in what the config that the run is said to start from differs from the run's."""
     starts = {"--config": settings.config, "--preset": settings.preset, "--depth": settings.depth}
-    for flag, typed in starts.items():
-        if typed is None:
+    for flag, start in starts.items():
+        if start is None:
             continue
         ours, theirs = flat(values), flat(base_config.choose(settings).values)
-        changed = [key for key in theirs if theirs[key] != ours.get(key) and not key.startswith(FROM_THE_DATA)]
-        if changed:
-            named = ", ".join(f"{key} {theirs[key]} (the run's is {ours.get(key)})" for key in changed[:NAMED_KEYS])
-            others = f" and {len(changed) - NAMED_KEYS} more" if len(changed) > NAMED_KEYS else ""
-            yield f"{flag} {typed} has {named}{others}"
+        keys = [key for key in theirs if theirs[key] != ours.get(key) and not key.startswith(DATA_KEYS)]
+        if keys:
+            differences = ", ".join(f"{key} {theirs[key]} (the run's is {ours.get(key)})" for key in keys[:MAX_KEYS])
+            others = f" and {len(keys) - MAX_KEYS} more" if len(keys) > MAX_KEYS else ""
+            yield f"{flag} {start} has {differences}{others}"
 
 
 def _of_tokenizer(settings: Settings, folder: Path, values: dict[str, Any]) -> Iterator[str]:
@@ -86,10 +82,10 @@ def _of_tokenizer(settings: Settings, folder: Path, values: dict[str, Any]) -> I
     if settings.force_retrain_tokenizer:
         yield f"--force-retrain-tokenizer would replace its tokenizer, {shown(own)}"
     if settings.tokenizer_seed is not None and settings.tokenizer_seed != request.get("seed"):
-        yield f"--tokenizer-seed {settings.tokenizer_seed} is not its {_said(request.get('seed'))}"
+        yield f"--tokenizer-seed {settings.tokenizer_seed} is not its {_text(request.get('seed'))}"
     lines, documents = settings.tokenizer_max_lines, request.get("max_documents")
     if lines != DEFAULT_TOKENIZER_LINES and lines != documents:
-        yield f"--tokenizer-max-lines {lines} is not its {_said(documents)}"
+        yield f"--tokenizer-max-lines {lines} is not its {_text(documents)}"
 
 
 def _own_tokenizer(folder: Path, values: dict[str, Any]) -> Path:
@@ -99,15 +95,15 @@ def _own_tokenizer(folder: Path, values: dict[str, Any]) -> Path:
     return own if newest is None else newest.path / own.name
 
 
-def _is_same(typed: Path, own: Path) -> bool:
+def _is_same(file: Path, own: Path) -> bool:
     """Whether two tokenizers are the same file or have the same content."""
     try:
-        return read_bytes(typed) == read_bytes(own)
+        return read_bytes(file) == read_bytes(own)
     except OSError as error:
-        raise CommandError(f"cannot compare --tokenizer-json {shown(typed)} with the run's: {reason(error)}") from error
+        raise CommandError(f"cannot compare --tokenizer-json {shown(file)} with the run's: {reason(error)}") from error
 
 
-def _said(value: object) -> str:
+def _text(value: object) -> str:
     return "none" if value is None else str(value)
 
 

@@ -10,35 +10,45 @@ from orchestrator import pretrained, training_record
 from orchestrator.input_files import POINTERS
 from orchestrator.settings import Settings
 
+SECTIONS = {"init_from": "model", "lora_init_from": "lora"}
+"""The sections of a config whose `init_from` a flag sets, by the flag's name."""
+
 
 def problems(settings: Settings, run: dict[str, Any]) -> list[str]:
-    """Return which flags name another model than the run's; of the others, put the run's own path in their place."""
-    flags = {"init_from": ("model", settings.model_flag), "lora_init_from": ("lora", "--lora-init-from")}
+    """Return which flags name another model than the run's."""
+    flags = {"init_from": settings.model_flag, "lora_init_from": "--lora-init-from"}
     return [
-        problem for name, (section, flag) in flags.items() for problem in _problem(settings, run, name, section, flag)
+        problem
+        for name, flag in flags.items()
+        if (model := settings.keys.get(name)) is not None
+        for problem in _problems(model, run[SECTIONS[name]]["init_from"], flag)
     ]
 
 
-def _problem(settings: Settings, run: dict[str, Any], name: str, section: str, flag: str) -> Iterator[str]:
-    typed, own = settings.keys.get(name), run[section]["init_from"]
-    if typed is None:
-        return
-    if own is not None and _is_same(typed, Path(own), flag):
-        settings.keys[name] = own
-        return
-    yield f"{flag} {typed} is not its {own}" if own is not None else f"it was started without {flag} ({typed})"
+def with_own_models(settings: Settings, run: dict[str, Any]) -> Settings:
+    """Return settings without `problems`, with the run's own paths in place of the names of its models."""
+    return settings.with_keys(
+        {name: run[section]["init_from"] for name, section in SECTIONS.items() if name in settings.keys}
+    )
 
 
-def _is_same(typed: str, own: Path, flag: str) -> bool:
-    """Whether a model is named from which the run may have started: what a name stands for may change meanwhile."""
+def _problems(model: str, own: str | None, flag: str) -> Iterator[str]:
+    if own is None:
+        yield f"it was started without {flag} ({model})"
+    elif not _is_same(model, Path(own), flag):
+        yield f"{flag} {model} is not its {own}"
+
+
+def _is_same(model: str, own: Path, flag: str) -> bool:
+    """Whether a name is of a model that the run may have started from: what a name stands for may change meanwhile."""
     repository = training_record.repository_of(own)
-    if repository is not None and pretrained.is_repository(typed):
-        name, _, revision = typed.partition("@")
+    if repository is not None and pretrained.is_repository(model):
+        name, _, revision = model.partition("@")
         is_commit = not revision or repository[1].startswith(revision)
-        return name == repository[0] and (is_commit or pretrained.locate(typed, flag).name == repository[1])
-    folder = Path(typed).expanduser()
+        return name == repository[0] and (is_commit or pretrained.locate(model, flag).name == repository[1])
+    folder = Path(model).expanduser()
     if folder.name in POINTERS:
         return folder.absolute().parent == own.parent
-    if (of_run := pretrained.run_named(typed)) is not None:
+    if (of_run := pretrained.run_named(model)) is not None:
         return own.is_relative_to(of_run.absolute())
     return folder.absolute() == own or (folder.exists() and own.exists() and folder.samefile(own))

@@ -10,12 +10,13 @@ from typing import Any
 
 from orchestrator import _native
 from orchestrator.command_error import ExitCode
+from orchestrator.config_flags import CONFIG_FLAGS
 from orchestrator.launch import Job
 from orchestrator.paths import RunLocation, quoted, shown, this_command
 from orchestrator.resume_flags import flat
 from orchestrator.run_files import read_streaming_config
 from orchestrator.screen import counted, heading, plain, warn
-from orchestrator.settings import CONFIG_FLAGS, DEMO_DATASET
+from orchestrator.settings import DEMO_DATASET
 from orchestrator.tokenizer import Facts
 from orchestrator.training_record import read_rows
 

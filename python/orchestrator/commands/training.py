@@ -28,11 +28,11 @@ PresetName = Annotated[
 
 @app.command("finetune", cls=Command)
 @takes(finetuning.parameters(), finetuning.ABOUT)
-def finetune(**typed: Any) -> None:
+def finetune(**flags: Any) -> None:
     """Train a pretrained model on conversations."""
     from orchestrator.pipeline import run
 
-    raise typer.Exit(run(finetuning.settings(**typed)))
+    raise typer.Exit(run(finetuning.settings_of(**flags)))
 
 
 @app.command("train", cls=Command)
