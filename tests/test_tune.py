@@ -24,7 +24,8 @@ from orchestrator import RunConfig
 from orchestrator.command_error import CommandError
 from orchestrator.screen import counted
 from orchestrator.tune import space as search_space
-from orchestrator.tune.command import Request, run
+from orchestrator.tune.command import run
+from orchestrator.tune.options import Request
 from orchestrator.tune.trial_config import open_base, tokens_of
 from workspace import ORCHESTRATE, REPOSITORY, TINY_MODEL, Finished, Workspace
 
@@ -319,10 +320,7 @@ def test_a_locked_or_damaged_database_is_named(prepared: Workspace, monkeypatch:
     database = study_folder(prepared) / "study.db"
     monkeypatch.chdir(prepared.root)
     monkeypatch.setattr("orchestrator.tune.search.LOCK_TIMEOUT", 0)
-    request = Request(
-        Path("space.yaml"), "E", None, None, trials=2, jobs=1, tokens=None, evaluations=3, sampler="tpe",
-        pruner="median", seed=0, seeds=0,
-    )  # fmt: skip
+    request = Request(Path("space.yaml"), experiment="E", trials=2, evaluations=3, seeds=0)
     with sqlite3.connect(database) as other:
         other.execute("BEGIN EXCLUSIVE")
         with pytest.raises(CommandError, match=r"study\.db cannot be used: .*database is locked"):
@@ -384,7 +382,7 @@ def test_the_guides_search_runs_as_written(workspace: Workspace) -> None:
 
 def test_missing_packages_are_named_with_their_command(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda _name: None)
-    request = Request(Path("space.yaml"), "E", None, None, 1, 1, None, 1, "tpe", "median", 0, 0)
+    request = Request(Path("space.yaml"), experiment="E")
     with pytest.raises(CommandError, match="-m pip install 'optuna>="):
         run(request)
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import MISSING, Field, dataclass, fields
 from functools import cache
 from inspect import Parameter, Signature
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_type_hints
 
 from typer import Argument, Exit, Option, Typer
 
@@ -108,6 +108,22 @@ def add_trainer_command(app: Typer, name: str) -> None:
 def parameter(name: str, annotation: Any, default: Any = None) -> Parameter:
     """Return a parameter that Typer reads as an option."""
     return Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+
+
+def options_of(declaration: type) -> list[Parameter]:
+    """Return the fields of a dataclass that are annotated with an option or an argument, as a function's parameters."""
+    hints = get_type_hints(declaration, include_extras=True)
+    return [
+        parameter(part.name, hints[part.name], _default_of(part))
+        for part in fields(declaration)
+        if hasattr(hints[part.name], "__metadata__")
+    ]
+
+
+def _default_of(part: Field[Any]) -> Any:
+    if part.default_factory is not MISSING:
+        return part.default_factory()
+    return Parameter.empty if part.default is MISSING else part.default
 
 
 def panel_option(panel: str, help: str, *names: str, **details: Any) -> Any:

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import fields
 from inspect import Parameter
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated, Any
 
 from typer import Context, Exit
 
 from orchestrator import _native, terminal
 from orchestrator.config_flags import CONFIG_FLAGS
 from orchestrator.help_text import HELP_ALL, PANELS, RUN
-from orchestrator.options import panel_option, parameter, takes, trainer_command
+from orchestrator.options import options_of, panel_option, parameter, takes, trainer_command
 from orchestrator.settings import Settings
 
 TRAINER_FLAGS = ("override", "resume", "rebatch", "accept_changed_data", "time_limit", "profile")
@@ -55,13 +54,7 @@ def settings_of(flags: dict[str, Any]) -> Settings:
 
 def parameters() -> list[Parameter]:
     """Return an option per flag, panel by panel."""
-    hints = get_type_hints(Settings, include_extras=True)
-    options = []
-    for flag in fields(Settings):
-        if hasattr(hints[flag.name], "__metadata__"):
-            default: Any = flag.default_factory() if callable(flag.default_factory) else flag.default
-            options.append(parameter(flag.name, hints[flag.name], default))
-    options += trainer_command("train").parameters(TRAINER_FLAGS, RUN)
+    options = options_of(Settings) + trainer_command("train").parameters(TRAINER_FLAGS, RUN)
     options += [flag.parameter() for flag in CONFIG_FLAGS]
     options.append(parameter("help_all", HelpAll, default=False))
     return sorted(options, key=lambda option: PANELS.index(option.annotation.__metadata__[0].rich_help_panel))

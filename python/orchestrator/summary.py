@@ -34,10 +34,10 @@ OUT_OF_TIME = "stopped by the time limit"
 def show_prepared(config: Path) -> None:
     """Print what to type after the files were written without training."""
     heading("Prepared, not trained. What to type next")
-    typed = quoted(config)
-    plain(f"{this_command()} plan --config {typed}   # what it needs: memory, disk, time")
-    plain(f"{this_command()} train --config {typed}")
-    plain(f"cargo run train --config {typed}    # the same, in a checkout")
+    path = quoted(config)
+    plain(f"{this_command()} plan --config {path}   # what it needs: memory, disk, time")
+    plain(f"{this_command()} train --config {path}")
+    plain(f"cargo run train --config {path}    # the same, in a checkout")
 
 
 def ran_out_of_time(job: Job) -> bool:
@@ -64,11 +64,11 @@ def _ranks(job: Job) -> list[str]:
 
 def _flags_beyond_the_config(job: Job) -> list[str]:
     """Return the flags of a resumed session that its training.yaml does not say: the next session needs them again."""
-    own, session = (flat(_native.RunConfig.load(job.config, given).to_dict()) for given in ([], job.overrides))
-    given = {key.strip(): value.strip() for key, _, value in (override.partition("=") for override in job.overrides)}
+    own, session = (flat(_native.RunConfig.load(job.config, overrides).to_dict()) for overrides in ([], job.overrides))
+    values = {key.strip(): value.strip() for key, _, value in (override.partition("=") for override in job.overrides)}
     names = {flag.key: flag.flag for flag in CONFIG_FLAGS}
     flags = []
-    for key, value in given.items():
+    for key, value in values.items():
         if own.get(key) == session.get(key):
             continue
         is_plain = key in names and not isinstance(session.get(key), bool)

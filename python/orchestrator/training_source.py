@@ -44,10 +44,10 @@ def open_source(settings: Settings, base: BaseConfig) -> Source:
 def _open_mixture(settings: Settings, base: BaseConfig) -> Source:
     """Find the files of every source that the config mixes, and pin their commits."""
     others = {"--split": settings.split, "--max-samples": settings.max_samples, "--input": settings.input}
-    typed = streamed_flags(settings) + [flag for flag, value in others.items() if value]
-    if typed:
+    flags = streamed_flags(settings) + [flag for flag, value in others.items() if value]
+    if flags:
         raise CommandError(
-            f"data.mixture of the config names the training data, and so does {', '.join(typed)}: give one or the other"
+            f"data.mixture of the config names the training data, and so does {', '.join(flags)}: give one or the other"
         )
     sources, pinned = [], []
     weights = sum(component["weight"] for component in base.mixture)
@@ -88,7 +88,7 @@ def _describe(data: _native.DataSource) -> str:
 
 
 def streamed_flags(settings: Settings) -> list[str]:
-    """Return the given flags that concern a streamed data set."""
+    """Return the flags that are set and concern a streamed data set."""
     flags = {
         "--stream": settings.stream,
         "--dataset": settings.dataset,

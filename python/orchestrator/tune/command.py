@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import os
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,33 +12,13 @@ from orchestrator.command_error import CommandError
 from orchestrator.paths import Roots, shown
 from orchestrator.run_files import TRAINING_CONFIG
 from orchestrator.screen import counted, heading, plain, step
+from orchestrator.tune.options import Request
 from orchestrator.watch.run_directory import METRICS
 
 if TYPE_CHECKING:
     from orchestrator.tune.search import Plan
 
 NEEDED = ("optuna", "plotly")
-
-
-@dataclass(frozen=True)
-class Request:
-    """The options of `orchestrate tune`."""
-
-    space: Path
-    experiment: str | None
-    config: Path | None
-    study: str | None
-    trials: int
-    jobs: int
-    tokens: str | None
-    evaluations: int
-    sampler: str
-    pruner: str
-    seed: int
-    seeds: int
-    final_tokens: str | None = None
-    run: str | None = None
-    """The run to vary, named in any way."""
 
 
 def run(request: Request) -> None:
@@ -95,11 +74,11 @@ def _plan(request: Request, roots: Roots) -> Plan:
     )  # fmt: skip
 
 
-def _study_folder(named: str | None, base: Path, roots: Roots) -> Path:
+def _study_folder(study: str | None, base: Path, roots: Roots) -> Path:
     """Return the folder of the study, which must not be a run's: trials are written into it."""
     from orchestrator.tune.search import DATABASE
 
-    name = named or f"{base.name}-tune"
+    name = study or f"{base.name}-tune"
     folder = roots.location(name, None, "--study").folder.absolute()
     is_base = folder.exists() and folder.samefile(base)
     is_run = any((folder / file).exists() for file in (TRAINING_CONFIG, METRICS)) and not (folder / DATABASE).exists()
@@ -109,17 +88,17 @@ def _study_folder(named: str | None, base: Path, roots: Roots) -> Path:
     return folder
 
 
-def _count(flag: str, typed: str | None) -> int | None:
+def _count(flag: str, value: str | None) -> int | None:
     from orchestrator.tune.space import count
 
     try:
-        return count(typed)
+        return count(value)
     except ValueError as problem:
         raise CommandError(f"{flag} {problem}") from None
 
 
 def _config(request: Request, roots: Roots) -> Path:
-    if sum(named is not None for named in (request.run, request.experiment, request.config)) > 1:
+    if sum(name is not None for name in (request.run, request.experiment, request.config)) > 1:
         raise CommandError("say one run to vary: RUN, --experiment NAME or --config FILE")
     if request.config is not None:
         return request.config

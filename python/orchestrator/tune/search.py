@@ -21,6 +21,7 @@ from orchestrator import _native
 from orchestrator.command_error import CommandError
 from orchestrator.paths import shown
 from orchestrator.screen import note, step
+from orchestrator.tune.options import Pruner, Sampler
 from orchestrator.tune.space import Space
 from orchestrator.tune.trial_config import Base, overrides_of, without_origin, written
 
@@ -50,8 +51,8 @@ class Plan:
     trials: int
     jobs: int
     evaluations: int
-    sampler: str
-    pruner: str
+    sampler: Sampler
+    pruner: Pruner
     seed: int
     final_tokens: int
     """Tokens that each run of base and winner is trained on afterwards."""
@@ -244,16 +245,16 @@ def trial_folder(study: Path, number: int) -> Path:
 
 
 def _sampler(plan: Plan, seed: int) -> optuna.samplers.BaseSampler:
-    if plan.sampler == "random":
+    if plan.sampler is Sampler.RANDOM:
         return optuna.samplers.RandomSampler(seed=seed)
     return optuna.samplers.TPESampler(seed=seed, multivariate=True, constant_liar=plan.jobs > 1)
 
 
 def _pruner(plan: Plan) -> optuna.pruners.BasePruner:
     between = round(plan.base.tokens / plan.evaluations)
-    if plan.pruner == "median":
+    if plan.pruner is Pruner.MEDIAN:
         return optuna.pruners.MedianPruner(n_startup_trials=4, n_warmup_steps=between)
-    if plan.pruner == "hyperband":
+    if plan.pruner is Pruner.HYPERBAND:
         return optuna.pruners.HyperbandPruner(between, plan.base.tokens)
     return optuna.pruners.NopPruner()
 
