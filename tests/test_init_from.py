@@ -9,6 +9,9 @@ from pathlib import Path
 import pytest
 from emulated_terminal import on_terminal
 from fake_hub import FakeHub, Repository
+from orchestrator import run_request
+from orchestrator.paths import Roots
+from orchestrator.settings import Launch, Settings
 from workspace import ORCHESTRATE, TINY_MODEL, Workspace
 
 RUN = "--seq-len=32 --batch-size=2 --grad-accum=2 --steps=4 --log-every=1 --evaluate-every=4 --eval-batches=2".split()
@@ -49,6 +52,17 @@ def test_a_run_starts_where_the_model_ended(workspace: Workspace) -> None:
     flags = ["--experiment=second", "--resume", "--steps=6"]
     workspace.orchestrate(*flags).succeeded()
     assert [row["step"] for row in workspace.metrics("second")] == [1, 2, 3, 4, 5, 6]
+
+
+def test_a_request_holds_the_folder_of_the_model(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+    text, checkpoint = pretrain(workspace)
+    monkeypatch.chdir(workspace.root)
+    before = sorted(workspace.root.rglob("*"))
+    settings = Settings(input=[str(text)], preset="smoke_cpu", launch=Launch.NONE, keys={"init_from": "first"})
+    request = run_request.resolve(settings, Roots.from_environment())
+    assert request.settings.init_from == str(checkpoint) == str(request.base.pretrained)
+    assert settings.keys == {"init_from": "first"}
+    assert sorted(workspace.root.rglob("*")) == before
 
 
 @pytest.mark.slow

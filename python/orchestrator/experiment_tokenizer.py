@@ -29,10 +29,10 @@ def prepare(run: RunRequest, source: Source) -> tokenizer.Ready:
     request = _request(run, source)
     request.check()
     folder = run.location.tokenizer
-    ready_before = None if run.settings.force_retrain_tokenizer else tokenizer.reuse(folder, request)
-    if ready_before is not None:
-        step("tokenizer", f"{ready_before.vocab_size:,} tokens, trained before: {shown(ready_before.path)}")
-        return ready_before
+    reusable = None if run.settings.force_retrain_tokenizer else tokenizer.reuse(folder, request)
+    if reusable is not None:
+        step("tokenizer", f"{reusable.vocab_size:,} tokens, trained before: {shown(reusable.path)}")
+        return reusable
     return _train(run, source, request)
 
 
