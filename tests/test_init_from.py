@@ -58,10 +58,11 @@ def test_a_request_holds_the_folder_of_the_model(workspace: Workspace, monkeypat
     text, checkpoint = pretrain(workspace)
     monkeypatch.chdir(workspace.root)
     before = sorted(workspace.root.rglob("*"))
-    settings = Settings(input=[str(text)], preset="smoke_cpu", launch=Launch.NONE, keys={"init_from": "first"})
+    keys = {"init_from": "first", "seq_len": 32}
+    settings = Settings(input=[str(text)], preset="smoke_cpu", launch=Launch.NONE, keys=keys)
     request = run_request.resolve(settings, Roots.from_environment())
     assert request.settings.init_from == str(checkpoint) == str(request.base.pretrained)
-    assert settings.keys == {"init_from": "first"}
+    assert keys == {"init_from": "first", "seq_len": 32}
     assert sorted(workspace.root.rglob("*")) == before
 
 
