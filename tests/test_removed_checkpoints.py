@@ -77,9 +77,9 @@ def test_the_next_checkpoint_is_read(live: LiveRun, words: list[str], at: str) -
     done = live.command(ORCHESTRATE, *words, live.run, at=at).succeeded()
     assert live.has_gone_on()
     assert "corrupted" not in done.out + done.err
-    again = live.workspace.orchestrate(*[word.replace("--out=out", "--out=again") for word in words], live.run)
+    again = live.workspace.orchestrate(*[word.replace("--out=out", "--out=bis") for word in words], live.run)
     if words[0] != "evaluate":
-        expected = again.succeeded().out.replace("again", "out")
+        expected = again.succeeded().out.replace("bis", "out")
         assert [line for line in done.out.splitlines() if OLD not in line] == expected.splitlines()
 
 
