@@ -3,11 +3,14 @@
 use std::time::Instant;
 
 use clap::ValueEnum;
+use kernels::DType;
+use kernels::cases::{self, Inputs, Random};
 use training::{Result, TrainerError, device};
 
 use crate::{
-    device_under_test::{DeviceUnderTest, Random},
-    gradients, memory, operations,
+    case,
+    device_under_test::DeviceUnderTest,
+    gradients, memory,
     part::{Part, Size},
     report::{CheckReport, CheckRow, Findings},
     steps,
@@ -72,12 +75,7 @@ fn check_part(
     let done = match part {
         Part::Training => steps::check(device, size, seed, &mut findings).map(|()| Vec::new()),
         Part::Gradients => gradients::check(device, size, seed, &mut findings).map(|()| Vec::new()),
-        Part::Operations => operations::visit(size, seed, &mut |case| {
-            let checked = case.check(device);
-            findings.add(checked.as_ref().map_or_else(|error| case.failed(error), Clone::clone));
-            checked.map(drop)
-        })
-        .map(|()| Vec::new()),
+        Part::Operations => check_operations(device, size, seed, &mut findings).map(|()| Vec::new()),
         Part::Memory => memory::check(&device.device, size, seed, &mut findings),
     };
     let speed = done.unwrap_or_else(|error| {
@@ -94,4 +92,18 @@ fn check_part(
         speed,
         seconds: started.elapsed().as_secs_f64(),
     }
+}
+
+/// Checks every operation of crate `kernels`: forward and backward, F32 and BF16, at odd sizes and those of real models.
+fn check_operations(device: &DeviceUnderTest, size: Size, seed: u64, findings: &mut Findings<'_>) -> Result<()> {
+    for dtype in [DType::F32, DType::BF16] {
+        let mut inputs = Inputs { random: Random::new(seed ^ dtype.size_in_bytes() as u64), dtype };
+        for make in cases::list(size.of_cases(), dtype) {
+            let case = make(&mut inputs)?;
+            let checked = case::check(&case, device);
+            findings.add(checked.as_ref().map_or_else(|error| case::failed(&case, error), Clone::clone));
+            checked?;
+        }
+    }
+    Ok(())
 }

@@ -5,6 +5,7 @@
 //! exact gradient is the CPU's in F32 from the same inputs, and the tolerance is twice the CPU's own BF16 error, for
 //! any model.
 
+use kernels::cases::{BufferContents, Random, relative_error};
 use kernels::memory::{Arena, Category, allocate};
 use kernels::{Buffer, DType, Device, WriteMode, head_cross_entropy};
 use model::activations::ActivationSettings;
@@ -18,7 +19,7 @@ use model::{
 };
 use run_config::{Architecture, ModelConfig};
 
-use super::device_under_test::{BufferContents, DeviceUnderTest, Random, relative_error};
+use super::device_under_test::DeviceUnderTest;
 use super::part::Size;
 use super::report::{CheckRow, Findings};
 use training::{Result, TrainerError};

@@ -1,8 +1,8 @@
 //! `gpu-check`: whether a GPU computes what the CPU computes. Everything is compared with the CPU trainer, which is
 //! itself tested against PyTorch: training, gradients, operations, memory. Needs neither data nor a tokenizer.
 //!
-//! [`run`] makes the checks of each [`Part`]. A new operation is a [`case::Case`] in `operations/`: it is given its
-//! arguments once and is checked for its values, for writes outside of its outputs and for equal bits in a second run.
+//! [`run`] makes the checks of each [`Part`]. The operations are those of [`kernels::cases`]: each is checked for its
+//! values, for writes outside of its outputs and for equal bits in a second run.
 
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
@@ -11,7 +11,6 @@ mod check;
 mod device_under_test;
 mod gradients;
 mod memory;
-mod operations;
 mod part;
 mod report;
 mod speed;

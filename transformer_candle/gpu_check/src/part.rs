@@ -3,6 +3,7 @@
 use std::fmt;
 
 use clap::ValueEnum;
+use kernels::cases;
 use serde::Serialize;
 
 /// How large the checks are.
@@ -12,6 +13,16 @@ pub enum Size {
     Small,
     /// The sizes of a model of a billion parameters beside odd ones: minutes, and 31 GB of the GPU.
     Full,
+}
+
+impl Size {
+    /// The size of the operations' cases.
+    pub(super) fn of_cases(self) -> cases::Size {
+        match self {
+            Self::Small => cases::Size::Small,
+            Self::Full => cases::Size::Full,
+        }
+    }
 }
 
 /// A part that can be checked by itself, in the order of running: the most important first.

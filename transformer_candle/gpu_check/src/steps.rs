@@ -6,10 +6,11 @@ use std::path::{Path, PathBuf};
 
 use dataset::{Batch, CancelToken, DocumentTokens};
 use kernels::Device;
+use kernels::cases::{BufferContents, Random, relative_error};
 use model::ModelShape;
 use run_config::{ActivationRecompute, Algorithm, Format, Precision, RunConfig};
 
-use super::device_under_test::{BufferContents, DeviceUnderTest, Random, relative_error};
+use super::device_under_test::DeviceUnderTest;
 use super::part::Size;
 use super::report::{CheckRow, Findings};
 use training::checkpoint::{self, Checkpoint, CheckpointContents, FORMAT_VERSION, TokenizerFiles, TrainerState};

@@ -6,7 +6,9 @@ use std::ops::Range;
 
 use candle_core::{CpuStorage, DType, InplaceOp1, Layout, Tensor};
 
-use crate::cuda::Cuda;
+#[cfg(test)]
+use crate::cuda::recording;
+use crate::cuda::{self, Cuda, Launch};
 use crate::element::Scalar;
 use crate::{Buffer, Device, DeviceKind, Error, Result, timing};
 
@@ -126,26 +128,43 @@ impl Arguments {
         self
     }
 
-    /// Runs the operation on the device of its arguments: the CPU version with every storage involved locked, or the
-    /// CUDA version, which takes addresses: a GPU's operations run in stream order and are launched by one thread at a
-    /// time.
-    pub(crate) fn run<R>(
-        mut self,
+    /// Runs an operation on the device of its arguments: its CPU version, or its launches on a GPU.
+    pub(crate) fn run<L: AsRef<[Launch]>>(
+        self,
+        cpu: impl FnOnce(&Access<'_>) -> Result<()>,
+        launches: impl FnOnce() -> L,
+    ) -> Result<()> {
+        #[cfg(test)]
+        if recording::is_active() {
+            return self.checked_all().map(|_| recording::add(launches().as_ref()));
+        }
+        self.dispatch(cpu, |gpu| cuda::run(gpu, launches().as_ref()))
+    }
+
+    /// Runs the body for the device of the arguments: the CPU's with every storage involved locked, or CUDA's, which
+    /// takes addresses: a GPU's operations run in stream order and are launched by one thread at a time.
+    pub(crate) fn dispatch<R>(
+        self,
         cpu: impl FnOnce(&Access<'_>) -> Result<R>,
         cuda: impl FnOnce(&Cuda) -> Result<R>,
     ) -> Result<R> {
-        if let Some(problem) = self.problem.take() {
-            return Err(problem);
-        }
-        self.check_memory()?;
-        let device = self.list.first().map_or(Device::Cpu, |first| first.device.clone());
+        let arguments = self.checked_all()?;
+        let device = arguments.list.first().map_or(Device::Cpu, |first| first.device.clone());
         match &device {
-            Device::Cpu => timing::operation(self.operation, &device, || self.locked(cpu)),
+            Device::Cpu => timing::operation(arguments.operation, &device, || arguments.locked(cpu)),
             Device::Cuda(gpu) => {
                 let _guard = gpu.lock_stream();
-                gpu.hold(self.list.iter().map(|argument| (argument.storage, &argument.tensor)));
-                timing::operation(self.operation, &device, || cuda(gpu))
+                gpu.hold(arguments.list.iter().map(|argument| (argument.storage, &argument.tensor)));
+                timing::operation(arguments.operation, &device, || cuda(gpu))
             }
+        }
+    }
+
+    /// The arguments, if nothing is wrong with them.
+    fn checked_all(mut self) -> Result<Self> {
+        match self.problem.take() {
+            Some(problem) => Err(problem),
+            None => self.check_memory().map(|()| self),
         }
     }
 
@@ -153,7 +172,7 @@ impl Arguments {
     #[cfg(test)]
     pub(crate) fn cpu<R>(self, body: impl FnOnce(&Access<'_>) -> Result<R>) -> Result<R> {
         let (operation, argument) = (self.operation, self.list.first().map_or("", |first| first.name));
-        self.run(body, |gpu| {
+        self.dispatch(body, |gpu| {
             let device = Device::Cuda(gpu.clone()).to_string();
             Err(Error::Unsupported { operation, argument, device })
         })

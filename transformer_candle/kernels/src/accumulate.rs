@@ -19,7 +19,29 @@ pub fn forward(sum: &mut Buffer, addend: &Buffer) -> Result<()> {
         cpu::accumulate::forward(sum.slice_mut(access), addend.slice(access));
         Ok(())
     };
-    arguments.run(cpu, |gpu| cuda::run(gpu, &cuda::accumulate::forward(on_gpu, elements)))
+    arguments.run(cpu, || cuda::accumulate::forward(on_gpu, elements))
+}
+
+/// Calls for checks, of flat buffers.
+pub mod cases {
+    use super::forward;
+    use crate::DType;
+    use crate::cases::bounds::EXACT;
+    use crate::cases::{Case, CaseList, Inputs, Size};
+
+    pub(crate) fn add(size: Size, dtype: DType, cases: &mut CaseList) {
+        if dtype == DType::F32 {
+            size.elements().into_iter().for_each(|elements| cases.add(move |inputs| sum(inputs, elements)));
+        }
+    }
+
+    fn sum(inputs: &mut Inputs, elements: usize) -> Case {
+        let shape = [elements];
+        Case::new(inputs.name("accumulate::forward"), elements.to_string())
+            .input("addend", &shape, inputs.f32(&shape))
+            .updated("sum", &shape, inputs.f32(&shape), EXACT)
+            .call(|[addend, sum]| forward(sum, addend))
+    }
 }
 
 #[cfg(test)]

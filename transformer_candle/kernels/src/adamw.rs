@@ -72,7 +72,7 @@ pub fn step(state: AdamWState<'_>, grad: &Buffer, scalars: &Buffer, settings: &A
         }
         Ok(())
     };
-    arguments.run(cpu, |gpu| cuda::run(gpu, &cuda::adamw::step(&state, settings, weight_decay, elements)))
+    arguments.run(cpu, || cuda::adamw::step(&state, settings, weight_decay, elements))
 }
 
 /// The plain version.
@@ -98,6 +98,56 @@ pub mod reference {
         let denominator = (second / scalars[BIAS_CORRECTION2]).sqrt() + R::from_f64(settings.epsilon);
         let decayed = weight * (R::ONE - rate * weight_decay);
         [decayed - rate / scalars[BIAS_CORRECTION1] * first / denominator, first, second]
+    }
+}
+
+/// Calls for checks and benchmarks, of flat buffers.
+pub mod cases {
+    use super::{AdamW, AdamWState, SCALARS, step};
+    use crate::cases::bounds::{EXACT, F32_POINTWISE};
+    use crate::cases::{BufferContents, Case, CaseList, Inputs, Size};
+    use crate::{DType, cast};
+
+    const SETTINGS: AdamW = AdamW { beta1: 0.9, beta2: 0.95, epsilon: 1e-8 };
+    const WEIGHT_DECAY: f32 = 0.1;
+
+    pub(crate) fn add(size: Size, _dtype: DType, cases: &mut CaseList) {
+        for elements in size.elements() {
+            cases.add(move |inputs| update(inputs, elements, true));
+            cases.add(move |inputs| update(inputs, elements, false));
+        }
+    }
+
+    /// [`step`], applied or not. With BF16 weights, the F32 master weights are compared, joined from weights and low
+    /// bits.
+    pub fn update(inputs: &mut Inputs, elements: usize, applied: bool) -> Case {
+        let shape = [elements];
+        let scalars = [0.01, 0.19, 0.0975, 0.5, if applied { 1.0 } else { 0.0 }];
+        let bound = if applied { F32_POINTWISE } else { EXACT };
+        let squares = inputs.random.numbers(elements).into_iter().map(|value| 0.1 * value * value);
+        let second = BufferContents::from_numbers(squares.collect::<Vec<_>>(), DType::F32);
+        let sizes = if applied { elements.to_string() } else { format!("{elements}, not applied") };
+        let case = Case::new(inputs.name("adamw::step"), sizes)
+            .in_given_types()
+            .input("grad", &shape, inputs.f32(&shape))
+            .updated("first_moment", &shape, inputs.f32(&shape), bound)
+            .updated("second_moment", &shape, second, bound)
+            .input("scalars", &[SCALARS], BufferContents::from_numbers(scalars, DType::F32));
+        if inputs.dtype == DType::F32 {
+            return case.updated("weight", &shape, inputs.f32(&shape), bound).call(
+                |[grad, first_moment, second_moment, scalars, weight]| {
+                    let state = AdamWState { weight, low_bits: None, first_moment, second_moment };
+                    step(state, grad, scalars, &SETTINGS, WEIGHT_DECAY)
+                },
+            );
+        }
+        case.master_weight(inputs, &shape, bound)
+            .bytes(elements * (4 + 12 + 12))
+            .call(|[grad, first_moment, second_moment, scalars, weight, low_bits, _]| {
+                let state = AdamWState { weight, low_bits: Some(low_bits), first_moment, second_moment };
+                step(state, grad, scalars, &SETTINGS, WEIGHT_DECAY)
+            })
+            .observe(|[.., weight, low_bits, master]: [_; 7]| cast::join_master(weight, low_bits, master))
     }
 }
 
@@ -217,16 +267,6 @@ mod tests {
             state.step(&[f64::NAN; 100], &scalars, &SETTINGS, 0.1).unwrap();
             assert_eq!(state.bits(), before);
         }
-    }
-
-    #[test]
-    fn the_number_of_threads_changes_no_bit() {
-        let (weight, grad) = (numbers(1, 100_003), numbers(2, 100_003));
-        assert_same_at_any_thread_count(|| {
-            let mut state = State::new(&weight, DType::BF16);
-            state.step(&grad, &scalars(0.1, 1, &SETTINGS), &SETTINGS, 0.1).unwrap();
-            vec![state.master(), state.moments[0].clone(), state.moments[1].clone()]
-        });
     }
 
     #[test]

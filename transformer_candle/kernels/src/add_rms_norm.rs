@@ -38,8 +38,7 @@ pub fn forward(
             Ok(())
         })
     };
-    arguments
-        .run(cpu, |gpu| cuda::run(gpu, &cuda::add_rms_norm::forward(x, weight, epsilon, [normed, inv_rms], [n, d])))
+    arguments.run(cpu, || cuda::add_rms_norm::forward(x, weight, epsilon, [normed, inv_rms], [n, d]))
 }
 
 /// Writes `sum = x + output` and its norm; saves `inv_rms`.
@@ -72,8 +71,7 @@ pub fn forward_add(
             Ok(())
         })
     };
-    arguments
-        .run(cpu, |gpu| cuda::run(gpu, &cuda::add_rms_norm::forward_add([x, output], weight, epsilon, outputs, [n, d])))
+    arguments.run(cpu, || cuda::add_rms_norm::forward_add([x, output], weight, epsilon, outputs, [n, d]))
 }
 
 /// The element type that the residual stream must have beside this weight.
@@ -98,7 +96,7 @@ pub fn normalize(sum_ND: &Buffer, weight_D: &Buffer, inv_rms_N: &Buffer, normed_
             Ok(())
         })
     };
-    arguments.run(cpu, |gpu| cuda::run(gpu, &cuda::add_rms_norm::normalize([sum, weight, inv_rms], normed, [n, d])))
+    arguments.run(cpu, || cuda::add_rms_norm::normalize([sum, weight, inv_rms], normed, [n, d]))
 }
 
 /// Adds to `dsum` the gradient that reaches the sum through the norm, and to `dweight` (F32), where the weight trains,
@@ -142,7 +140,7 @@ pub fn backward(
             Ok(())
         })
     };
-    arguments.run(cpu, |gpu| cuda::run(gpu, &cuda::add_rms_norm::backward(saved, dnormed, outputs, partials, [n, d])))
+    arguments.run(cpu, || cuda::add_rms_norm::backward(saved, dnormed, outputs, partials, [n, d]))
 }
 
 /// Elements of F32 workspace for [`backward`] of N rows of D: the weight's gradient of each group of rows.
@@ -179,6 +177,90 @@ pub mod reference {
             }
         }
         [dsum_ND, dweight_D]
+    }
+}
+
+/// Calls for checks and benchmarks, of sizes [N, D].
+pub mod cases {
+    use super::{backward, forward, forward_add, normalize, workspace_elements};
+    use crate::DType;
+    use crate::cases::bounds::F32;
+    use crate::cases::{BufferContents, Case, CaseList, Inputs, Size};
+
+    const EPSILON: f32 = 1e-5;
+
+    pub(crate) fn add(size: Size, _dtype: DType, cases: &mut CaseList) {
+        for sizes in size.hidden() {
+            for make in [norm, norm_of_sum, norm_again] {
+                cases.add(move |inputs| make(inputs, sizes));
+            }
+            for trains in [true, false] {
+                cases.add(move |inputs| gradient(inputs, sizes, trains));
+            }
+        }
+    }
+
+    /// [`forward`].
+    pub fn norm(inputs: &mut Inputs, [n, d]: [usize; 2]) -> Case {
+        Case::new(inputs.name("add_rms_norm::forward"), format!("{n} x {d}"))
+            .input("x", &[n, d], inputs.numbers(&[n, d]))
+            .input("weight", &[d], inputs.numbers(&[d]))
+            .output("normed", &[n, d], inputs.dtype, inputs.bound())
+            .output("inv_rms", &[n], DType::F32, F32)
+            .call(|[x, weight, normed, inv_rms]| forward(x, weight, EPSILON, normed, inv_rms))
+    }
+
+    /// [`forward_add`]. The norm is taken of the rounded sum, so that its statistics carry that rounding.
+    pub fn norm_of_sum(inputs: &mut Inputs, [n, d]: [usize; 2]) -> Case {
+        Case::new(inputs.name("add_rms_norm::forward_add"), format!("{n} x {d}"))
+            .input("x", &[n, d], inputs.numbers(&[n, d]))
+            .input("layer_output", &[n, d], inputs.numbers(&[n, d]))
+            .input("weight", &[d], inputs.numbers(&[d]))
+            .output("sum", &[n, d], inputs.dtype, inputs.bound())
+            .output("normed", &[n, d], inputs.dtype, inputs.bound())
+            .output("inv_rms", &[n], DType::F32, inputs.bound())
+            .call(|[x, output, weight, sum, normed, inv_rms]| {
+                forward_add(x, output, weight, EPSILON, sum, normed, inv_rms)
+            })
+    }
+
+    /// Returns a random sum and the statistics that the forward pass would have saved of it.
+    fn saved(inputs: &mut Inputs, [n, d]: [usize; 2]) -> [BufferContents; 2] {
+        let sum = inputs.numbers(&[n, d]);
+        let inv_rms = |row: &[f32]| {
+            let squares: f64 = row.iter().map(|&value| f64::from(value) * f64::from(value)).sum();
+            (1.0 / (squares / d as f64 + f64::from(EPSILON)).sqrt()) as f32
+        };
+        let statistics: Vec<f32> = sum.numbers().chunks(d).map(inv_rms).collect();
+        [sum, BufferContents::from_numbers(statistics, DType::F32)]
+    }
+
+    /// [`normalize`].
+    pub fn norm_again(inputs: &mut Inputs, [n, d]: [usize; 2]) -> Case {
+        let [sum, inv_rms] = saved(inputs, [n, d]);
+        Case::new(inputs.name("add_rms_norm::normalize"), format!("{n} x {d}"))
+            .input("sum", &[n, d], sum)
+            .input("weight", &[d], inputs.numbers(&[d]))
+            .input("inv_rms", &[n], inv_rms)
+            .output("normed", &[n, d], inputs.dtype, inputs.bound())
+            .call(|[sum, weight, inv_rms, normed]| normalize(sum, weight, inv_rms, normed))
+    }
+
+    /// [`backward`], of a weight that trains or of a frozen one.
+    pub fn gradient(inputs: &mut Inputs, [n, d]: [usize; 2], trains: bool) -> Case {
+        let [sum, inv_rms] = saved(inputs, [n, d]);
+        let sizes = if trains { format!("{n} x {d}") } else { format!("{n} x {d}, frozen weight") };
+        Case::new(inputs.name("add_rms_norm::backward"), sizes)
+            .input("sum", &[n, d], sum)
+            .input("weight", &[d], inputs.numbers(&[d]))
+            .input("inv_rms", &[n], inv_rms)
+            .input("dnormed", &[n, d], inputs.numbers(&[n, d]))
+            .updated("dsum", &[n, d], inputs.numbers(&[n, d]), inputs.bound())
+            .updated("dweight", &[d], inputs.f32(&[d]), F32)
+            .workspace(move |device| workspace_elements(n, d, device))
+            .call(move |[sum, weight, inv_rms, dnormed, dsum, dweight, workspace]| {
+                backward(sum, weight, inv_rms, dnormed, dsum, trains.then_some(dweight), workspace)
+            })
     }
 }
 

@@ -63,7 +63,7 @@ pub fn forward(
             Ok(())
         })
     };
-    arguments.run(cpu, |gpu| cuda::run(gpu, &cuda::attention::forward(qkv, documents, outputs, shape)))
+    arguments.run(cpu, || cuda::attention::forward(qkv, documents, outputs, shape))
 }
 
 /// Writes every element of `dqkv` from what [`forward`] read and wrote and the gradient of its output. All F32 or all
@@ -104,9 +104,9 @@ pub fn backward(
             Ok(())
         })
     };
-    arguments.run(cpu, |gpu| {
+    arguments.run(cpu, || {
         let saved = cuda::attention::Saved { qkv, documents, out, lse, dout };
-        cuda::run(gpu, &cuda::attention::backward(&saved, dqkv, delta, shape))
+        cuda::attention::backward(&saved, dqkv, delta, shape)
     })
 }
 
@@ -146,9 +146,9 @@ pub fn decode(
             Ok(())
         })
     };
-    arguments.run(cpu, |gpu| {
+    arguments.run(cpu, || {
         let cache = cuda::attention::Cache { keys, values, past };
-        cuda::run(gpu, &cuda::attention::decode(qkv, cache, outputs, layout, new))
+        cuda::attention::decode(qkv, cache, outputs, layout, new)
     })
 }
 
@@ -297,6 +297,9 @@ pub mod reference {
         })
     }
 }
+
+#[path = "attention_cases.rs"]
+pub mod cases;
 
 #[cfg(test)]
 #[path = "attention_tests.rs"]

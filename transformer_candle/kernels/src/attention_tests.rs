@@ -215,16 +215,6 @@ fn the_references_gradient_is_the_slope_of_its_forward() {
     }
 }
 
-#[test]
-fn the_number_of_threads_changes_no_bit() {
-    for (layout, batch, length) in [(heads(6, 2, 32), 3, 150), (heads(2, 2, 16), 40, 20)] {
-        let [qkv, dout] = inputs(&layout, batch * length);
-        for dtype in [DType::F32, DType::BF16] {
-            assert_same_at_any_thread_count(|| run(&qkv, &dout, &layout, batch, dtype).to_vec());
-        }
-    }
-}
-
 /// Returns the rows that `decode` writes for one sequence in pieces of these lengths, with a cache that held NaN.
 fn decoded(qkv: &[f64], layout: &HeadLayout, pieces: &[usize], dtype: DType) -> Vec<f32> {
     let capacity = pieces.iter().sum::<usize>() + 3;

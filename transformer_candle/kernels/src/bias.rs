@@ -22,7 +22,7 @@ pub fn forward(y_NO: &mut Buffer, bias_O: &Buffer) -> Result<()> {
             Ok(())
         })
     };
-    arguments.run(cpu, |gpu| cuda::run(gpu, &cuda::bias::forward(y, bias, [n, o])))
+    arguments.run(cpu, || cuda::bias::forward(y, bias, [n, o]))
 }
 
 /// Adds the sum of the rows to `dbias_O`. The gradient of the rows is that of the output itself.
@@ -40,7 +40,7 @@ pub fn backward(dy_NO: &Buffer, dbias_O: &mut Buffer, workspace: &mut Buffer) ->
             Ok(())
         })
     };
-    arguments.run(cpu, |gpu| cuda::run(gpu, &cuda::bias::backward(dy, dbias, partials, [n, o])))
+    arguments.run(cpu, || cuda::bias::backward(dy, dbias, partials, [n, o]))
 }
 
 /// Elements of F32 workspace for [`backward`] of N rows of O: the sum of each group of rows.
@@ -63,6 +63,38 @@ pub mod reference {
     /// Returns what is added to `dbias_O`; see [`super::backward`].
     pub fn backward<R: Real>(dy_NO: &[R], outputs: usize) -> Vec<R> {
         (0..outputs).map(|o| dy_NO.iter().skip(o).step_by(outputs).copied().sum::<R>()).collect()
+    }
+}
+
+/// Calls for checks and benchmarks, of sizes [N, O].
+pub mod cases {
+    use super::{backward, forward, workspace_elements};
+    use crate::DType;
+    use crate::cases::bounds::F32;
+    use crate::cases::{Case, CaseList, Inputs, Size};
+
+    pub(crate) fn add(size: Size, _dtype: DType, cases: &mut CaseList) {
+        for sizes in size.hidden() {
+            cases.add(move |inputs| sum(inputs, sizes));
+            cases.add(move |inputs| gradient(inputs, sizes));
+        }
+    }
+
+    /// [`forward`].
+    pub fn sum(inputs: &mut Inputs, [n, o]: [usize; 2]) -> Case {
+        Case::new(inputs.name("bias::forward"), format!("{n} x {o}"))
+            .updated("y", &[n, o], inputs.numbers(&[n, o]), inputs.bound())
+            .input("bias", &[o], inputs.numbers(&[o]))
+            .call(|[y, bias]| forward(y, bias))
+    }
+
+    /// [`backward`].
+    pub fn gradient(inputs: &mut Inputs, [n, o]: [usize; 2]) -> Case {
+        Case::new(inputs.name("bias::backward"), format!("{n} x {o}"))
+            .input("dy", &[n, o], inputs.numbers(&[n, o]))
+            .updated("dbias", &[o], inputs.f32(&[o]), F32)
+            .workspace(move |device| workspace_elements(n, o, device))
+            .call(|[dy, dbias, workspace]| backward(dy, dbias, workspace))
     }
 }
 
@@ -118,14 +150,6 @@ mod tests {
         let [sum, dbias] = run(&y, &bias, &dy, &vec![0.0; bias.len()], DType::F32);
         assert_near(&sum, &golden.values("sum_NO"));
         assert_near(&dbias, &golden.values("dbias_O"));
-    }
-
-    #[test]
-    fn the_number_of_threads_changes_no_bit() {
-        let [y, dy, bias] = [(1, 3000 * 70), (2, 3000 * 70), (3, 70)].map(|(seed, size)| numbers(seed, size));
-        for dtype in [DType::F32, DType::BF16] {
-            assert_same_at_any_thread_count(|| run(&y, &bias, &dy, &bias, dtype).to_vec());
-        }
     }
 
     #[test]

@@ -17,6 +17,9 @@ pub fn forward(source: &Buffer, target: &mut Buffer) -> Result<()> {
     if from == to {
         return target.copy_from(source);
     }
+    if !matches!((from, to), (DType::F32, DType::BF16) | (DType::BF16, DType::F32)) {
+        return Err(not_castable(from, to));
+    }
     let arguments = Arguments::new("cast::forward").input("source", source, from, source.shape()).output(
         "target",
         target,
@@ -24,23 +27,17 @@ pub fn forward(source: &Buffer, target: &mut Buffer) -> Result<()> {
         source.shape(),
     );
     let (input, output, elements) = (KernelArg::from(source), KernelArg::from(&*target), source.elements());
+    let narrows = from == DType::F32;
     let cpu = |access: &Access<'_>| {
-        match (from, to) {
-            (DType::F32, DType::BF16) => {
-                cpu::cast::narrow(source.slice(access), target.slice_mut(access));
-            }
-            (DType::BF16, DType::F32) => {
-                cpu::cast::widen(source.slice(access), target.slice_mut(access));
-            }
-            _ => return Err(not_castable(from, to)),
+        if narrows {
+            cpu::cast::narrow(source.slice(access), target.slice_mut(access));
+        } else {
+            cpu::cast::widen(source.slice(access), target.slice_mut(access));
         }
         Ok(())
     };
-    arguments.run(cpu, |gpu| match (from, to) {
-        (DType::F32, DType::BF16) => cuda::run(gpu, &cuda::cast::narrow(input, output, elements)),
-        (DType::BF16, DType::F32) => cuda::run(gpu, &cuda::cast::widen(input, output, elements)),
-        _ => Err(not_castable(from, to)),
-    })
+    let cast = if narrows { cuda::cast::narrow } else { cuda::cast::widen };
+    arguments.run(cpu, || cast(input, output, elements))
 }
 
 /// Splits an F32 master into its BF16 weight and its I16 low bits, all of one shape.
@@ -54,7 +51,7 @@ pub fn split_master(master: &Buffer, weight: &mut Buffer, low_bits: &mut Buffer)
         cpu::cast::split(master.slice(access), weight.slice_mut(access), low_bits.slice_mut(access));
         Ok(())
     };
-    arguments.run(cpu, |gpu| cuda::run(gpu, &cuda::cast::split(values, elements)))
+    arguments.run(cpu, || cuda::cast::split(values, elements))
 }
 
 /// Joins the two halves to the F32 master, bit for bit as it was split.
@@ -68,7 +65,7 @@ pub fn join_master(weight: &Buffer, low_bits: &Buffer, master: &mut Buffer) -> R
         cpu::cast::join(weight.slice(access), low_bits.slice(access), master.slice_mut(access));
         Ok(())
     };
-    arguments.run(cpu, |gpu| cuda::run(gpu, &cuda::cast::join(values, elements)))
+    arguments.run(cpu, || cuda::cast::join(values, elements))
 }
 
 fn not_castable(from: DType, to: DType) -> Error {
@@ -81,6 +78,47 @@ fn not_castable(from: DType, to: DType) -> Error {
 /// The plain version.
 pub mod reference {
     pub use crate::master_weight::{join, split};
+}
+
+/// Calls for checks, of sizes [N, I].
+pub mod cases {
+    use super::{forward, join_master, split_master};
+    use crate::DType;
+    use crate::cases::bounds::EXACT;
+    use crate::cases::{Case, CaseList, Inputs, Size};
+
+    pub(crate) fn add(size: Size, dtype: DType, cases: &mut CaseList) {
+        for shape in size.wide() {
+            cases.add(move |inputs| cast(inputs, shape));
+            if dtype == DType::F32 {
+                cases.add(move |inputs| split_and_join(inputs, shape));
+            }
+        }
+    }
+
+    /// Casts to the other float type.
+    fn cast(inputs: &mut Inputs, shape: [usize; 2]) -> Case {
+        let target = if inputs.dtype == DType::BF16 { DType::F32 } else { DType::BF16 };
+        Case::new(inputs.name("cast::forward"), format!("{} x {}", shape[0], shape[1]))
+            .in_given_types()
+            .input("source", &shape, inputs.numbers(&shape))
+            .output("target", &shape, target, EXACT)
+            .call(|[source, target]| forward(source, target))
+    }
+
+    /// Splits master weights into halves and joins them again.
+    fn split_and_join(inputs: &mut Inputs, shape: [usize; 2]) -> Case {
+        Case::new(inputs.name("cast::split_master, join_master"), format!("{} x {}", shape[0], shape[1]))
+            .in_given_types()
+            .input("source", &shape, inputs.numbers(&shape))
+            .output("weight", &shape, DType::BF16, EXACT)
+            .output("low_bits", &shape, DType::I16, EXACT)
+            .output("master", &shape, DType::F32, EXACT)
+            .call(|[source, weight, low_bits, master]| {
+                split_master(source, weight, low_bits)?;
+                join_master(weight, low_bits, master)
+            })
+    }
 }
 
 #[cfg(test)]

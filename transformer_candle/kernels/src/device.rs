@@ -27,6 +27,8 @@ impl Device {
     /// The kind of the device.
     pub fn kind(&self) -> DeviceKind {
         match self {
+            #[cfg(test)]
+            Self::Cpu if crate::cuda::recording::is_active() => DeviceKind::Cuda,
             Self::Cpu => DeviceKind::Cpu,
             Self::Cuda(_) => DeviceKind::Cuda,
         }

@@ -28,7 +28,7 @@ pub fn forward(x_NI: &Buffer, key: &Buffer, dropout: Dropout, out_NI: &mut Buffe
             Ok(())
         })
     };
-    arguments.run(cpu, |gpu| cuda::run(gpu, &cuda::dropout::forward(on_gpu, dropout, sizes)))
+    arguments.run(cpu, || cuda::dropout::forward(on_gpu, dropout, sizes))
 }
 
 /// `dx_NI += mask dout_NI / (1 - probability)` with the mask of [`forward`].
@@ -47,7 +47,48 @@ pub fn backward(dout_NI: &Buffer, key: &Buffer, dropout: Dropout, dx_NI: &mut Bu
             Ok(())
         })
     };
-    arguments.run(cpu, |gpu| cuda::run(gpu, &cuda::dropout::backward(on_gpu, dropout, sizes)))
+    arguments.run(cpu, || cuda::dropout::backward(on_gpu, dropout, sizes))
+}
+
+/// Calls for checks, of sizes [N, I]. The mask and the rounded values must have exactly the CPU's bits.
+pub mod cases {
+    use super::{Dropout, KEY_ELEMENTS, Key, backward, forward};
+    use crate::DType;
+    use crate::cases::bounds::EXACT;
+    use crate::cases::{BufferContents, Case, CaseList, Inputs, Size};
+
+    const DROPOUT: Dropout = Dropout { probability: 0.1, module: 9 };
+
+    pub(crate) fn add(size: Size, _dtype: DType, cases: &mut CaseList) {
+        for sizes in size.wide() {
+            cases.add(move |inputs| masked(inputs, sizes));
+            cases.add(move |inputs| gradient(inputs, sizes));
+        }
+    }
+
+    /// Returns a key with row numbers that cross 2^32.
+    fn key() -> BufferContents {
+        let key = Key { seed: 0xfedc_ba98_7654_3210, first_row: u64::from(u32::MAX) - 2, enabled: true };
+        BufferContents { dtype: DType::U32, bits: key.to_words().to_vec() }
+    }
+
+    fn masked(inputs: &mut Inputs, [n, i]: [usize; 2]) -> Case {
+        Case::new(inputs.name("dropout::forward"), format!("{n} x {i}"))
+            .in_given_types()
+            .input("x", &[n, i], inputs.numbers(&[n, i]))
+            .input("key", &[KEY_ELEMENTS], key())
+            .output("out", &[n, i], inputs.dtype, EXACT)
+            .call(|[x, key, out]| forward(x, key, DROPOUT, out))
+    }
+
+    fn gradient(inputs: &mut Inputs, [n, i]: [usize; 2]) -> Case {
+        Case::new(inputs.name("dropout::backward"), format!("{n} x {i}"))
+            .in_given_types()
+            .input("dout", &[n, i], inputs.numbers(&[n, i]))
+            .input("key", &[KEY_ELEMENTS], key())
+            .updated("dx", &[n, i], inputs.numbers(&[n, i]), EXACT)
+            .call(|[dout, key, dx]| backward(dout, key, DROPOUT, dx))
+    }
 }
 
 #[cfg(test)]
@@ -130,12 +171,5 @@ mod tests {
         let x = numbers(3, 4 * I);
         let out = dropped(&x, &key(9, 0, false), Dropout { probability: 0.4, module: 5 }, DType::F32);
         assert_eq!(out.read::<f32>().unwrap(), to_f32(&x));
-    }
-
-    #[test]
-    fn the_number_of_threads_changes_no_bit() {
-        let x = numbers(2, 500 * I);
-        let dropout = Dropout { probability: 0.1, module: 5 };
-        assert_same_at_any_thread_count(|| vec![dropped(&x, &key(9, 3, true), dropout, DType::BF16)]);
     }
 }

@@ -30,7 +30,7 @@ pub fn forward(table_VD: &Buffer, ids_N: &Buffer, out_ND: &mut Buffer) -> Result
             Ok(())
         })
     };
-    arguments.run(cpu, |gpu| cuda::run(gpu, &cuda::embedding::forward(table, ids, out, [n, v, d])))
+    arguments.run(cpu, || cuda::embedding::forward(table, ids, out, [n, v, d]))
 }
 
 /// `dtable_VD[ids_N[n]] += dout_ND[n]` in F32, for each row of the table in the order of the tokens. `dout_ND` is F32
@@ -54,7 +54,7 @@ pub fn backward(ids_N: &Buffer, dout_ND: &Buffer, dtable_VD: &mut Buffer, worksp
             Ok(())
         })
     };
-    arguments.run(cpu, |gpu| cuda::run(gpu, &cuda::embedding::backward(ids, dout, dtable, chains, [n, v, d])))
+    arguments.run(cpu, || cuda::embedding::backward(ids, dout, dtable, chains, [n, v, d]))
 }
 
 /// Elements of F32 workspace that [`backward`] needs for this many tokens.
@@ -93,6 +93,47 @@ pub mod reference {
             }
         }
         dtable_VD
+    }
+}
+
+/// Calls for checks and benchmarks, of sizes [N, V, D].
+pub mod cases {
+    use super::{backward, forward, workspace_elements};
+    use crate::DType;
+    use crate::cases::bounds::{EXACT, F32};
+    use crate::cases::{Case, CaseList, Inputs, Size};
+
+    pub(crate) fn add(size: Size, _dtype: DType, cases: &mut CaseList) {
+        let sizes = match size {
+            Size::Small => vec![[11, 64, 32]],
+            Size::Medium => vec![[3000, 1000, 32]],
+            Size::Full => vec![[100, 128, 80], [4096, 16_384, 2048]],
+        };
+        for sizes in sizes {
+            cases.add(move |inputs| lookup(inputs, sizes));
+            cases.add(move |inputs| gradient(inputs, sizes));
+        }
+    }
+
+    /// [`forward`]: N rows of the table.
+    pub fn lookup(inputs: &mut Inputs, [n, v, d]: [usize; 3]) -> Case {
+        Case::new(inputs.name("embedding::forward"), format!("{n} of {v} x {d}"))
+            .input("table", &[v, d], inputs.numbers(&[v, d]))
+            .input("ids", &[n], inputs.ids(n, v))
+            .output("out", &[n, d], inputs.dtype, EXACT)
+            .bytes(2 * n * d * inputs.dtype.size_in_bytes())
+            .call(|[table, ids, out]| forward(table, ids, out))
+    }
+
+    /// [`backward`].
+    pub fn gradient(inputs: &mut Inputs, [n, v, d]: [usize; 3]) -> Case {
+        Case::new(inputs.name("embedding::backward"), format!("{n} of {v} x {d}"))
+            .input("ids", &[n], inputs.ids(n, v))
+            .input("dout", &[n, d], inputs.numbers(&[n, d]))
+            .updated("dtable", &[v, d], inputs.f32(&[v, d]), F32)
+            .workspace(move |device| workspace_elements(n, device))
+            .bytes(n * d * (inputs.dtype.size_in_bytes() + 2 * DType::F32.size_in_bytes()))
+            .call(|[ids, dout, dtable, workspace]| backward(ids, dout, dtable, workspace))
     }
 }
 
@@ -154,15 +195,6 @@ mod tests {
         let (ids, table, dout) = ([2u32, 0, 2], numbers(1, 4 * 3), numbers(2, 3 * 3));
         let slope = finite_differences(|table| dot(&reference::forward(table, &ids, 3), &dout), &table);
         assert_same_gradient(&reference::backward(&ids, &dout, 4, 3), &slope);
-    }
-
-    #[test]
-    fn the_number_of_threads_changes_no_bit() {
-        let (ids, [v, d]) = ((0..3000u32).map(|n| n * n % 997).collect::<Vec<_>>(), [1000, 24]);
-        let (table, dout) = (numbers(1, v * d), numbers(2, ids.len() * d));
-        for dtype in [DType::F32, DType::BF16] {
-            assert_same_at_any_thread_count(|| run(&table, &ids, &dout, [v, d], dtype).to_vec());
-        }
     }
 
     #[test]

@@ -18,7 +18,7 @@ pub fn forward(grads: &Buffer, norm_1: &mut Buffer, workspace: &mut Buffer) -> R
         norm_1.slice_mut(access)[0] = cpu::grad_norm::forward(grads.slice(access), partials);
         Ok(())
     };
-    arguments.run(cpu, |gpu| cuda::run(gpu, &cuda::grad_norm::forward(values, elements)))
+    arguments.run(cpu, || cuda::grad_norm::forward(values, elements))
 }
 
 /// Elements of F32 workspace that [`forward`] needs for this many gradients: one per 16 thousand.
@@ -46,7 +46,7 @@ pub fn clip(norm_1: &Buffer, max_grad_norm: Option<f32>, scalars: &mut Buffer) -
         scalars[adamw::APPLY] = if norm.is_finite() { 1.0 } else { 0.0 };
         Ok(())
     };
-    arguments.run(cpu, |gpu| cuda::run(gpu, &cuda::grad_norm::clip(norm, max_grad_norm, flags)))
+    arguments.run(cpu, || cuda::grad_norm::clip(norm, max_grad_norm, flags))
 }
 
 /// The plain version.
@@ -64,6 +64,48 @@ pub mod reference {
             Some(limit) if limit < norm + R::from_f64(1e-6) => limit / (norm + R::from_f64(1e-6)),
             _ => R::ONE,
         }
+    }
+}
+
+/// Calls for checks and benchmarks, of flat buffers.
+pub mod cases {
+    use super::{clip, forward, workspace_elements};
+    use crate::DType;
+    use crate::cases::bounds::{F32, F32_POINTWISE};
+    use crate::cases::{BufferContents, Case, CaseList, Inputs, Size};
+    use crate::optimizer_settings::SCALARS;
+
+    pub(crate) fn add(size: Size, dtype: DType, cases: &mut CaseList) {
+        if dtype != DType::F32 {
+            return;
+        }
+        for elements in size.elements() {
+            cases.add(move |inputs| norm(inputs, elements));
+        }
+        for norm in [0.0, 0.5, 8.0, f32::INFINITY, f32::NAN] {
+            cases.add(move |_| clipping(norm));
+        }
+    }
+
+    /// [`forward`].
+    pub fn norm(inputs: &mut Inputs, elements: usize) -> Case {
+        Case::new("grad_norm::forward f32", elements.to_string())
+            .input("grads", &[elements], inputs.f32(&[elements]))
+            .output("norm", &[1], DType::F32, F32)
+            .workspace(move |device| workspace_elements(elements, device))
+            .call(|[grads, norm, workspace]| forward(grads, norm, workspace))
+    }
+
+    /// [`clip`].
+    pub fn clipping(norm: f32) -> Case {
+        // No limit if the norm is not finite: the scale is then 1, and not a NaN, which equals nothing.
+        let limit = norm.is_finite().then_some(1.0);
+        let mut scalars = vec![7.0; SCALARS];
+        scalars[..3].copy_from_slice(&[1e-3, 0.1, 0.05]);
+        Case::new("grad_norm::clip f32", format!("norm {norm}"))
+            .input("norm", &[1], BufferContents::from_numbers([norm], DType::F32))
+            .updated("scalars", &[SCALARS], BufferContents::from_numbers(scalars, DType::F32), F32_POINTWISE)
+            .call(move |[norm, scalars]| clip(norm, limit, scalars))
     }
 }
 
@@ -125,12 +167,6 @@ mod tests {
             assert!(!with_bad.read::<f32>().unwrap()[0].is_finite());
             assert_eq!(clipped(bad, Some(1.0))[adamw::APPLY].to_bits(), 0);
         }
-    }
-
-    #[test]
-    fn the_number_of_threads_changes_no_bit() {
-        let grads = buffer(&numbers(1, 300_001), &[300_001], DType::F32);
-        assert_same_at_any_thread_count(|| vec![norm(&grads)]);
     }
 
     #[test]

@@ -112,11 +112,7 @@ pub fn forward_backward(
             Ok(())
         })
     };
-    let cuda = |gpu: &cuda::Cuda| {
-        let requests = cuda::head_cross_entropy::forward_backward(&requested, &gradients);
-        cuda::run(gpu, &requests)
-    };
-    arguments.run(cpu, cuda)?;
+    arguments.run(cpu, || cuda::head_cross_entropy::forward_backward(&requested, &gradients))?;
     match dweight_VD {
         // Without tokens no chunk has overwritten it.
         Some(dweight_VD) if n == 0 && write_mode == WriteMode::Overwrite => dweight_VD.zero(),
@@ -152,7 +148,7 @@ pub fn forward(
             Ok(())
         })
     };
-    arguments.run(cpu, |gpu| cuda::run(gpu, &cuda::head_cross_entropy::forward(&requested, losses)))
+    arguments.run(cpu, || cuda::head_cross_entropy::forward(&requested, losses))
 }
 
 /// W, the elements from row to row of logits, for a vocabulary of this size (padded to multiples of 64). On a CPU rows
@@ -275,6 +271,9 @@ pub mod reference {
         largest + logits.iter().map(|&logit| (logit - largest).exp()).sum::<R>().ln()
     }
 }
+
+#[path = "head_cross_entropy_cases.rs"]
+pub mod cases;
 
 #[cfg(test)]
 #[path = "head_cross_entropy_tests.rs"]

@@ -223,14 +223,6 @@ fn a_batch_of_ignored_targets_has_no_loss_and_no_gradient() {
 }
 
 #[test]
-fn the_number_of_threads_changes_no_bit() {
-    let case = Case::new([150, 48, 1000, 1024]);
-    for dtype in [DType::F32, DType::BF16] {
-        assert_same_at_any_thread_count(|| case.run(64, dtype).unwrap().to_vec());
-    }
-}
-
-#[test]
 fn a_target_outside_of_the_vocabulary_is_named() {
     for wrong in [5, 8, -1, -99, i32::MIN, i32::MAX] {
         let mut case = Case::new([4, 3, 5, 8]);

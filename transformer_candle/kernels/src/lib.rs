@@ -45,6 +45,7 @@ pub mod add_rms_norm;
 pub mod arenas;
 pub mod attention;
 pub mod bias;
+pub mod cases;
 pub mod cast;
 pub mod counter_hash;
 pub mod dropout;

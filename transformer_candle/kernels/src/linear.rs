@@ -80,6 +80,70 @@ pub mod reference {
     }
 }
 
+/// Calls for checks and benchmarks, of sizes [N, I, O].
+pub mod cases {
+    use super::{backward_input, backward_weight, forward, workspace_elements};
+    use crate::cases::bounds::F32_SUM;
+    use crate::cases::{Case, CaseList, Inputs, Size};
+    use crate::{DType, WriteMode};
+
+    pub(crate) fn add(size: Size, _dtype: DType, cases: &mut CaseList) {
+        let sizes = match size {
+            Size::Small => vec![[5, 64, 48]],
+            Size::Medium => vec![[300, 96, 160]],
+            Size::Full => {
+                vec![[37, 80, 48], [1000, 1536, 2560], [2048, 2048, 3072], [2048, 2048, 16_384], [2048, 8192, 2048]]
+            }
+        };
+        for sizes in sizes {
+            cases.add(move |inputs| output(inputs, sizes));
+            cases.add(move |inputs| input_gradient(inputs, sizes));
+            for write_mode in [WriteMode::Overwrite, WriteMode::Accumulate] {
+                cases.add(move |inputs| weight_gradient(inputs, sizes, write_mode));
+            }
+        }
+    }
+
+    fn case(inputs: &Inputs, operation: &str, [n, i, o]: [usize; 3]) -> Case {
+        Case::new(inputs.name(operation), format!("{n} x {i} -> {o}")).flops(2 * n * i * o)
+    }
+
+    /// [`forward`].
+    pub fn output(inputs: &mut Inputs, sizes @ [n, i, o]: [usize; 3]) -> Case {
+        case(inputs, "linear::forward", sizes)
+            .input("x", &[n, i], inputs.numbers(&[n, i]))
+            .input("w", &[o, i], inputs.numbers(&[o, i]))
+            .output("y", &[n, o], inputs.dtype, inputs.bound())
+            .workspace(move |device| workspace_elements(n, i, o, device))
+            .call(|[x, w, y, workspace]| forward(x, w, y, workspace))
+    }
+
+    /// [`backward_input`].
+    pub fn input_gradient(inputs: &mut Inputs, sizes @ [n, i, o]: [usize; 3]) -> Case {
+        case(inputs, "linear::backward_input", sizes)
+            .input("dy", &[n, o], inputs.numbers(&[n, o]))
+            .input("w", &[o, i], inputs.numbers(&[o, i]))
+            .output("dx", &[n, i], inputs.dtype, inputs.bound())
+            .workspace(move |device| workspace_elements(n, i, o, device))
+            .call(|[dy, w, dx, workspace]| backward_input(dy, w, dx, workspace))
+    }
+
+    /// [`backward_weight`].
+    pub fn weight_gradient(inputs: &mut Inputs, sizes @ [n, i, o]: [usize; 3], write_mode: WriteMode) -> Case {
+        let case = case(inputs, "linear::backward_weight", sizes).input("dy", &[n, o], inputs.numbers(&[n, o])).input(
+            "x",
+            &[n, i],
+            inputs.numbers(&[n, i]),
+        );
+        let case = match write_mode {
+            WriteMode::Overwrite => case.output("dw", &[o, i], DType::F32, F32_SUM),
+            WriteMode::Accumulate => case.updated("dw", &[o, i], inputs.f32(&[o, i]), F32_SUM),
+        };
+        case.workspace(move |device| workspace_elements(n, i, o, device))
+            .call(move |[dy, x, dw, workspace]| backward_weight(dy, x, dw, write_mode, workspace))
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use candle_core::{Device, Tensor, Var};

@@ -92,6 +92,105 @@ pub mod reference {
     }
 }
 
+/// Calls for checks and benchmarks.
+pub mod cases {
+    use super::{backward_b, backward_expand, backward_input, expand, project, workspace_elements};
+    use crate::cases::bounds::F32_SUM;
+    use crate::cases::{Case, CaseList, Inputs, Size};
+    use crate::{DType, WriteMode};
+
+    /// Sizes of an adapter of a module whose outputs are columns of wider rows.
+    #[derive(Clone, Copy)]
+    pub struct Sizes {
+        /// Tokens.
+        pub n: usize,
+        /// Inputs of the module.
+        pub inputs: usize,
+        /// The adapter's rank.
+        pub rank: usize,
+        /// Outputs of the module.
+        pub outputs: usize,
+        /// The module's first column.
+        pub first: usize,
+        /// Width of a row.
+        pub width: usize,
+    }
+
+    pub(crate) fn add(size: Size, _dtype: DType, cases: &mut CaseList) {
+        let sizes = match size {
+            Size::Small => Sizes { n: 5, inputs: 64, rank: 8, outputs: 32, first: 16, width: 64 },
+            Size::Medium => Sizes { n: 300, inputs: 96, rank: 16, outputs: 96, first: 64, width: 192 },
+            Size::Full => Sizes { n: 2048, inputs: 2048, rank: 16, outputs: 512, first: 2048, width: 3072 },
+        };
+        for make in [projection, expansion, gradient_of_projection, gradient_of_b, gradient_of_input] {
+            cases.add(move |inputs| make(inputs, sizes));
+        }
+    }
+
+    const SCALE: f32 = 0.5;
+
+    /// The case of a GEMM of the adapter.
+    fn case(inputs: &Inputs, operation: &str, sizes: Sizes, flops: usize) -> Case {
+        let Sizes { n, inputs: i, rank, outputs: o, .. } = sizes;
+        Case::new(inputs.name(operation), format!("{n} x {i} -> {rank} -> {o}")).flops(flops)
+    }
+
+    fn workspace(case: Case, Sizes { n, inputs, rank, outputs, .. }: Sizes) -> Case {
+        case.workspace(move |device| workspace_elements(n, inputs, rank, outputs, device))
+    }
+
+    /// [`project`].
+    pub fn projection(inputs: &mut Inputs, sizes: Sizes) -> Case {
+        let Sizes { n, inputs: i, rank, .. } = sizes;
+        let case = case(inputs, "lora::project", sizes, 2 * n * i * rank)
+            .input("x", &[n, i], inputs.numbers(&[n, i]))
+            .input("a", &[rank, i], inputs.numbers(&[rank, i]))
+            .output("z", &[n, rank], inputs.dtype, inputs.bound());
+        workspace(case, sizes).call(|[x, a, z, workspace]| project(x, a, SCALE, z, workspace))
+    }
+
+    /// [`expand`].
+    pub fn expansion(inputs: &mut Inputs, sizes: Sizes) -> Case {
+        let Sizes { n, rank, outputs: o, first, width, .. } = sizes;
+        let case = case(inputs, "lora::expand", sizes, 2 * n * rank * o)
+            .input("z", &[n, rank], inputs.numbers(&[n, rank]))
+            .input("b", &[o, rank], inputs.numbers(&[o, rank]))
+            .updated("y", &[n, width], inputs.numbers(&[n, width]), inputs.bound());
+        workspace(case, sizes).call(move |[z, b, y, workspace]| expand(z, b, y, first, workspace))
+    }
+
+    /// [`backward_expand`].
+    pub fn gradient_of_projection(inputs: &mut Inputs, sizes: Sizes) -> Case {
+        let Sizes { n, rank, outputs: o, first, width, .. } = sizes;
+        let case = case(inputs, "lora::backward_expand", sizes, 2 * n * rank * o)
+            .input("dy", &[n, width], inputs.numbers(&[n, width]))
+            .input("b", &[o, rank], inputs.numbers(&[o, rank]))
+            .output("dz", &[n, rank], inputs.dtype, inputs.bound());
+        workspace(case, sizes).call(move |[dy, b, dz, workspace]| backward_expand(dy, first, b, SCALE, dz, workspace))
+    }
+
+    /// [`backward_b`].
+    pub fn gradient_of_b(inputs: &mut Inputs, sizes: Sizes) -> Case {
+        let Sizes { n, rank, outputs: o, first, width, .. } = sizes;
+        let case = case(inputs, "lora::backward_b", sizes, 2 * n * rank * o)
+            .input("dy", &[n, width], inputs.numbers(&[n, width]))
+            .input("z", &[n, rank], inputs.numbers(&[n, rank]))
+            .updated("db", &[o, rank], inputs.f32(&[o, rank]), F32_SUM);
+        workspace(case, sizes)
+            .call(move |[dy, z, db, workspace]| backward_b(dy, first, z, db, WriteMode::Accumulate, workspace))
+    }
+
+    /// [`backward_input`].
+    pub fn gradient_of_input(inputs: &mut Inputs, sizes: Sizes) -> Case {
+        let Sizes { n, inputs: i, rank, .. } = sizes;
+        let case = case(inputs, "lora::backward_input", sizes, 2 * n * i * rank)
+            .input("dz", &[n, rank], inputs.numbers(&[n, rank]))
+            .input("a", &[rank, i], inputs.numbers(&[rank, i]))
+            .updated("dx", &[n, i], inputs.numbers(&[n, i]), inputs.bound());
+        workspace(case, sizes).call(|[dz, a, dx, workspace]| backward_input(dz, a, dx, workspace))
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use candle_core::{Device, Tensor, Var};

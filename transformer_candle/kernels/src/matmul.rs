@@ -148,7 +148,7 @@ impl<'a> Gemm<'a> {
                 Ok(())
             })
         };
-        arguments.run(cpu, |cuda| cuda.multiply(&matmul))
+        arguments.run(cpu, || [cuda::Launch::Gemm(matmul)])
     }
 
     /// The call of cuBLASLt on a GPU.

@@ -62,7 +62,7 @@ pub fn accumulate_momentum(
             Ok(())
         })
     };
-    arguments.run(cpu, |gpu| cuda::run(gpu, &cuda::muon::accumulate_momentum(values, settings, elements)))
+    arguments.run(cpu, || cuda::muon::accumulate_momentum(values, settings, elements))
 }
 
 /// The scratch buffers of [`orthogonalize`]. For `[B, M, N]` with S = min(M, N): elements of the update's type but for
@@ -108,7 +108,7 @@ pub fn orthogonalize(update_BMN: &mut Buffer, scratch: Scratch<'_>, polynomials:
             Ok(())
         })
     };
-    arguments.run(cpu, |gpu| cuda::run(gpu, &cuda::muon::orthogonalize(&matrices, sizes, polynomials)))
+    arguments.run(cpu, || cuda::muon::orthogonalize(&matrices, sizes, polynomials))
 }
 
 /// Elements of F32 workspace that [`orthogonalize`] needs for `[B, M, N]`.
@@ -161,7 +161,7 @@ pub fn step(
         }
         Ok(())
     };
-    arguments.run(cpu, |gpu| cuda::run(gpu, &cuda::muon::step(&state, scale, weight_decay, elements)))
+    arguments.run(cpu, || cuda::muon::step(&state, scale, weight_decay, elements))
 }
 
 /// The plain version.
@@ -213,6 +213,9 @@ pub mod reference {
         x
     }
 }
+
+#[path = "muon_cases.rs"]
+pub mod cases;
 
 #[cfg(test)]
 #[path = "muon_tests.rs"]

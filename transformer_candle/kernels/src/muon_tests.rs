@@ -157,17 +157,6 @@ fn nothing_changes_where_the_step_must_not_be_applied() {
 }
 
 #[test]
-fn the_number_of_threads_changes_no_bit() {
-    let values = numbers(1, 2 * 300 * 200);
-    assert_same_at_any_thread_count(|| {
-        let mut state = State::new(&values[..60_000], &[300, 200], DType::BF16);
-        state.step(&values[60_000..], &scalars(0.1), &SETTINGS, 0.1);
-        let batch = orthogonalized(&values, [2, 200, 300], DType::F32, Polynomials::PolarExpress);
-        vec![state.master(), state.momentum.clone(), batch]
-    });
-}
-
-#[test]
 fn an_update_of_two_axes_is_refused() {
     let [mut update, mut other, mut gram, mut polynomial] = [(); 4].map(|()| zeros(&[4, 4], DType::F32));
     let mut workspace = workspace(0);

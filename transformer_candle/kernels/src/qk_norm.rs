@@ -37,7 +37,7 @@ pub fn forward(
         })
     };
     let launches = || cuda::qk_norm::forward([projected, weight, qkv], epsilon, layout, shape[0]);
-    arguments.run(cpu, |gpu| cuda::run(gpu, &launches()))
+    arguments.run(cpu, launches)
 }
 
 /// Turns the gradients of the normed query and key heads into those of the projected ones, and adds the weight's, where
@@ -77,7 +77,7 @@ pub fn backward(
         })
     };
     let launches = || cuda::qk_norm::backward([projected, weight, dqkv], dweight, partials, epsilon, layout, shape[0]);
-    arguments.run(cpu, |gpu| cuda::run(gpu, &launches()))
+    arguments.run(cpu, launches)
 }
 
 /// Elements of F32 workspace for [`backward`] of N rows: the weight's gradient of each group of rows.
@@ -137,6 +137,53 @@ pub mod reference {
         let head = head % (heads + 2 * kv_heads);
         let first = usize::from(head >= heads) * head_size;
         (head < heads + kv_heads).then(|| (first, &weight_2E[first..][..head_size]))
+    }
+}
+
+/// Calls for checks and benchmarks, of N rows.
+pub mod cases {
+    use super::{backward, forward, workspace_elements};
+    use crate::cases::bounds::F32;
+    use crate::cases::{Case, CaseList, Inputs, Size};
+    use crate::{DType, HeadLayout};
+
+    const EPSILON: f32 = 1e-5;
+
+    pub(crate) fn add(size: Size, _dtype: DType, cases: &mut CaseList) {
+        for positions in size.positions() {
+            let (n, layout) = (positions.tokens(), positions.layout);
+            cases.add(move |inputs| norm(inputs, n, layout));
+            cases.add(move |inputs| gradient(inputs, n, layout));
+        }
+    }
+
+    fn sizes(n: usize, HeadLayout { heads, kv_heads, head_size }: HeadLayout) -> String {
+        format!("{n}, {heads}/{kv_heads} x {head_size}")
+    }
+
+    /// [`forward`].
+    pub fn norm(inputs: &mut Inputs, n: usize, layout: HeadLayout) -> Case {
+        let (rows, weight) = ([n, layout.packed_width()], [2 * layout.head_size]);
+        Case::new(inputs.name("qk_norm::forward"), sizes(n, layout))
+            .input("projected", &rows, inputs.numbers(&rows))
+            .input("weight", &weight, inputs.numbers(&weight))
+            .output("qkv", &rows, inputs.dtype, inputs.bound())
+            .call(move |[projected, weight, qkv]| forward(projected, weight, EPSILON, &layout, qkv))
+    }
+
+    /// [`backward`]. Queries and keys alone are read and written.
+    pub fn gradient(inputs: &mut Inputs, n: usize, layout: HeadLayout) -> Case {
+        let (rows, weight) = ([n, layout.packed_width()], [2 * layout.head_size]);
+        Case::new(inputs.name("qk_norm::backward"), sizes(n, layout))
+            .input("projected", &rows, inputs.numbers(&rows))
+            .input("weight", &weight, inputs.numbers(&weight))
+            .updated("dqkv", &rows, inputs.numbers(&rows), inputs.bound())
+            .updated("dweight", &weight, inputs.f32(&weight), F32)
+            .workspace(move |device| workspace_elements(n, layout.head_size, device))
+            .bytes(3 * n * (layout.query_width() + layout.key_width()) * inputs.dtype.size_in_bytes())
+            .call(move |[projected, weight, dqkv, dweight, workspace]| {
+                backward(projected, weight, EPSILON, &layout, dqkv, Some(dweight), workspace)
+            })
     }
 }
 

@@ -137,7 +137,7 @@ fn rotate(
             Ok(())
         })
     };
-    arguments.run(cpu, |gpu| cuda::run(gpu, &cuda::rope::rotate(qkv, layout, angles, rotation)))
+    arguments.run(cpu, || cuda::rope::rotate(qkv, layout, angles, rotation))
 }
 
 /// The operation in the plainest terms, with the tables' angles computed where they are needed.
@@ -168,6 +168,44 @@ pub mod reference {
             }
         }
         turned
+    }
+}
+
+/// Calls for checks and benchmarks.
+pub mod cases {
+    use super::{Frequencies, RopeTables, backward, forward, tables};
+    use crate::cases::{BufferContents, Case, CaseList, Inputs, Positions, Size};
+    use crate::{DType, Device, Result};
+
+    pub(crate) fn add(size: Size, _dtype: DType, cases: &mut CaseList) {
+        for positions in size.positions() {
+            cases.try_add(move |inputs| rotation(inputs, positions, true));
+            cases.try_add(move |inputs| rotation(inputs, positions, false));
+        }
+    }
+
+    /// [`forward`], or [`backward`], which turns the other way. Queries and keys alone are read and written.
+    pub fn rotation(inputs: &mut Inputs, positions: Positions, turns_forward: bool) -> Result<Case> {
+        let Positions { layout, batch, length, first } = positions;
+        let (end, half) = (first + length, layout.head_size / 2);
+        let (rows, angles) = ([positions.tokens(), layout.packed_width()], [end, half]);
+        let RopeTables { cos_TE2: cos, sin_TE2: sin } =
+            tables(end, layout.head_size, &Frequencies::of_base(10_000.0), &Device::Cpu)?;
+        let (name, rotate) = if turns_forward {
+            ("rope::forward", forward as fn(&mut _, &_, &_, _, _) -> _)
+        } else {
+            ("rope::backward", backward as fn(&mut _, &_, &_, _, _) -> _)
+        };
+        let turned = positions.tokens() * (layout.query_width() + layout.key_width());
+        Ok(Case::new(inputs.name(name), format!("{batch} x {length} from {first}, {}", positions.heads()))
+            .updated("qkv", &rows, inputs.numbers(&rows), inputs.bound())
+            .input("cos", &angles, BufferContents::read(&cos)?)
+            .input("sin", &angles, BufferContents::read(&sin)?)
+            .bytes(2 * turned * inputs.dtype.size_in_bytes())
+            .call(move |[qkv, cos, sin]| {
+                let tables = RopeTables { cos_TE2: cos.clone(), sin_TE2: sin.clone() };
+                rotate(qkv, &layout, &tables, length, first)
+            }))
     }
 }
 

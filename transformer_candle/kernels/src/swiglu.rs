@@ -24,7 +24,7 @@ pub fn forward(gate_up_N2I: &Buffer, out_NI: &mut Buffer) -> Result<()> {
             Ok(())
         })
     };
-    arguments.run(cpu, |gpu| cuda::run(gpu, &cuda::swiglu::forward(gate_up, out, [n, i])))
+    arguments.run(cpu, || cuda::swiglu::forward(gate_up, out, [n, i]))
 }
 
 /// Overwrites gate and up with their gradients, of which nothing but their values is needed. Both F32 or both BF16.
@@ -45,7 +45,7 @@ pub fn backward(gate_up_N2I: &mut Buffer, dout_NI: &Buffer) -> Result<()> {
             Ok(())
         })
     };
-    arguments.run(cpu, |gpu| cuda::run(gpu, &cuda::swiglu::backward(gate_up, dout, [n, i])))
+    arguments.run(cpu, || cuda::swiglu::backward(gate_up, dout, [n, i]))
 }
 
 /// [`backward`] that also recomputes the output: `out_NI` comes in with the output's gradient, and is overwritten by
@@ -66,7 +66,7 @@ pub fn backward_recomputing(gate_up_N2I: &mut Buffer, out_NI: &mut Buffer) -> Re
             Ok(())
         })
     };
-    arguments.run(cpu, |gpu| cuda::run(gpu, &cuda::swiglu::backward_recomputing(gate_up, out, [n, i])))
+    arguments.run(cpu, || cuda::swiglu::backward_recomputing(gate_up, out, [n, i]))
 }
 
 /// The operation in the plainest terms; `i` is I.
@@ -97,6 +97,45 @@ pub mod reference {
 
     fn silu_slope<R: Real>(x: R) -> R {
         sigmoid(x) * (R::ONE + x * (R::ONE - sigmoid(x)))
+    }
+}
+
+/// Calls for checks and benchmarks, of sizes [N, I].
+pub mod cases {
+    use super::{backward, backward_recomputing, forward};
+    use crate::DType;
+    use crate::cases::{Case, CaseList, Inputs, Size};
+
+    pub(crate) fn add(size: Size, _dtype: DType, cases: &mut CaseList) {
+        for sizes in size.wide() {
+            for make in [activation, gradient, gradient_recomputing] {
+                cases.add(move |inputs| make(inputs, sizes));
+            }
+        }
+    }
+
+    /// [`forward`].
+    pub fn activation(inputs: &mut Inputs, [n, i]: [usize; 2]) -> Case {
+        Case::new(inputs.name("swiglu::forward"), format!("{n} x {i}"))
+            .input("gate_up", &[n, 2 * i], inputs.numbers(&[n, 2 * i]))
+            .output("out", &[n, i], inputs.dtype, inputs.bound())
+            .call(|[gate_up, out]| forward(gate_up, out))
+    }
+
+    /// [`backward`].
+    pub fn gradient(inputs: &mut Inputs, [n, i]: [usize; 2]) -> Case {
+        Case::new(inputs.name("swiglu::backward"), format!("{n} x {i}"))
+            .updated("gate_up", &[n, 2 * i], inputs.numbers(&[n, 2 * i]), inputs.bound())
+            .input("dout", &[n, i], inputs.numbers(&[n, i]))
+            .call(|[gate_up, dout]| backward(gate_up, dout))
+    }
+
+    /// [`backward_recomputing`].
+    pub fn gradient_recomputing(inputs: &mut Inputs, [n, i]: [usize; 2]) -> Case {
+        Case::new(inputs.name("swiglu::backward_recomputing"), format!("{n} x {i}"))
+            .updated("gate_up", &[n, 2 * i], inputs.numbers(&[n, 2 * i]), inputs.bound())
+            .updated("out", &[n, i], inputs.numbers(&[n, i]), inputs.bound())
+            .call(|[gate_up, out]| backward_recomputing(gate_up, out))
     }
 }
 
@@ -178,14 +217,6 @@ mod tests {
         let [gate_up, dout] = inputs(3, 5);
         let slope = finite_differences(|gate_up| dot(&reference::forward(gate_up, 5), &dout), &gate_up);
         assert_same_gradient(&reference::backward(&gate_up, &dout, 5), &slope);
-    }
-
-    #[test]
-    fn the_number_of_threads_changes_no_bit() {
-        let [gate_up, dout] = inputs(300, 257);
-        for dtype in [DType::F32, DType::BF16] {
-            assert_same_at_any_thread_count(|| run(&gate_up, &dout, 257, dtype).to_vec());
-        }
     }
 
     #[test]

@@ -4,6 +4,7 @@ use std::collections::HashMap;
 
 use candle_core::{DType, Tensor};
 
+use crate::cases::BufferContents;
 use crate::{Buffer, Device, Element, bf16};
 
 /// Numbers in -1..1 with a bell-like distribution, the same for the same seed. bf16 holds each exactly, so that an
@@ -105,10 +106,9 @@ pub(crate) fn dot(values: &[f64], weights: &[f64]) -> f64 {
 /// same.
 #[track_caller]
 pub(crate) fn assert_same_at_any_thread_count(compute: impl Fn() -> Vec<Buffer> + Sync) {
-    let run = |threads: usize| -> Vec<Vec<u32>> {
+    let run = |threads: usize| -> Vec<BufferContents> {
         let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
-        let bits = |buffer: &Buffer| buffer.read_f32().unwrap().into_iter().map(f32::to_bits).collect();
-        pool.install(|| compute().iter().map(bits).collect())
+        pool.install(|| compute().iter().map(|buffer| BufferContents::read(buffer).unwrap()).collect())
     };
     let one = run(1);
     for threads in [2, 4] {

@@ -24,7 +24,7 @@ impl Buffer {
             }
             Ok(())
         };
-        arguments.run(cpu, |cuda| cuda.zero(address, bytes))
+        arguments.dispatch(cpu, |cuda| cuda.zero(address, bytes))
     }
 
     /// Copies a buffer of the same element type and shape.
@@ -47,7 +47,7 @@ impl Buffer {
             }
             Ok(())
         };
-        arguments.run(cpu, |cuda| cuda.copy(source.address, target, bytes))
+        arguments.dispatch(cpu, |cuda| cuda.copy(source.address, target, bytes))
     }
 
     /// Writes host values, as many as there are elements and of the same type.
@@ -66,13 +66,13 @@ impl Buffer {
             copy(values, self.slice_mut(access));
             Ok(())
         };
-        arguments.run(cpu, |cuda| cuda.write(address, as_bytes(values)))
+        arguments.dispatch(cpu, |cuda| cuda.write(address, as_bytes(values)))
     }
 
     /// The elements, copied to the host.
     pub fn read<T: Scalar>(&self) -> Result<Vec<T>> {
         let arguments = Arguments::new("Buffer::read").input("buffer", self, T::DTYPE, self.shape());
-        arguments.run(
+        arguments.dispatch(
             |access| Ok(self.slice(access).to_vec()),
             |cuda| {
                 let mut values = vec![T::zero(); self.elements()];
