@@ -1,8 +1,8 @@
 //! Arithmetic on planned buffers: every operation of the decoder, its forward beside its backward.
 //!
 //! An operation takes the values it reads and the buffers it writes; it allocates nothing of its own and keeps no
-//! state. Each lives in one file: the public functions, the plain reference that explains them, and the tests that both
-//! agree. The tuned versions are under `cpu/` and `cuda/`.
+//! state. Each lives in one file: the public functions, the plain reference that explains them, the tests that both
+//! agree, and its calls for checks and benchmarks ([`cases`]). The tuned versions are under `cpu/` and `cuda/`.
 //!
 //! Legend of the shape suffixes: N tokens (= B * T), B sequences, T positions, D hidden, H query heads, K key/value
 //! heads, E head size, P packed QKV width (H + 2K) * E, I intermediate (or inputs of a linear map), O outputs, V padded

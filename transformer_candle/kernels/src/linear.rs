@@ -84,10 +84,10 @@ pub mod reference {
 pub mod cases {
     use super::{backward_input, backward_weight, forward, workspace_elements};
     use crate::cases::bounds::F32_SUM;
-    use crate::cases::{Case, CaseList, Inputs, Size};
+    use crate::cases::{self, Case, CaseList, Inputs, Size};
     use crate::{DType, WriteMode};
 
-    pub(crate) fn add(size: Size, _dtype: DType, cases: &mut CaseList) {
+    pub(crate) fn add(size: Size, _dtype: DType, list: &mut CaseList) {
         let sizes = match size {
             Size::Small => vec![[5, 64, 48]],
             Size::Medium => vec![[300, 96, 160]],
@@ -96,10 +96,10 @@ pub mod cases {
             }
         };
         for sizes in sizes {
-            cases.add(move |inputs| output(inputs, sizes));
-            cases.add(move |inputs| input_gradient(inputs, sizes));
+            list.add(move |inputs| output(inputs, sizes));
+            list.add(move |inputs| input_gradient(inputs, sizes));
             for write_mode in [WriteMode::Overwrite, WriteMode::Accumulate] {
-                cases.add(move |inputs| weight_gradient(inputs, sizes, write_mode));
+                list.add(move |inputs| weight_gradient(inputs, sizes, write_mode));
             }
         }
     }
@@ -129,12 +129,12 @@ pub mod cases {
     }
 
     /// [`backward_weight`].
-    pub fn weight_gradient(inputs: &mut Inputs, sizes @ [n, i, o]: [usize; 3], write_mode: WriteMode) -> Case {
-        let case = case(inputs, "linear::backward_weight", sizes).input("dy", &[n, o], inputs.numbers(&[n, o])).input(
-            "x",
-            &[n, i],
-            inputs.numbers(&[n, i]),
-        );
+    pub fn weight_gradient(inputs: &mut Inputs, [n, i, o]: [usize; 3], write_mode: WriteMode) -> Case {
+        let sizes = format!("{n} x {i} -> {o}{}", cases::mode(write_mode));
+        let case = Case::new(inputs.name("linear::backward_weight"), sizes)
+            .flops(2 * n * i * o)
+            .input("dy", &[n, o], inputs.numbers(&[n, o]))
+            .input("x", &[n, i], inputs.numbers(&[n, i]));
         let case = match write_mode {
             WriteMode::Overwrite => case.output("dw", &[o, i], DType::F32, F32_SUM),
             WriteMode::Accumulate => case.updated("dw", &[o, i], inputs.f32(&[o, i]), F32_SUM),

@@ -6,8 +6,6 @@
 //! ```
 //! `make bench-cpu` puts the rows beside PyTorch's.
 
-// Names such as x_ND carry their shape.
-#![allow(non_snake_case)]
 // One call: a target function of the processor's own instruction for bf16 (`machine.rs`).
 #![allow(unsafe_code)]
 // Loops reach wide vectors only where they are inlined into a function compiled for them.

@@ -1,8 +1,9 @@
-//! Times an operation and prints its row.
+//! Times operations and prints their rows.
 
 use std::time::{Duration, Instant};
 
-use kernels::{DType, Result};
+use kernels::cases::Case;
+use kernels::{DType, Device, Result};
 use serde::Serialize;
 
 use crate::machine::Machine;
@@ -10,13 +11,6 @@ use crate::print;
 
 /// Minimum number of calls per row.
 const CALLS: usize = 3;
-
-/// The minimum work of one call: every argument read or written once, and its matmuls' FLOPs.
-#[derive(Clone, Copy)]
-pub struct Work {
-    pub flops: usize,
-    pub bytes: usize,
-}
 
 /// Measures operations on elements of one type.
 pub struct Meter<'a> {
@@ -47,22 +41,15 @@ struct Row<'a> {
 }
 
 impl Meter<'_> {
-    /// Bytes of an element.
-    pub fn element_size(&self) -> usize {
-        self.dtype.size_in_bytes()
-    }
-
-    /// Times an operation and prints its row.
-    pub fn row(
-        &self,
-        operation: &str,
-        per_step: usize,
-        work: Work,
-        mut call: impl FnMut() -> Result<()>,
-    ) -> Result<()> {
-        let times = self.times(&mut call)?;
+    /// Times cases, one after the other, and prints their row.
+    pub fn row(&self, operation: &str, per_step: usize, cases: &[Case]) -> Result<()> {
+        let arguments = cases.iter().map(|case| case.allocate(&Device::Cpu, false)).collect::<Result<Vec<_>>>();
+        let mut calls: Vec<_> = cases.iter().zip(arguments?).collect();
+        let times = self.times(&mut || calls.iter_mut().try_for_each(|(case, arguments)| case.run(arguments)))?;
         let (median, best) = (times[times.len() / 2].as_secs_f64(), times[0].as_secs_f64());
-        let Work { flops, bytes } = work;
+        // The minimum work: every argument read or written once, and the matmuls' FLOPs.
+        let flops: usize = cases.iter().map(|case| case.flops).sum();
+        let bytes: usize = cases.iter().map(Case::bytes_moved).sum();
         let compute = flops as f64 / self.machine.flops(self.dtype);
         let (memory, cache) = (bytes as f64 / self.machine.memory(), bytes as f64 / self.machine.cache(bytes));
         let (amount, unit, bound) = if compute > cache { (flops, "GFLOP/s", compute) } else { (bytes, "GB/s", cache) };

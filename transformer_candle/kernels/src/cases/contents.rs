@@ -48,6 +48,7 @@ impl BufferContents {
     }
 
     /// Returns BF16 contents widened to F32, exactly; other types unchanged.
+    #[must_use]
     pub fn widened(&self) -> Self {
         match self.dtype {
             DType::BF16 => Self { dtype: DType::F32, bits: self.bits.iter().map(|bits| bits << 16).collect() },

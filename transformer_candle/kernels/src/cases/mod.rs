@@ -18,7 +18,7 @@ pub use inputs::Inputs;
 pub use random::Random;
 pub use sizes::{Positions, Size};
 
-use crate::{DType, Result};
+use crate::{DType, Result, WriteMode};
 use crate::{
     accumulate, adamw, add_rms_norm, attention, bias, cast, dropout, embedding, grad_norm, head_cross_entropy, linear,
     lora, muon, qk_norm, rope, swiglu,
@@ -96,6 +96,14 @@ pub fn list(size: Size, dtype: DType) -> CaseList {
         cases.add(move |inputs| copy_and_zero(inputs, shape));
     }
     cases
+}
+
+/// The end of a case's sizes: how it writes its result.
+pub(crate) fn mode(write_mode: WriteMode) -> &'static str {
+    match write_mode {
+        WriteMode::Overwrite => "",
+        WriteMode::Accumulate => ", accumulated",
+    }
 }
 
 /// A copy, and a buffer set to zero.
