@@ -24,10 +24,27 @@ use candle_core::DType;
 
 use crate::access::{Access, Arguments};
 use crate::element::with_element;
-use crate::head_sizes::HeadSizes;
 use crate::{Buffer, DeviceKind, Element, Error, Result, WriteMode, cpu, cuda};
 
-pub use crate::head_sizes::IGNORED_TARGET;
+/// A token with this target has no loss and no gradient.
+pub const IGNORED_TARGET: i32 = -100;
+
+/// The sizes of one call of the head.
+#[derive(Clone, Copy)]
+pub(crate) struct HeadSizes {
+    /// Tokens.
+    pub(crate) n: usize,
+    /// Hidden size.
+    pub(crate) d: usize,
+    /// Padded vocabulary.
+    pub(crate) v: usize,
+    /// Real vocabulary.
+    pub(crate) vocab_size: usize,
+    /// Rows of a chunk.
+    pub(crate) c: usize,
+    /// Elements from row to row of logits.
+    pub(crate) w: usize,
+}
 
 /// The inputs of [`forward`] and [`forward_backward`].
 #[derive(Clone, Copy, Debug)]

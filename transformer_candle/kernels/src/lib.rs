@@ -28,16 +28,13 @@ mod dropout_mask;
 mod element;
 mod error;
 mod graph_cache;
-mod head_sizes;
 mod heads;
 mod huge_pages;
-mod master_weight;
 mod matmul;
 pub mod memory;
 mod optimizer_settings;
 pub mod timing;
 mod upload;
-mod write_mode;
 
 pub mod accumulate;
 pub mod adamw;
@@ -69,8 +66,8 @@ pub use error::{Error, Result};
 pub use graph_cache::GraphCache;
 pub use half::bf16;
 pub use heads::HeadLayout;
+pub use matmul::WriteMode;
 pub use upload::Upload;
-pub use write_mode::WriteMode;
 
 #[cfg(test)]
 mod testing;

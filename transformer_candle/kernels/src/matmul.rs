@@ -11,7 +11,17 @@ use crate::buffer::PIECE;
 use crate::cpu::gemm::{self, Matrix};
 use crate::cpu::schedule::ForEachTask;
 use crate::element::with_elements;
-use crate::{Buffer, DeviceKind, Element, Result, WriteMode, cuda};
+use crate::{Buffer, DeviceKind, Element, Result, cuda};
+
+/// Whether a gradient overwrites its buffer or is added to it, as when the gradients of several micro-batches
+/// accumulate.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum WriteMode {
+    /// `C = A B` (beta 0): the buffer is not read, so that it does not have to be zeroed.
+    Overwrite,
+    /// `C = C + A B` (beta 1).
+    Accumulate,
+}
 
 /// A matrix in a buffer of two axes: all of it, or some columns of it; or the transpose of these.
 #[derive(Clone, Copy)]

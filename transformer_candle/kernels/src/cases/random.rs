@@ -2,6 +2,8 @@
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use crate::counter_hash::{GOLDEN_GAMMA, mix};
+
 /// A random number generator (`SplitMix64`: Steele, Lea and Flood, 2014).
 #[derive(Clone, Debug)]
 pub struct Random(u64);
@@ -19,11 +21,9 @@ impl Random {
     }
 
     fn bits(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut bits = self.0;
-        bits = (bits ^ (bits >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        bits = (bits ^ (bits >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        bits ^ (bits >> 31)
+        let bits = mix(self.0);
+        self.0 = self.0.wrapping_add(GOLDEN_GAMMA);
+        bits
     }
 
     /// Draws an integer from `0..limit`.

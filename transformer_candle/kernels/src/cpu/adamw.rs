@@ -6,7 +6,7 @@ use super::schedule::ForEachTask;
 use super::simd::vectorised;
 use crate::bf16;
 use crate::buffer::PIECE;
-use crate::master_weight::{join, split};
+use crate::cast::reference::{join, split};
 use crate::optimizer_settings::{AdamW, BIAS_CORRECTION1, BIAS_CORRECTION2, CLIP_SCALE, LEARNING_RATE};
 
 /// The constants of one step.

@@ -5,7 +5,7 @@ use rayon::prelude::*;
 use super::schedule::ForEachTask;
 use super::simd::vectorised;
 use crate::buffer::PIECE;
-use crate::master_weight::{join as join_one, split as split_one};
+use crate::cast::reference::{join as join_one, split as split_one};
 use crate::{Element, bf16};
 
 pub(crate) fn narrow(source: &[f32], target: &mut [bf16]) {

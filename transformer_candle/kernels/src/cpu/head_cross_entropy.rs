@@ -8,7 +8,7 @@ use super::gemm::{Matrix, multiply, multiply_accumulate, workspace_for};
 use super::partials::{load, store};
 use super::schedule::ForEachTask;
 use super::simd::vectorised;
-use crate::head_sizes::{HeadSizes, IGNORED_TARGET};
+use crate::head_cross_entropy::{HeadSizes, IGNORED_TARGET};
 use crate::{Element, WriteMode};
 
 /// The inputs of forward and backward.

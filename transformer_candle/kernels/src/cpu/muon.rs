@@ -8,7 +8,7 @@ use super::partials::{load, store};
 use super::schedule::ForEachTask;
 use super::simd::vectorised;
 use crate::buffer::PIECE;
-use crate::master_weight::{join, split};
+use crate::cast::reference::{join, split};
 use crate::optimizer_settings::{Muon, Polynomials};
 use crate::{Element, bf16};
 

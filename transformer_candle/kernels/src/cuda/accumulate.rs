@@ -1,4 +1,5 @@
-//! Sums of two buffers on a GPU.
+//! Sums on a GPU: of two buffers, and of the partial sums over rows that programs write, whose rows a second launch adds
+//! up in a fixed order.
 
 use super::KernelArg;
 use super::launch::{Axis, Launch, ranges};
@@ -11,4 +12,11 @@ pub(crate) fn forward([sum, addend]: [KernelArg; 2], elements: usize) -> Vec<Lau
         Launch::kernel("accumulate_forward", "f32", grid, values)
     };
     ranges(elements).map(part).collect()
+}
+
+/// Adds `parts` rows of `width` partial sums to `sums`; `width` is a multiple of 16.
+pub(super) fn partial_sums(partials: KernelArg, sums: KernelArg, parts: usize, width: usize) -> Launch {
+    let columns = [Axis::Elements(width, "BLOCK"), Axis::ONE, Axis::ONE];
+    let values = [partials, sums, KernelArg::count(parts), KernelArg::count(width)];
+    Launch::kernel("add_partial_sums", "f32", columns, values)
 }

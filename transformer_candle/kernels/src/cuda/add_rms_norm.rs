@@ -3,8 +3,8 @@
 use candle_core::DType;
 
 use super::KernelArg;
+use super::accumulate;
 use super::launch::{Axis, Launch, variant};
-use super::partial_sums;
 
 /// Row lengths that kernels are compiled for; each takes shorter rows too.
 const WIDTHS: [usize; 4] = [1024, 2048, 4096, 8192];
@@ -53,7 +53,7 @@ pub(crate) fn backward(
 ) -> Vec<Launch> {
     let values = [sum, weight, inv_rms, dnormed, dsum, workspace, KernelArg::count(n), KernelArg::count(d)];
     let backward = Launch::kernel("add_rms_norm_backward", &wide(sum.dtype(), d), rows(programs(n)), values);
-    let add = dweight.map(|dweight| partial_sums::add(workspace, dweight, programs(n), d));
+    let add = dweight.map(|dweight| accumulate::partial_sums(workspace, dweight, programs(n), d));
     [backward].into_iter().chain(add).collect()
 }
 

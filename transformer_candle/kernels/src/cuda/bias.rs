@@ -1,8 +1,8 @@
 //! A bias on a GPU. Legend: N rows of O, a multiple of 16.
 
 use super::KernelArg;
+use super::accumulate;
 use super::launch::{Axis, Launch, variant};
-use super::partial_sums;
 
 /// Maximum number of rows of partial sums, each of which some programs write: with the columns enough to fill every
 /// GPU.
@@ -20,7 +20,7 @@ pub(crate) fn backward(dy: KernelArg, dbias: KernelArg, workspace: KernelArg, [n
     let values = [dy, workspace, KernelArg::count(n), KernelArg::count(o)];
     [
         Launch::kernel("bias_backward", variant(dy.dtype()), grid, values),
-        partial_sums::add(workspace, dbias, parts(n), o),
+        accumulate::partial_sums(workspace, dbias, parts(n), o),
     ]
 }
 

@@ -5,7 +5,7 @@
 
 use super::launch::{Axis, Launch, variant};
 use super::{KernelArg, Matmul, Operand, WORKSPACE_BYTES, WORKSPACE_ELEMENTS, Workspace};
-use crate::head_sizes::HeadSizes;
+use crate::head_cross_entropy::HeadSizes;
 use crate::{Buffer, WriteMode};
 
 /// F32 elements that the sum of the losses takes, so that the losses begin at a multiple of 16 bytes.

@@ -3,7 +3,8 @@
 
 use candle_core::DType;
 
-use super::{KernelArg, Matmul};
+use super::{Cuda, KernelArg, Matmul};
+use crate::Result;
 
 /// One launch on the compute stream.
 #[derive(Clone, Debug)]
@@ -101,6 +102,20 @@ const RANGE: usize = 1 << 30;
 /// The ranges of a flat buffer that are launched separately: first element and number of elements.
 pub(crate) fn ranges(elements: usize) -> impl Iterator<Item = (usize, usize)> {
     (0..elements).step_by(RANGE).map(move |start| (start, RANGE.min(elements - start)))
+}
+
+/// Runs launches in order on the compute stream.
+pub(crate) fn run(cuda: &Cuda, launches: &[Launch]) -> Result<()> {
+    for launch in launches {
+        match launch {
+            Launch::Gemm(matmul) => cuda.multiply(matmul)?,
+            Launch::Kernel(kernel_launch) => {
+                let kernel = cuda.kernel(kernel_launch)?;
+                kernel.launch(kernel_launch.blocks(|name| kernel.constant(name)), &kernel_launch.values)?;
+            }
+        }
+    }
+    Ok(())
 }
 
 #[cfg(test)]

@@ -29,12 +29,10 @@ mod matmul_algorithm;
 #[cfg(any(test, feature = "cuda"))]
 mod matmul_shape;
 pub(crate) mod muon;
-mod partial_sums;
 pub(crate) mod qk_norm;
 #[cfg(test)]
 pub(crate) mod recording;
 pub(crate) mod rope;
-mod run;
 #[cfg(any(test, feature = "cuda"))]
 mod search_path;
 pub(crate) mod swiglu;
@@ -47,9 +45,8 @@ mod runtime;
 
 pub(crate) use argument::KernelArg;
 pub use gpu::{Gpu, Memory, PoolMemory, nominal_bf16_flops};
-pub(crate) use launch::Launch;
+pub(crate) use launch::{Launch, run};
 pub(crate) use matmul::{Matmul, Operand, WORKSPACE_BYTES, WORKSPACE_ELEMENTS, Workspace};
-pub(crate) use run::run;
 pub use runtime::{Cuda, probe};
 pub(crate) use runtime::{DeviceToHost, Event, Graph, HostToDevice};
 

@@ -1,8 +1,8 @@
 //! The norms of query and key heads on a GPU. Legend: N rows of (H + 2K) heads of E.
 
 use super::KernelArg;
+use super::accumulate;
 use super::launch::{Axis, Launch, of_head_size};
-use super::partial_sums;
 use crate::HeadLayout;
 
 /// Programs of the backward pass, at most, each with a row of partial sums: enough to fill every GPU.
@@ -38,7 +38,7 @@ pub(crate) fn backward(
     let values = [vec![projected, weight, dqkv, workspace], counts.to_vec(), vec![KernelArg::F32(epsilon)]].concat();
     let grid = [Axis::Blocks(programs(rows)), Axis::ONE, Axis::ONE];
     let backward = Launch::kernel("qk_norm_backward", &of_head_size(dqkv.dtype(), head_size), grid, values);
-    let add = dweight.map(|dweight| partial_sums::add(workspace, dweight, programs(rows), 2 * head_size));
+    let add = dweight.map(|dweight| accumulate::partial_sums(workspace, dweight, programs(rows), 2 * head_size));
     [backward].into_iter().chain(add).collect()
 }
 

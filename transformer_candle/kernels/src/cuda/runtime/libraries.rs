@@ -3,7 +3,6 @@
 mod driver;
 mod loading;
 mod versions;
-mod wanted;
 
 use std::path::PathBuf;
 use std::sync::OnceLock;
@@ -11,19 +10,26 @@ use std::sync::OnceLock;
 pub(super) use self::driver::version as driver_version;
 use self::loading::load_one;
 pub(super) use self::versions::{cublas_version, dotted};
-use self::wanted::Wanted;
 use crate::cuda::search_path::folders;
 
 /// The packages of the extra `cuda`.
 const EXTRA: &str = "`pip install 'nvidia-cublas~=13.0' 'nvidia-curand~=10.4' 'nvidia-cuda-runtime~=13.0'` brings it and \
                      what it needs";
 
+/// A library, as in `libNAME.so`, and a function that it has if it is what its name says.
+struct CudaLibrary {
+    name: &'static str,
+    function: &'static str,
+    /// The way out where it is missing or does not load.
+    remedy: &'static str,
+}
+
 /// The libraries that Candle's device or a GEMM needs beside the driver. cuBLAS is built on cuBLASLt, which comes
 /// first.
-const LIBRARIES: [Wanted; 3] = [
-    Wanted { name: "cublasLt", function: "cublasLtCreate", remedy: EXTRA },
-    Wanted { name: "cublas", function: "cublasCreate_v2", remedy: EXTRA },
-    Wanted { name: "curand", function: "curandCreateGenerator", remedy: EXTRA },
+const LIBRARIES: [CudaLibrary; 3] = [
+    CudaLibrary { name: "cublasLt", function: "cublasLtCreate", remedy: EXTRA },
+    CudaLibrary { name: "cublas", function: "cublasCreate_v2", remedy: EXTRA },
+    CudaLibrary { name: "curand", function: "curandCreateGenerator", remedy: EXTRA },
 ];
 
 /// The oldest driver that is supported: of CUDA 12.8, which is the line 570. It has all functions that are called, and
@@ -46,7 +52,7 @@ fn load_all() -> Result<(), String> {
     let driver = load_driver(&folders)?;
     for library in LIBRARIES {
         load_one(&library, &folders, Some(driver)).map_err(|unusable| {
-            let Wanted { name, remedy, .. } = library;
+            let CudaLibrary { name, remedy, .. } = library;
             let missing = "or add the folder of CUDA 13's libraries to LD_LIBRARY_PATH";
             unusable.unwrap_or_else(|| format!("CUDA's lib{name}.so was not found: {remedy}, {missing}"))
         })?;

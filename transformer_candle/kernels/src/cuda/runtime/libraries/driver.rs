@@ -6,10 +6,10 @@ use std::path::{Path, PathBuf};
 use candle_core::cuda_backend::cudarc::driver::sys::{self, CUresult};
 use libloading::os::unix::Library;
 
-use super::wanted::Wanted;
+use super::CudaLibrary;
 
-pub(super) const DRIVER: Wanted =
-    Wanted { name: "cuda", function: "cuInit", remedy: "install a driver of the line 580 or newer" };
+pub(super) const DRIVER: CudaLibrary =
+    CudaLibrary { name: "cuda", function: "cuInit", remedy: "install a driver of the line 580 or newer" };
 
 /// The version of CUDA that the driver is for, as 1000 major + 10 minor.
 pub(in super::super) fn version() -> Result<i32, CUresult> {

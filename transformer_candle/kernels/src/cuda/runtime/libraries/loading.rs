@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_LAZY};
 
-use super::wanted::Wanted;
+use super::CudaLibrary;
 use super::{driver, versions};
 use crate::cuda::search_path::{VERSIONS, file_names};
 
@@ -14,7 +14,7 @@ use crate::cuda::search_path::{VERSIONS, file_names};
 ///
 /// # Errors
 /// Why the file that is there cannot be used; None if there is no file.
-pub(super) fn load_one(library: &Wanted, folders: &[PathBuf], driver: Option<i32>) -> Result<(), Option<String>> {
+pub(super) fn load_one(library: &CudaLibrary, folders: &[PathBuf], driver: Option<i32>) -> Result<(), Option<String>> {
     let usable = |file: &str| {
         let opened = open(file, library.function).map_err(|reason| format!("{reason}; {}", library.remedy))?;
         let refusal =
@@ -50,7 +50,7 @@ pub(super) fn load_one(library: &Wanted, folders: &[PathBuf], driver: Option<i32
 }
 
 /// The name that cudarc will get a library by: the first that the loader knows a file for.
-fn known_to_the_loader(library: &Wanted) -> Option<String> {
+fn known_to_the_loader(library: &CudaLibrary) -> Option<String> {
     let exists = |name: &String| {
         // SAFETY: as in `open`.
         unsafe { Library::open(Some(name), RTLD_LAZY) }.is_ok()

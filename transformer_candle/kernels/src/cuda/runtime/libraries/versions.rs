@@ -4,7 +4,7 @@ use candle_core::cuda_backend::cudarc::cublas::sys as blas;
 use candle_core::cuda_backend::cudarc::cublaslt::sys as lt;
 use libloading::os::unix::Library;
 
-use super::wanted::Wanted;
+use super::CudaLibrary;
 
 /// A version: major, minor, patch.
 type Version = [i32; 3];
@@ -13,8 +13,8 @@ type Version = [i32; 3];
 const CURAND_OF_CUDA_13: Version = [10, 4, 0];
 
 /// Why a library does not start on a driver that is for CUDA `driver`, if it does not: it is of a later major version.
-pub(super) fn too_new(wanted: &Wanted, library: &Library, driver: i32) -> Option<String> {
-    let property = format!("{}GetProperty", wanted.name);
+pub(super) fn too_new(required: &CudaLibrary, library: &Library, driver: i32) -> Option<String> {
+    let property = format!("{}GetProperty", required.name);
     // SAFETY: the functions of this name are of this type in all three libraries.
     let ask = unsafe { library.get::<unsafe extern "C" fn(i32, *mut i32) -> i32>(property.as_bytes()) }.ok()?;
     let version = [0, 1, 2].map(|part| {
@@ -23,12 +23,12 @@ pub(super) fn too_new(wanted: &Wanted, library: &Library, driver: i32) -> Option
         unsafe { ask(part, &raw mut number) };
         number
     });
-    needs_newer_driver(wanted.name, &version, driver)
+    needs_newer_driver(required.name, &version, driver)
 }
 
 /// [`too_new`] by the version in a file's name; None where the name does not tell.
-pub(super) fn named_too_new(wanted: &Wanted, version: &str, driver: i32) -> Option<String> {
-    needs_newer_driver(wanted.name, &[version.parse().ok()?], driver)
+pub(super) fn named_too_new(required: &CudaLibrary, version: &str, driver: i32) -> Option<String> {
+    needs_newer_driver(required.name, &[version.parse().ok()?], driver)
 }
 
 /// Why a library of this version does not start on a driver that is for CUDA `driver`, if it does not. `version` may
