@@ -53,16 +53,14 @@ class BaseConfig:
         return size
 
     @property
-    def start_adapters(self) -> str | None:
+    def start_adapters(self) -> Path | None:
         """The folder of the adapters that training starts from."""
-        folder: str | None = self.values["lora"]["init_from"]
-        return folder
+        return _path(self.values["lora"]["init_from"])
 
     @property
     def pretrained(self) -> Path | None:
         """The model that training starts from."""
-        model = self.values["model"]["init_from"]
-        return Path(model) if model else None
+        return _path(self.values["model"]["init_from"])
 
     @property
     def tokenizer_json(self) -> Path | None:
@@ -70,58 +68,31 @@ class BaseConfig:
         path = self.values["tokenizer"]["tokenizer_json"]
         if path is None and self.pretrained is not None:
             return self.pretrained / "tokenizer.json"
-        return Path(path) if path else None
+        return _path(path)
 
     @property
-    def train_shards(self) -> list[str]:
-        """The local files that the config names."""
-        shards: list[str] = self.values["data"]["train_shards"]
-        return shards
-
-    @property
-    def mixture(self) -> list[dict[str, Any]]:
-        """The sources that the config mixes."""
-        mixture: list[dict[str, Any]] = self.values["data"]["mixture"]
-        return mixture
-
-    @property
-    def text_column(self) -> str:
-        """The column or field that holds the text."""
-        return str(self.values["data"]["text_column"])
-
-    @property
-    def split(self) -> str | None:
-        """The split of folders in `train_shards`."""
-        split: str | None = self.values["data"]["split"]
-        return split
-
-    @property
-    def max_samples(self) -> int | None:
-        """The number of rows of `train_shards` to train on; None for all."""
-        rows: int | None = self.values["data"]["max_samples"]
-        return rows
-
-    @property
-    def reading_version(self) -> int | None:
-        """The version of the rules by which files become documents; None for the newest."""
-        version: int | None = self.values["data"]["reading_version"]
-        return version
+    def data(self) -> dict[str, Any]:
+        """The section of the text to train on."""
+        data: dict[str, Any] = self.values["data"]
+        return data
 
     @property
     def checkpoints(self) -> Path | None:
         """The checkpoint folder that the config names."""
-        directory = self.values["runtime"]["checkpoint"]["directory"]
-        return Path(directory) if directory else None
+        return _path(self.values["runtime"]["checkpoint"]["directory"])
 
     @property
     def tokens_in_all(self) -> int | None:
         """Tokens that the whole run trains on; None if the config gives no number of steps."""
         steps = self.values["scheduler"]["total_steps"]
-        data = self.values["data"]
         stages: list[dict[str, int]] = self.values["stages"] or []
         if stages:
             return sum(stage["steps"] * stage["sequences_per_step"] * stage["sequence_length"] for stage in stages)
-        return steps * data["sequences_per_step"] * data["sequence_length"] if steps else None
+        return steps * self.data["sequences_per_step"] * self.data["sequence_length"] if steps else None
+
+
+def _path(value: str | None) -> Path | None:
+    return Path(value) if value else None
 
 
 def choose(settings: Settings) -> BaseConfig:
@@ -217,8 +188,8 @@ def complete(
     if base.pretrained is None and (base.is_preset or settings.vocab_size or base.vocab_size is None):
         values["model"]["vocab_size"] = tokenizer.vocab_size
     if shards is not None:
-        values["data"].update(train_shards=shards, split=settings.split or base.split)
-        values["data"]["max_samples"] = settings.max_samples or base.max_samples
+        values["data"].update(train_shards=shards, split=settings.split or base.data["split"])
+        values["data"]["max_samples"] = settings.max_samples or base.data["max_samples"]
     if mixture is not None:
         values["data"]["mixture"] = mixture
     if settings.validation:

@@ -62,8 +62,8 @@ def _request(run: RunRequest, source: Source) -> tokenizer.Request:
         special_tokens=special_tokens(run),
         source={
             "name": data.name, "revision": data.revision, "files": data.files, "bytes": data.bytes,
-            "config": settings.data_config, "split": settings.split or base.split or DEFAULT_SPLIT,
-            "text_column": base.text_column,
+            "config": settings.data_config, "split": settings.split or base.data["split"] or DEFAULT_SPLIT,
+            "text_column": base.data["text_column"],
             **({"mixture": source.mixture} if source.mixture else {}),
         },
         max_documents=min(settings.tokenizer_max_lines, run.max_samples(source) or settings.tokenizer_max_lines),

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from orchestrator import _native
+from orchestrator import _native, tokenizer
 from orchestrator.command_error import CommandError
 from orchestrator.paths import shown
 from orchestrator.training_record import read_object
@@ -68,18 +68,15 @@ def read(model: Path, tokenizer_folder: Path, base_model: Path | None, vocab_siz
     path = tokenizer_folder / FILE
     if not path.exists():
         return None
-    try:
-        _native.check_tokenizer_json(path)
-    except _native.DataError as error:
-        raise CommandError(str(error)) from error
-    check_fits(path, _native.vocab_size(path) - 1, vocab_size)
+    tokenizer.read(path)
+    check_fits(path, vocab_size)
     today = datetime.datetime.now().astimezone().date().isoformat()
     return ModelTokens(**_native.model_tokens(model, base_model=base_model, date=today))
 
 
-def check_fits(path: Path, last_id: int, vocab_size: int) -> None:
+def check_fits(path: Path, vocab_size: int) -> None:
     """Refuse a tokenizer.json with ids beyond the model's vocabulary, or beside a file that is no JSON."""
-    if last_id >= vocab_size:
+    if (last_id := _native.vocab_size(path) - 1) >= vocab_size:
         raise CommandError(_too_many_tokens(path, last_id, vocab_size))
     for name in FILES_BESIDE:
         read_object(path.with_name(name))
@@ -87,9 +84,9 @@ def check_fits(path: Path, last_id: int, vocab_size: int) -> None:
 
 def _too_many_tokens(path: Path, last_id: int, vocab_size: int) -> str:
     """Say what is wrong with a tokenizer that has ids beyond the model's vocabulary."""
-    tokenizer = read_object(path)
-    added = {token["content"]: token["id"] for token in tokenizer.get("added_tokens") or []}
-    beyond = {token: index for token, index in ids(tokenizer).items() if index >= vocab_size}
+    content = read_object(path)
+    added = {token["content"]: token["id"] for token in content.get("added_tokens") or []}
+    beyond = {token: index for token, index in ids(content).items() if index >= vocab_size}
     if not beyond.items() <= added.items():
         return (
             f"{shown(path)} has the id {last_id}, but the model has a vocabulary of {vocab_size}: it is another model's"
@@ -102,12 +99,12 @@ def _too_many_tokens(path: Path, last_id: int, vocab_size: int) -> str:
     )
 
 
-def ids(tokenizer: dict[str, Any]) -> dict[str, int]:
+def ids(tokenizer_json: dict[str, Any]) -> dict[str, int]:
     """Return the id of every token, added ones included.
 
     A Unigram vocabulary is a list whose positions are the ids.
     """
-    vocabulary = tokenizer["model"].get("vocab") or {}
+    vocabulary = tokenizer_json["model"].get("vocab") or {}
     if isinstance(vocabulary, list):
         vocabulary = {token: index for index, (token, _) in enumerate(vocabulary)}
-    return {**vocabulary, **{added["content"]: added["id"] for added in tokenizer.get("added_tokens") or []}}
+    return {**vocabulary, **{added["content"]: added["id"] for added in tokenizer_json.get("added_tokens") or []}}

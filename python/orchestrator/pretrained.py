@@ -89,7 +89,7 @@ def check(folder: Path, tokenizer_json: Path | None) -> None:
             "`AutoTokenizer.from_pretrained(...).save_pretrained(...)` of transformers writes one"
         )
     if tokenizer_json is not None and tokenizer_json.exists():
-        model_tokenizer.check_fits(tokenizer_json, _native.vocab_size(tokenizer_json) - 1, config["vocab_size"])
+        model_tokenizer.check_fits(tokenizer_json, config["vocab_size"])
 
 
 def _download(typed: str, name: str, revision: str | None, files: list[str]) -> Path:

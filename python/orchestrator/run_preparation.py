@@ -53,7 +53,7 @@ def _streaming_config(run: RunRequest, source: Source) -> run_files.StreamingCon
         experiment=run.location.experiment,
         config=settings.data_config,
         revision=source.data.revision,
-        text_column=run.base.text_column,
+        text_column=run.base.data["text_column"],
         tokenizer=str(run_files.TOKENIZER),
     )
 

@@ -34,7 +34,7 @@ class RunRequest:
 
     def max_samples(self, source: Source) -> int | None:
         """Return the number of rows of the source to train on; None for all."""
-        return self.settings.max_samples or (self.base.max_samples if source.shards else None)
+        return self.settings.max_samples or (self.base.data["max_samples"] if source.shards else None)
 
 
 def resolve(settings: Settings, roots: Roots) -> RunRequest:
@@ -58,7 +58,7 @@ def resolve(settings: Settings, roots: Roots) -> RunRequest:
         pretrained.check(base.pretrained, settings.tokenizer_json or base.tokenizer_json)
         if base.start_adapters is not None:
             _native.check_start_adapters(base.start_adapters, base.pretrained)
-            base = _with_chat_template(base, Path(base.start_adapters), base.pretrained)
+            base = _with_chat_template(base, base.start_adapters, base.pretrained)
     flag_checks.check_machine(settings, base, roots)
     return RunRequest(settings, location, base)
 

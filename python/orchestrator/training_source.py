@@ -23,18 +23,16 @@ class Source:
 
 def open_source(settings: Settings, base: BaseConfig) -> Source:
     """Find the files of the data set, or those that --input or the config names."""
-    if base.mixture:
+    if base.data["mixture"]:
         return _open_mixture(settings, base)
-    shards = settings.input or ([] if settings.stream or settings.dataset else base.train_shards)
+    shards = settings.input or ([] if settings.stream or settings.dataset else base.data["train_shards"])
+    column, version = base.data["text_column"], base.data["reading_version"]
     if shards:
-        source = Source(
-            _native.DataSource.local(shards, base.text_column, base.reading_version, settings.split or base.split),
-            base_config.absolute(shards),
-        )
+        split = settings.split or base.data["split"]
+        source = Source(_native.DataSource.local(shards, column, version, split), base_config.absolute(shards))
     else:
         dataset = settings.dataset or DEFAULT_DATASET
         split = settings.split or DEFAULT_SPLIT
-        column, version = base.text_column, base.reading_version
         source = Source(_stream(dataset, split, settings.data_config, settings.revision, column, version))
     step("data", _describe(source.data))
     _print_skipped_files(source.data)
@@ -50,16 +48,17 @@ def _open_mixture(settings: Settings, base: BaseConfig) -> Source:
             f"data.mixture of the config names the training data, and so does {', '.join(flags)}: give one or the other"
         )
     sources, pinned = [], []
-    weights = sum(component["weight"] for component in base.mixture)
-    for component in base.mixture:
-        column = component["text_column"] or base.text_column
+    mixture, version = base.data["mixture"], base.data["reading_version"]
+    weights = sum(component["weight"] for component in mixture)
+    for component in mixture:
+        column = component["text_column"] or base.data["text_column"]
         if component["dataset"] is None:
-            data = _native.DataSource.local(component["shards"], column, base.reading_version, component["split"])
+            data = _native.DataSource.local(component["shards"], column, version, component["split"])
             pinned.append({**component, "shards": base_config.absolute(component["shards"])})
         else:
             split = component["split"] or DEFAULT_SPLIT
             config, revision = component["config"], component["revision"]
-            data = _stream(component["dataset"], split, config, revision, column, base.reading_version)
+            data = _stream(component["dataset"], split, config, revision, column, version)
             pinned.append({**component, "revision": data.revision})
         sources.append((data, component["weight"]))
         step("" if len(sources) > 1 else "data", f"{component['weight'] / weights:.1%} {_describe(data)}")

@@ -59,19 +59,14 @@ def _plan(request: Request, roots: Roots) -> Plan:
             f"there is no {shown(config)}: prepare the run with `orchestrate --launch none --experiment NAME`"
         )
     tokens, final_tokens = _count("--tokens", request.tokens), _count("--final-tokens", request.final_tokens)
-    threads = None
-    if request.jobs > 1:
-        threads = max(1, (os.cpu_count() or 1) // request.jobs)
+    threads = max(1, (os.cpu_count() or 1) // request.jobs) if request.jobs > 1 else None
     base = open_base(config, tokens, threads)
     if request.jobs > 1 and _is_on_gpu(base.values["runtime"]["device"]):
         raise CommandError("--jobs is for CPUs: trials on a GPU run one at a time; add --device cpu or leave it out")
     check_bounds(base, searched)
     gpus.require(base.values["runtime"]["device"], None)
     folder = _study_folder(request.study, config.absolute().parent, roots)
-    return Plan(
-        folder, base, searched, request.trials, request.jobs, request.evaluations, request.sampler, request.pruner,
-        request.seed, final_tokens or base.full_tokens,
-    )  # fmt: skip
+    return Plan(request, folder, base, searched, final_tokens or base.full_tokens)
 
 
 def _study_folder(study: str | None, base: Path, roots: Roots) -> Path:
@@ -117,7 +112,6 @@ def _is_on_gpu(device: str) -> bool:
 
 
 def _length(plan: Plan) -> str:
-    one = f"{plan.trials} of {plan.base.tokens:,} tokens, evaluated {counted(plan.evaluations, 'time')}"
-    return (
-        one if plan.jobs == 1 else f"{one}; {plan.jobs} at a time with {counted(plan.base.threads or 1, 'thread')} each"
-    )
+    trials, jobs = plan.request.trials, plan.request.jobs
+    one = f"{trials} of {plan.base.tokens:,} tokens, evaluated {counted(plan.request.evaluations, 'time')}"
+    return one if jobs == 1 else f"{one}; {jobs} at a time with {counted(plan.base.threads or 1, 'thread')} each"

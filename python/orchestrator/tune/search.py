@@ -21,7 +21,7 @@ from orchestrator import _native
 from orchestrator.command_error import CommandError
 from orchestrator.paths import shown
 from orchestrator.screen import note, step
-from orchestrator.tune.options import Pruner, Sampler
+from orchestrator.tune.options import Pruner, Request, Sampler
 from orchestrator.tune.space import Space
 from orchestrator.tune.trial_config import Base, overrides_of, without_origin, written
 
@@ -45,15 +45,10 @@ ENDED = (TrialState.COMPLETE, TrialState.PRUNED)
 class Plan:
     """The settings of a study."""
 
+    request: Request
     folder: Path
     base: Base
     space: Space
-    trials: int
-    jobs: int
-    evaluations: int
-    sampler: Sampler
-    pruner: Pruner
-    seed: int
     final_tokens: int
     """Tokens that each run of base and winner is trained on afterwards."""
 
@@ -71,10 +66,10 @@ class Search:
     def run(self) -> None:
         """Train until the planned number of trials has ended."""
         running: set[Future[None]] = set()
-        with ThreadPoolExecutor(self.plan.jobs) as pool:
+        with ThreadPoolExecutor(self.plan.request.jobs) as pool:
             try:
                 while True:
-                    while len(running) < self.plan.jobs and self._left() > len(running):
+                    while len(running) < self.plan.request.jobs and self._left() > len(running):
                         running.add(pool.submit(self._one_trial))
                     if not running:
                         return
@@ -87,7 +82,7 @@ class Search:
 
     def _left(self) -> int:
         with self.lock, readable(self.plan.folder):
-            return self.plan.trials - len(self.study.get_trials(deepcopy=False, states=ENDED))
+            return self.plan.request.trials - len(self.study.get_trials(deepcopy=False, states=ENDED))
 
     def _one_trial(self) -> None:
         with self.lock, readable(self.plan.folder):
@@ -118,7 +113,7 @@ class Search:
         return self._trained(trial, plan.base.write(folder, values))
 
     def _trained(self, trial: Trial, config: Path) -> tuple[TrialState, float | None]:
-        tokens = self.plan.base.tokens / self.plan.evaluations
+        tokens = self.plan.base.tokens / self.plan.request.evaluations
         loss, error = None, None
         with self._process(config) as process:
             assert process.stdout
@@ -146,7 +141,13 @@ class Search:
     @contextmanager
     def _process(self, config: Path) -> Iterator[subprocess.Popen[str]]:
         """Run the trial's process, which has ended when the block is left."""
-        command = [sys.executable, "-m", "orchestrator.tune.trial_process", str(config), str(self.plan.evaluations)]
+        command = [
+            sys.executable,
+            "-m",
+            "orchestrator.tune.trial_process",
+            str(config),
+            str(self.plan.request.evaluations),
+        ]
         with config.with_name(LOG).open("w") as errors:
             # A session of its own: the terminal's Ctrl-C reaches this process only, which ends its trials.
             process = subprocess.Popen(
@@ -190,7 +191,7 @@ def open_study(plan: Plan) -> optuna.Study:
     with readable(plan.folder):
         study = optuna.create_study(
             storage=storage(plan.folder), study_name=plan.folder.name, direction="minimize", load_if_exists=True,
-            sampler=_sampler(plan, plan.seed), pruner=_pruner(plan),
+            sampler=_sampler(plan, plan.request.seed), pruner=_pruner(plan),
         )  # fmt: skip
         found = study.user_attrs.get("identity")
         if found is None:
@@ -204,7 +205,7 @@ def open_study(plan: Plan) -> optuna.Study:
             )
         else:
             # With the seed of the first session the sampler would draw the values of the first trials again.
-            study.sampler = _sampler(plan, (plan.seed + len(study.get_trials(deepcopy=False))) % MOST_SEEDS)
+            study.sampler = _sampler(plan, (plan.request.seed + len(study.get_trials(deepcopy=False))) % MOST_SEEDS)
         _repeat_interrupted(study)
     return study
 
@@ -245,16 +246,16 @@ def trial_folder(study: Path, number: int) -> Path:
 
 
 def _sampler(plan: Plan, seed: int) -> optuna.samplers.BaseSampler:
-    if plan.sampler is Sampler.RANDOM:
+    if plan.request.sampler is Sampler.RANDOM:
         return optuna.samplers.RandomSampler(seed=seed)
-    return optuna.samplers.TPESampler(seed=seed, multivariate=True, constant_liar=plan.jobs > 1)
+    return optuna.samplers.TPESampler(seed=seed, multivariate=True, constant_liar=plan.request.jobs > 1)
 
 
 def _pruner(plan: Plan) -> optuna.pruners.BasePruner:
-    between = round(plan.base.tokens / plan.evaluations)
-    if plan.pruner is Pruner.MEDIAN:
+    between = round(plan.base.tokens / plan.request.evaluations)
+    if plan.request.pruner is Pruner.MEDIAN:
         return optuna.pruners.MedianPruner(n_startup_trials=4, n_warmup_steps=between)
-    if plan.pruner is Pruner.HYPERBAND:
+    if plan.request.pruner is Pruner.HYPERBAND:
         return optuna.pruners.HyperbandPruner(between, plan.base.tokens)
     return optuna.pruners.NopPruner()
 

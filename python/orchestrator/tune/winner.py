@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import warnings
 from dataclasses import dataclass
 from html import escape
@@ -15,12 +14,12 @@ from optuna.trial import FrozenTrial
 
 from orchestrator import _native, launch
 from orchestrator.command_error import CommandError
-from orchestrator.input_files import read_text
 from orchestrator.launch import Job
 from orchestrator.paths import shown
 from orchestrator.run_files import TRAINING_CONFIG
 from orchestrator.screen import counted, heading, plain, step
 from orchestrator.settings import Launch
+from orchestrator.training_record import read_rows
 from orchestrator.tune.search import OVERRIDES, Plan, shown_value
 from orchestrator.tune.trial_config import Base
 
@@ -122,11 +121,7 @@ def _train(plan: Plan, folder: Path, values: dict[str, Any], target: Path | None
 
 
 def _last_evaluation(folder: Path) -> dict[str, Any] | None:
-    try:
-        lines = read_text(folder / "metrics.jsonl").splitlines()
-    except FileNotFoundError:
-        return None
-    rows = [json.loads(line) for line in lines if line.startswith('{"kind":"evaluation"')]
+    rows = [row for row in read_rows(folder / "metrics.jsonl") if row["kind"] == "evaluation"]
     return rows[-1] if rows else None
 
 
