@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from orchestrator import _native, depth, gpus
-from orchestrator.command_error import CommandError, reason
-from orchestrator.input_files import read_text
+from orchestrator.command_error import CommandError
+from orchestrator.input_files import read_text, readable
 from orchestrator.options import trainer_command
 from orchestrator.paths import shown
 from orchestrator.screen import amount, note
@@ -205,10 +205,9 @@ def absolute(patterns: list[str]) -> list[str]:
 def _read(path: Path) -> tuple[str, Literal["yaml", "toml", "json"]]:
     if path.suffix not in FORMATS:
         raise CommandError(f"--config {shown(path)}: the name must end in .yaml, .toml or .json")
-    try:
-        return read_text(path), FORMATS[path.suffix]
-    except (OSError, UnicodeDecodeError) as error:
-        raise CommandError(f"cannot read --config {shown(path)}: {reason(error)}") from error
+    with readable(f"--config {shown(path)}"):
+        text = read_text(path)
+    return text, FORMATS[path.suffix]
 
 
 def _default_preset(settings: Settings) -> str:

@@ -98,7 +98,7 @@ def keys(depth: int, vocab_size: int | None = None) -> Keys:
     size = Sizes(depth, vocab_size or vocabulary(depth))
     length = sequence_length(depth)
     tokens = TOKENS_PER_PARAMETER * size.parameters
-    batch = max(length, _power_of_two(MEASURED_BATCH * (tokens / MEASURED_TOKENS) ** BATCH_EXPONENT))
+    batch = max(length, 1 << round(math.log2(MEASURED_BATCH * (tokens / MEASURED_TOKENS) ** BATCH_EXPONENT)))
     steps = max(1, round(tokens / batch))
     rate = float(f"{min(HIGHEST_RATE, MEASURED_RATE * math.sqrt(MEASURED_WIDTH / size.width)):.2g}")
     interval = max(1, min(1000, steps // EVALUATIONS))
@@ -237,10 +237,6 @@ def _runtime(interval: int) -> Keys:
         ),
         "runtime.evaluation.every_n_steps": (interval, "the same."),
     }
-
-
-def _power_of_two(number: float) -> int:
-    return 1 << round(math.log2(number))
 
 
 def preset(depth: int, vocab_size: int | None = None, header: list[str] | None = None) -> str:

@@ -14,7 +14,7 @@ from typer import Option
 from orchestrator import pipeline_options
 from orchestrator.command_error import CommandError
 from orchestrator.help_text import RUN, TOKENIZER, TRAINING
-from orchestrator.input_files import parse_json, read_text
+from orchestrator.input_files import json_object
 from orchestrator.options import parameter
 from orchestrator.paths import shown
 from orchestrator.screen import counted, step
@@ -121,7 +121,7 @@ def _defaults(settings: Settings, folder: Path, epochs: int | None) -> dict[str,
     """Return the config keys that differ from the preset's, and their values."""
     from orchestrator.training_length import LONGEST_WARMUP, SEQUENCES_PER_STEP, warmup_of
 
-    model = _model_config(folder)
+    model = json_object(folder / "config.json")  # the trainer reports what is wrong with it
     keys = _data_defaults(settings) | {
         "data.sequence_length": str(_sequence_length(model)),
         "data.batch_size": "null",
@@ -200,15 +200,6 @@ def _adapter_rank(settings: Settings) -> str | None:
     if rank == "null" and (adapters := overrides.get("lora.init_from")):
         rank = str(training_record.read_object(Path(adapters) / ADAPTER_CONFIG).get("r", "null"))
     return None if rank == "null" else rank
-
-
-def _model_config(folder: Path) -> dict[str, Any]:
-    """Return a model's `config.json`; empty if it cannot be read: the trainer reports what is wrong with it."""
-    try:
-        config = parse_json(read_text(folder / "config.json"))
-    except (OSError, ValueError):
-        config = None
-    return config if isinstance(config, dict) else {}
 
 
 def _sequence_length(model: dict[str, Any]) -> int:

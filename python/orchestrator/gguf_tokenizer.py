@@ -63,7 +63,8 @@ def _add_byte_level(writer: GGUFWriter, tokenizer: dict[str, Any], vocab_size: i
     writer.add_tokenizer_pre(pre)
     writer.add_token_list(tokens)
     writer.add_token_types(types)
-    writer.add_token_merges([merge if isinstance(merge, str) else " ".join(merge) for merge in _merges(tokenizer)])
+    merges = tokenizer["model"]["merges"]
+    writer.add_token_merges([merge if isinstance(merge, str) else " ".join(merge) for merge in merges])
 
 
 def _add_sentencepiece(writer: GGUFWriter, tokenizer: dict[str, Any], vocab_size: int, path: Path) -> None:
@@ -75,7 +76,7 @@ def _add_sentencepiece(writer: GGUFWriter, tokenizer: dict[str, Any], vocab_size
         raise _uncommon_pipeline(path, tokenizer)
     tokens, types = _tokens(tokenizer, vocab_size)
     ranks: dict[str, int] = {}
-    for rank, merge in enumerate(_merges(tokenizer)):
+    for rank, merge in enumerate(tokenizer["model"]["merges"]):
         left, right = merge.split(" ", 1) if isinstance(merge, str) else merge
         ranks.setdefault(left + right, rank)
     unknown = tokenizer["model"].get("unk_token")
@@ -104,11 +105,6 @@ def _tokens(tokenizer: dict[str, Any], vocab_size: int) -> tuple[list[str], list
         kind = TokenType.CONTROL if added["special"] else TokenType.USER_DEFINED
         tokens[added["id"]], types[added["id"]] = added["content"], int(kind)
     return tokens, types
-
-
-def _merges(tokenizer: dict[str, Any]) -> list[Any]:
-    merges: list[Any] = tokenizer["model"]["merges"]
-    return merges
 
 
 def _pre_tokenizer(pre_tokenizer: dict[str, Any], ignores_merges: bool) -> str | None:

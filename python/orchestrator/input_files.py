@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
+
+from orchestrator.command_error import CommandError, reason
 
 LARGEST = 1 << 30
 """Bytes of a file that is read whole, such as a config or a tokenizer, at most."""
@@ -36,6 +40,23 @@ def parse_json(text: str) -> Any:
         return json.loads(text)
     except RecursionError:
         raise ValueError("it nests too deeply") from None
+
+
+def json_object(path: Path) -> dict[str, Any]:
+    """Return the object in a JSON file; an empty one where there is none that can be read."""
+    with suppress(OSError, ValueError):
+        value = parse_json(read_text(path))
+        return value if isinstance(value, dict) else {}
+    return {}
+
+
+@contextmanager
+def readable(what: str) -> Iterator[None]:
+    """Turn an error of reading a file in the block, or one of what is in it, into a `CommandError`."""
+    try:
+        yield
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise CommandError(f"cannot read {what}: {reason(error)}") from error
 
 
 POINTERS = ("latest", "best")

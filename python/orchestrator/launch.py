@@ -43,11 +43,7 @@ class Job:
 
     def words(self) -> list[str]:
         """Return the command line after the program's name."""
-        typed = {
-            "config": self.config, "override": self.overrides, "resume": self.resume, "rebatch": self.rebatch,
-            "accept_changed_data": self.accept_changed_data, "time_limit": self.time_limit, "profile": self.profile,
-        }  # fmt: skip
-        return trainer_command("train").words(typed)
+        return trainer_command("train").words({**vars(self), "override": self.overrides})
 
 
 def trainer(launch: Launch, target: Path | None) -> Path | None:

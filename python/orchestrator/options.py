@@ -156,9 +156,7 @@ def _parameter_of(option: dict[str, Any], panel: str | None) -> Parameter:
     return parameter(option["name"], Annotated[kind | None, shape])
 
 
-@cache
-def _schema() -> dict[str, Any]:
-    return _native.json_schema()
+_schema = cache(_native.json_schema)
 
 
 def schema_of(key: str) -> dict[str, Any]:

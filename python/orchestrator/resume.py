@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator import _native, base_config, resume_flags, resume_models, run_files
-from orchestrator.command_error import CommandError, reason
-from orchestrator.input_files import read_text
+from orchestrator.command_error import CommandError
+from orchestrator.input_files import read_text, readable
 from orchestrator.launch import Job
 from orchestrator.paths import Roots, RunLocation, shown
 from orchestrator.settings import Settings
@@ -74,10 +74,8 @@ def _overrides(settings: Settings, folder: Path) -> list[str]:
     """
     streaming = run_files.read_streaming_config(folder)
     config = folder / run_files.TRAINING_CONFIG
-    try:
+    with readable(shown(config)):
         text = read_text(config)
-    except (OSError, UnicodeDecodeError) as error:
-        raise CommandError(f"cannot read {shown(config)}: {reason(error)}") from error
     run = _native.parse_config(text, "yaml", [], config)
     resume_flags.refuse(folder, resume_models.problems(settings, run))
     settings = resume_models.with_own_models(settings, run)

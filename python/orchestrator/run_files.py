@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import shutil
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from orchestrator import _native, tokenizer
 from orchestrator.command_error import CommandError, reason
-from orchestrator.input_files import parse_json, read_bytes, read_text
+from orchestrator.input_files import parse_json, read_bytes, read_text, readable
 from orchestrator.paths import shown
 from orchestrator.written_files import replace
 
@@ -111,23 +112,17 @@ def write_special_tokens(folder: Path, tokens: list[str]) -> Path:
 
 def read_special_tokens(path: Path) -> list[str]:
     """Return the tokens of a special_tokens.txt: a JSON array, or one token per line; empty if there is no file."""
-    try:
+    with readable(f"the special tokens {shown(path)}"), suppress(FileNotFoundError):
         text = read_text(path).strip()
         tokens = parse_json(text) if text.startswith("[") else [line for line in text.splitlines() if line.strip()]
-    except FileNotFoundError:
-        return []
-    except (OSError, ValueError) as error:
-        raise CommandError(f"cannot read the special tokens {shown(path)}: {reason(error)}") from error
-    return [str(token) for token in tokens]
+        return [str(token) for token in tokens]
+    return []
 
 
 def read_streaming_config(folder: Path) -> dict[str, Any] | None:
     """Return streaming_config.json, which has at least a data set and a split; None where the run streams none."""
     path = folder / STREAMING_CONFIG
-    try:
+    with readable(shown(path)), suppress(FileNotFoundError):
         streaming: dict[str, Any] = parse_json(read_text(path))
         return {**streaming, "dataset": str(streaming["dataset"]), "split": str(streaming["split"])}
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise CommandError(f"cannot read {shown(path)}: {reason(error)}") from error
+    return None

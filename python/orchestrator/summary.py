@@ -136,14 +136,9 @@ def _suggest_for_chat(location: RunLocation, has_adapters: bool) -> None:
 
 
 def _metrics(path: Path) -> list[dict[str, Any]]:
-    """Return the lines of `metrics.jsonl`."""
-    return [_with_nan(row) for row in read_rows(path)]
-
-
-def _with_nan(row: dict[str, Any]) -> dict[str, Any]:
-    """Return a line with NaN for a loss that was not finite, for which JSON has no number."""
-    not_finite = {name: math.nan for name in ("loss", "perplexity") if name in row and row[name] is None}
-    return row | not_finite
+    """Return the lines of `metrics.jsonl`, with NaN for a loss that was not finite, for which JSON has no number."""
+    losses = ("loss", "perplexity")
+    return [row | {name: math.nan for name in losses if row.get(name, "") is None} for row in read_rows(path)]
 
 
 def doubts(steps: list[dict[str, Any]], config: dict[str, Any]) -> list[str]:

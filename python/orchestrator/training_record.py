@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from orchestrator.command_error import CommandError, reason
-from orchestrator.input_files import parse_json, read_text
+from orchestrator.input_files import parse_json, read_text, readable
 from orchestrator.paths import Roots, shown
 from orchestrator.run_files import read_streaming_config
 from orchestrator.settings import DEMO_DATASET
@@ -124,12 +124,9 @@ def repository_of(folder: Path) -> tuple[str, str] | None:
 
 def read_object(path: Path) -> Row:
     """Return a JSON object; an empty one where there is no file."""
-    try:
+    value = None
+    with readable(shown(path)), suppress(FileNotFoundError):
         value = parse_json(read_text(path))
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError) as error:
-        raise CommandError(f"cannot read {shown(path)}: {reason(error)}") from error
     return value if isinstance(value, dict) else {}
 
 
@@ -140,10 +137,7 @@ def _names(patterns: list[str]) -> str:
 
 def read_rows(path: Path) -> list[Row]:
     """Return the lines of metrics.jsonl; a last one that is still being written is left out."""
-    try:
+    with readable(shown(path)), suppress(FileNotFoundError):
         lines = read_text(path).splitlines(keepends=True)
         return [parse_json(line) for line in lines if line.endswith("\n")]
-    except FileNotFoundError:
-        return []
-    except (OSError, ValueError) as error:
-        raise CommandError(f"cannot read {shown(path)}: {reason(error)}") from error
+    return []

@@ -101,7 +101,7 @@ class Search:
         The trial's process makes the memory plan, so that this one holds no memory of a GPU.
         """
         plan = self.plan
-        folder = trial_folder(plan.folder, trial.number)
+        folder = plan.folder / "trials" / f"{trial.number:04}"
         try:
             overrides = overrides_of(plan.base, plan.space, trial.params)
             threads = {"runtime.threads": plan.base.threads} if plan.base.threads else {}
@@ -238,11 +238,6 @@ def readable(folder: Path) -> Iterator[None]:
             f"the study's database {shown(folder / DATABASE)} cannot be used: {cause}. Close the program that holds "
             "it, or remove the folder to start again"
         ) from error
-
-
-def trial_folder(study: Path, number: int) -> Path:
-    """Return the run folder of a trial."""
-    return study / "trials" / f"{number:04}"
 
 
 def _sampler(plan: Plan, seed: int) -> optuna.samplers.BaseSampler:

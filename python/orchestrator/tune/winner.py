@@ -21,7 +21,6 @@ from orchestrator.screen import counted, heading, plain, step
 from orchestrator.settings import Launch
 from orchestrator.training_record import read_rows
 from orchestrator.tune.search import OVERRIDES, Plan, shown_value
-from orchestrator.tune.trial_config import Base
 
 BEST, REPORT = "best.yaml", "report.html"
 
@@ -48,15 +47,11 @@ def best_trial(study: optuna.Study, folder: Path) -> FrozenTrial:
     return study.best_trial
 
 
-def best_values(base: Base, trial: FrozenTrial) -> dict[str, Any]:
-    """Return the config of a trial as a run of the base's length."""
-    return base.trial_values(trial.user_attrs[OVERRIDES], base.full_tokens)
-
-
 def write_best(plan: Plan, trial: FrozenTrial) -> Path:
-    """Write the best config and return its path."""
+    """Write the config of the best trial as a run of the base's length, and return its path."""
     path = plan.folder / BEST
-    path.write_text(_native.config_to_yaml(best_values(plan.base, trial)), encoding="utf-8")
+    values = plan.base.trial_values(trial.user_attrs[OVERRIDES], plan.base.full_tokens)
+    path.write_text(_native.config_to_yaml(values), encoding="utf-8")
     return path
 
 

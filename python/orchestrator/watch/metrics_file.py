@@ -221,7 +221,7 @@ class MetricsFile:
             return
         row = None
         with contextlib.suppress(ValueError, RecursionError):
-            row = json.loads(line, parse_constant=_none, parse_float=_finite)
+            row = json.loads(line, parse_constant=_finite, parse_float=_finite)
         if isinstance(row, dict) and isinstance(row.get("kind"), str) and _is_step(row.get("step")):
             self.metrics.add(row)
         else:
@@ -238,12 +238,8 @@ def number(row: Row | None, key: str) -> float | None:
     return None
 
 
-def _none(_constant: str) -> None:
-    """Return None in place of NaN and the infinities, which are not JSON."""
-
-
 def _finite(text: str) -> float | None:
-    """Return a number; None for one beyond the range of floats."""
+    """Return a number; None for NaN, the infinities and one beyond the range of floats."""
     value = float(text)
     return value if math.isfinite(value) else None
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from orchestrator.input_files import parse_json, read_text
+from orchestrator.input_files import json_object
 from orchestrator.watch.metrics_file import Row
 
 
@@ -73,8 +73,5 @@ def _seconds(row: Row) -> list[float]:
 
 def _hosts(run: Path) -> list[str]:
     """Return the host names of the ranks' machines that the trainer wrote; empty if it wrote none."""
-    try:
-        hosts = parse_json(read_text(run / "environment.json"))["hosts"]
-    except (OSError, ValueError, RecursionError, LookupError, TypeError):
-        return []
+    hosts = json_object(run / "environment.json").get("hosts")
     return [str(host) for host in hosts] if isinstance(hosts, list) else []

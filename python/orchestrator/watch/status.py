@@ -12,7 +12,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from orchestrator.input_files import parse_json, read_text
+from orchestrator.input_files import json_object
 from orchestrator.paths import quoted
 from orchestrator.screen import duration
 from orchestrator.watch import checkpoints, ranks
@@ -185,7 +185,7 @@ class Status:
 
 def assess(directory: Path, metrics: Metrics, lock: TrainerLock, removed: bool, now: float) -> Status:
     """Return the status of a run whose metrics have been read; `now` is in Unix seconds."""
-    config = _resolved_config(directory)
+    config = json_object(directory / "resolved_config.json")
     folder = checkpoints.directory_of(directory, config)
     latest = checkpoints.newest(folder)
     total = _section(config, "scheduler").get("total_steps")
@@ -341,15 +341,6 @@ def _checkpoint_json(checkpoint: Checkpoint | None, now: float) -> dict[str, Any
         return None
     age = max(0.0, now - checkpoint.saved_at)
     return {"path": str(checkpoint.path.absolute()), "step": checkpoint.step, "age_seconds": age}
-
-
-def _resolved_config(run: Path) -> dict[str, Any]:
-    """Return the config that the trainer wrote; an empty one where there is none that can be read."""
-    try:
-        config = parse_json(read_text(run / "resolved_config.json"))
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return config if isinstance(config, dict) else {}
 
 
 def _stages(config: dict[str, Any]) -> list[Stage]:
