@@ -205,8 +205,8 @@ impl Arena {
 /// Those of the constructor.
 pub fn count<T, E>(new: impl FnOnce(&mut Arena) -> Result<T, E>) -> Result<(T, Plan), E> {
     let mut arena = Arena::counting();
-    let made = new(&mut arena)?;
-    Ok((made, arena.plan))
+    let value = new(&mut arena)?;
+    Ok((value, arena.plan))
 }
 
 /// Counts the buffers that a constructor takes, allocates them, and returns what it makes of them.

@@ -55,8 +55,8 @@ impl Frequencies {
             return frequency;
         };
         let turns = original_context * frequency / std::f64::consts::TAU;
-        let kept = ((turns - low_freq_factor) / (high_freq_factor - low_freq_factor)).clamp(0.0, 1.0);
-        frequency * (kept + (1.0 - kept) / factor)
+        let ramp = ((turns - low_freq_factor) / (high_freq_factor - low_freq_factor)).clamp(0.0, 1.0);
+        frequency * (ramp + (1.0 - ramp) / factor)
     }
 }
 

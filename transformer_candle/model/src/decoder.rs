@@ -174,10 +174,10 @@ impl Decoder {
         let addresses = [Some(inputs_N), documents_N, Some(targets_N)].map(|buffer| buffer.map_or(0, Buffer::address));
         let parts = part.map_or(0..self.layout.backward_parts(), |part| part..part + 1);
         let mut graphs = mem::take(&mut self.graphs);
-        let done = graphs
+        let result = graphs
             .run(&device, (addresses, part), || parts.clone().try_for_each(|part| self.run_part(micro_batch, part)));
         self.graphs = graphs;
-        done
+        result
     }
 
     /// Sets the key of adapters' dropout in the next micro-batch: a seed that is the optimizer step's, and the index of

@@ -3,7 +3,6 @@
 use crate::check::Findings;
 use crate::data::BatchSize;
 use crate::error::Problem;
-use crate::near_divisor::near_divisor;
 use crate::scheduler::ScheduleStrategy;
 use crate::{DataConfig, DataFormat, Packing, RunConfig, stages};
 
@@ -157,4 +156,12 @@ fn divide(key: &str, divisor: usize, sequences: usize) -> Result<usize, Problem>
         format!("is {divisor}, which does not divide data.sequences_per_step {sequences}"),
     )
     .suggest(format!("{} would", near_divisor(sequences, divisor))))
+}
+
+/// Returns the divisor of `number` nearest to `wish`.
+pub(crate) fn near_divisor(number: usize, wish: usize) -> usize {
+    (1..=number)
+        .filter(|divisor| number.is_multiple_of(*divisor))
+        .min_by_key(|divisor| divisor.abs_diff(wish))
+        .unwrap_or(1)
 }

@@ -22,7 +22,6 @@ mod lora_init_from;
 mod mixture;
 mod model;
 mod model_file;
-mod near_divisor;
 mod optimizer;
 mod overrides;
 mod peft_config;

@@ -68,8 +68,8 @@ pub(crate) fn missing_for_training(run: &ResolvedRun) -> Vec<Problem> {
     let mut problems = Vec::new();
     let streaming_config = run.run_directory.join(StreamingConfig::FILE_NAME);
     let data = &run.config.data;
-    let named = !data.train_shards.is_empty() || !data.mixture.is_empty();
-    if run.streaming.is_none() && !named && !streaming_config.exists() {
+    let names_text = !data.train_shards.is_empty() || !data.mixture.is_empty();
+    if run.streaming.is_none() && !names_text && !streaming_config.exists() {
         let message = format!(
             "names no files, and there is no {} to stream from: nothing to train on",
             streaming_config.display()
@@ -182,22 +182,22 @@ fn find_outputs(run: &mut ResolvedRun) {
 fn find_tokenizer(run: &mut ResolvedRun, surroundings: &Surroundings) {
     let tokenizer = &run.config.tokenizer;
     let beside_vocab = || Some(tokenizer.vocab.as_ref()?.with_file_name("tokenizer.json"));
-    let named = tokenizer.tokenizer_json.clone().or_else(beside_vocab);
-    let expected = named.clone().unwrap_or_else(|| run.run_directory.join(OWN_TOKENIZER));
+    let configured = tokenizer.tokenizer_json.clone().or_else(beside_vocab);
+    let expected = configured.clone().unwrap_or_else(|| run.run_directory.join(OWN_TOKENIZER));
     let of_checkpoint = || surroundings.checkpoint_tokenizer?(run.config.runtime.checkpoint.directory.as_deref()?);
-    let found = if expected.exists() {
+    let tokenizer_json_path = if expected.exists() {
         Some(expected)
-    } else if let Some(kept) = of_checkpoint() {
+    } else if let Some(recorded) = of_checkpoint() {
         run.notes.push(format!(
             "{} does not exist: the tokenizer is the checkpoint's, {}",
             expected.display(),
-            kept.display()
+            recorded.display()
         ));
-        Some(kept)
+        Some(recorded)
     } else {
-        named.or_else(|| tokenizer_outside(run, surroundings))
+        configured.or_else(|| tokenizer_outside(run, surroundings))
     };
-    run.config.tokenizer.tokenizer_json = found;
+    run.config.tokenizer.tokenizer_json = tokenizer_json_path;
 }
 
 /// Returns the tokenizer of a run that has no checkpoint, from outside its folder.
@@ -246,12 +246,12 @@ fn find_vocab_size(
 
 /// Returns the special tokens that the config, `special_tokens.txt` beside it or the tokenizer names.
 fn find_special_tokens(run: &mut ResolvedRun, vocabulary: Option<&Vocabulary>) -> Result<Vec<String>, Problem> {
-    let beside = run.run_directory.join("special_tokens.txt");
-    let named = &mut run.config.tokenizer.special_tokens;
-    if named.is_none() && beside.exists() {
-        *named = Some(SpecialTokens::File(beside));
+    let file = run.run_directory.join("special_tokens.txt");
+    let special_tokens = &mut run.config.tokenizer.special_tokens;
+    if special_tokens.is_none() && file.exists() {
+        *special_tokens = Some(SpecialTokens::File(file));
     }
-    let (tokens, source) = match named {
+    let (tokens, source) = match special_tokens {
         None => {
             return Ok(vocabulary.map(|vocabulary| vocabulary.special.clone()).unwrap_or_default());
         }

@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 
 use crate::check::Findings;
 use crate::error::Problem;
-use crate::near_divisor::near_divisor;
+use crate::fill::near_divisor;
 use crate::scheduler::ScheduleStrategy;
 use crate::tokenizer::SpecialTokens;
 use crate::{BatchSize, DataFormat, Packing, RunConfig, TimeSpan, stages};

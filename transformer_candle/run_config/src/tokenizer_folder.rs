@@ -104,8 +104,8 @@ impl TokenizerFolder {
     /// # Errors
     /// If one exists and cannot be read, or a key of one has a value of the wrong type.
     pub fn read(tokenizer_json: &Path, reading: TokenizerReading) -> Result<Self> {
-        let beside = |name: &str| read_object(&tokenizer_json.with_file_name(name));
-        let (config, map) = (beside(TOKENIZER_CONFIG)?, beside(SPECIAL_TOKENS_MAP)?);
+        let read_beside = |name: &str| read_object(&tokenizer_json.with_file_name(name));
+        let (config, map) = (read_beside(TOKENIZER_CONFIG)?, read_beside(SPECIAL_TOKENS_MAP)?);
         let adds_bos = config.get("add_bos_token").and_then(Value::as_bool);
         let (mut config_roles, map_roles) = (roles_of(&config), roles_of(&map));
         if reading == TokenizerReading::Recorded {
@@ -121,7 +121,7 @@ impl TokenizerFolder {
                 model_vocabulary: None,
             });
         }
-        let added_tokens = beside(ADDED_TOKENS)?;
+        let added_tokens = read_beside(ADDED_TOKENS)?;
         for (name, problem) in [
             (TOKENIZER_CONFIG, types::of_roles(&config)),
             (SPECIAL_TOKENS_MAP, types::of_roles(&map)),
@@ -148,7 +148,7 @@ impl TokenizerFolder {
             }
             None => added_tokens_file(&added_tokens, &roles, &extra),
         };
-        let model_vocabulary = beside(MODEL_CONFIG)?.get("vocab_size").and_then(Value::as_u64);
+        let model_vocabulary = read_beside(MODEL_CONFIG)?.get("vocab_size").and_then(Value::as_u64);
         let templates = templates(tokenizer_json, &config)?;
         let overrides = decoder.is_some();
         Ok(Self { reading, roles, unread_roles, added, overrides, extra, templates, adds_bos, model_vocabulary })
@@ -245,8 +245,8 @@ fn roles_of(config: &Map<String, Value>) -> Vec<(String, AddedToken)> {
 
 /// Returns the tokens with roles of the model's own, such as `image_token`.
 fn named_extra_tokens(config: &Map<String, Value>) -> Vec<(String, AddedToken)> {
-    let named = config.get("extra_special_tokens").and_then(Value::as_object).into_iter().flatten();
-    named.filter_map(|(role, token)| Some((role.clone(), AddedToken::special_from_json(token)?))).collect()
+    let tokens = config.get("extra_special_tokens").and_then(Value::as_object).into_iter().flatten();
+    tokens.filter_map(|(role, token)| Some((role.clone(), AddedToken::special_from_json(token)?))).collect()
 }
 
 /// Returns the special tokens without a role that a file lists.

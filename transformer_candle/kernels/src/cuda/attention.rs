@@ -107,8 +107,8 @@ pub(crate) fn decode(
 /// adds in the same order.
 fn splits(layout: &HeadLayout, new: usize, length: usize) -> usize {
     let blocks = layout.kv_heads * (new * layout.group_size()).div_ceil(DECODE_ROWS);
-    let wanted = DECODE_BLOCKS / blocks.max(1);
-    wanted.min(length / KEYS_WORTH_A_SPLIT).clamp(1, MOST_SPLITS)
+    let splits_of_blocks = DECODE_BLOCKS / blocks.max(1);
+    splits_of_blocks.min(length / KEYS_WORTH_A_SPLIT).clamp(1, MOST_SPLITS)
 }
 
 /// Elements of F32 workspace for [`decode`] of at most `new` tokens: of every row in every split its sums, its

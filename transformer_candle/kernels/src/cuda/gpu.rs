@@ -109,9 +109,9 @@ pub fn nominal_bf16_flops(name: &str) -> Option<f64> {
         ("L40", 181.0),
         ("L4", 121.0),
     ];
-    let found = TERAFLOPS.iter().find(|(part, _)| contains_words(name, part));
+    let entry = TERAFLOPS.iter().find(|(part, _)| contains_words(name, part));
     let is_less = ["Laptop", "MIG"].iter().any(|word| contains_words(name, word));
-    found.filter(|_| !is_less).map(|(_, teraflops)| teraflops * 1e12)
+    entry.filter(|_| !is_less).map(|(_, teraflops)| teraflops * 1e12)
 }
 
 /// Whether a name contains these as whole words: `A100` is in `NVIDIA A100-SXM4-80GB`, and not in `NVIDIA RTX A1000`.

@@ -103,10 +103,10 @@ impl Manifest {
         let manifest: Self = serde_json::from_str(text).map_err(|error| format!("the kernels' manifest: {error}"))?;
         let families = families(compute_capability);
         let rank = |entry: &Entry| families.iter().position(|family| *family == entry.family);
-        let mut chosen: HashMap<String, Vec<Entry>> = HashMap::new();
+        let mut variants_by_name: HashMap<String, Vec<Entry>> = HashMap::new();
         for entry in manifest.kernels {
             let Some(own) = rank(&entry) else { continue };
-            let variants = chosen.entry(entry.name.clone()).or_default();
+            let variants = variants_by_name.entry(entry.name.clone()).or_default();
             match variants.first().and_then(rank) {
                 Some(other) if own > other => continue,
                 Some(other) if own < other => variants.clear(),
@@ -114,13 +114,13 @@ impl Manifest {
             }
             variants.push(entry);
         }
-        for (name, variants) in &mut chosen {
+        for (name, variants) in &mut variants_by_name {
             variants.sort_by(|one, other| one.candidate.cmp(&other.candidate));
             if variants[0].candidate.is_some() {
                 return Err(format!("the kernels' manifest: `{name}` has candidates only in {}", variants[0].family));
             }
         }
-        Ok(chosen)
+        Ok(variants_by_name)
     }
 }
 

@@ -4,7 +4,7 @@ use super::StageConfig;
 use crate::check::Findings;
 use crate::data::BatchSize;
 use crate::error::Problem;
-use crate::near_divisor::near_divisor;
+use crate::fill::near_divisor;
 use crate::{DataConfig, RunConfig};
 
 /// Fills in the keys of every stage. `tokens_per_step` is `data.tokens_per_step` where that was given.

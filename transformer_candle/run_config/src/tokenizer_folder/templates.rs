@@ -26,10 +26,10 @@ pub struct NamedTemplate {
 
 /// Returns the templates, the default one first.
 pub(super) fn templates(tokenizer_json: &Path, config: &Map<String, Value>) -> Result<Vec<NamedTemplate>> {
-    let mut found = Vec::new();
+    let mut templates = Vec::new();
     let file = tokenizer_json.with_file_name(CHAT_TEMPLATE);
     if file.exists() {
-        found.push(NamedTemplate { name: DEFAULT_TEMPLATE.to_owned(), source: read_text(&file)?, origin: file });
+        templates.push(NamedTemplate { name: DEFAULT_TEMPLATE.to_owned(), source: read_text(&file)?, origin: file });
     }
     let folder = tokenizer_json.with_file_name(ADDITIONAL_TEMPLATES);
     let mut files: Vec<PathBuf> = folder.read_dir().into_iter().flatten().flatten().map(|entry| entry.path()).collect();
@@ -37,13 +37,13 @@ pub(super) fn templates(tokenizer_json: &Path, config: &Map<String, Value>) -> R
     files.sort_unstable();
     for file in files {
         let name = file.file_stem().unwrap_or_default().to_string_lossy().into_owned();
-        found.push(NamedTemplate { name, source: read_text(&file)?, origin: file });
+        templates.push(NamedTemplate { name, source: read_text(&file)?, origin: file });
     }
-    if found.is_empty() {
-        found = config_templates(tokenizer_json, config);
+    if templates.is_empty() {
+        templates = config_templates(tokenizer_json, config);
     }
-    found.sort_by_key(|template| template.name != DEFAULT_TEMPLATE);
-    Ok(found)
+    templates.sort_by_key(|template| template.name != DEFAULT_TEMPLATE);
+    Ok(templates)
 }
 
 /// Returns the templates in `chat_template` of a `tokenizer_config.json`: one, or a list of named ones.
@@ -55,12 +55,12 @@ fn config_templates(tokenizer_json: &Path, config: &Map<String, Value>) -> Vec<N
     };
     match config.get("chat_template") {
         Some(Value::String(source)) => vec![template(DEFAULT_TEMPLATE, source)],
-        Some(Value::Array(named)) => {
+        Some(Value::Array(templates)) => {
             let read = |entry: &Value| Some(template(entry["name"].as_str()?, entry["template"].as_str()?));
-            named.iter().filter_map(read).collect()
+            templates.iter().filter_map(read).collect()
         }
-        Some(Value::Object(named)) => {
-            named.iter().filter_map(|(name, source)| Some(template(name, source.as_str()?))).collect()
+        Some(Value::Object(templates)) => {
+            templates.iter().filter_map(|(name, source)| Some(template(name, source.as_str()?))).collect()
         }
         _ => Vec::new(),
     }
@@ -73,7 +73,7 @@ pub(super) fn recorded_template(tokenizer_json: &Path, config: &Map<String, Valu
         let source = read_text(&file)?;
         return Ok(Some(NamedTemplate { name: DEFAULT_TEMPLATE.to_owned(), source, origin: file }));
     }
-    let mut named = config_templates(tokenizer_json, config);
-    let chosen = named.iter().position(|template| template.name == DEFAULT_TEMPLATE).unwrap_or(0);
-    Ok((!named.is_empty()).then(|| named.swap_remove(chosen)))
+    let mut templates = config_templates(tokenizer_json, config);
+    let default = templates.iter().position(|template| template.name == DEFAULT_TEMPLATE).unwrap_or(0);
+    Ok((!templates.is_empty()).then(|| templates.swap_remove(default)))
 }

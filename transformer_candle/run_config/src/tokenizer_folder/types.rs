@@ -25,13 +25,13 @@ pub(super) fn of_roles(config: &Map<String, Value>) -> Option<String> {
         role if role.ends_with("_token") && (value.is_object() || value.is_array()) => token(key, value),
         _ => None,
     });
-    problems.next().map(said)
+    problems.next().map(message)
 }
 
 /// Returns what is wrong with an `added_tokens.json`.
 pub(super) fn of_added_tokens(file: &Map<String, Value>) -> Option<String> {
     let wrong = file.iter().find(|(_, id)| !id.is_u64());
-    wrong.map(|(token, _)| said((token.clone(), "the id of the token, an integer")))
+    wrong.map(|(token, _)| message((token.clone(), "the id of the token, an integer")))
 }
 
 /// Returns what is wrong with the token ids of a `generation_config.json` or `config.json`. Ids below 0 stand for none.
@@ -42,10 +42,10 @@ pub fn wrong_token_ids(config: &Value) -> Option<String> {
         Value::Array(ids) => !ids.iter().all(is_id),
         id => !is_id(id),
     });
-    wrong.next().map(|key| said((key.to_owned(), "an integer or a list of integers")))
+    wrong.next().map(|key| message((key.to_owned(), "an integer or a list of integers")))
 }
 
-fn said((key, expected): Problem) -> String {
+fn message((key, expected): Problem) -> String {
     format!("`{key}` must be {expected}: correct it, or remove it")
 }
 
@@ -62,11 +62,11 @@ fn token(key: &str, value: &Value) -> Option<Problem> {
 
 fn tokens_in(key: &str, value: &Value, may_have_roles: bool) -> Option<Problem> {
     match value {
-        Value::Array(listed) => {
-            listed.iter().enumerate().find_map(|(index, value)| token(&format!("{key}[{index}]"), value))
+        Value::Array(tokens) => {
+            tokens.iter().enumerate().find_map(|(index, value)| token(&format!("{key}[{index}]"), value))
         }
-        Value::Object(named) if may_have_roles => {
-            named.iter().find_map(|(role, value)| token(&format!("{key}.{role}"), value))
+        Value::Object(tokens_by_role) if may_have_roles => {
+            tokens_by_role.iter().find_map(|(role, value)| token(&format!("{key}.{role}"), value))
         }
         _ => Some((key.to_owned(), "a list of tokens")),
     }
@@ -77,18 +77,18 @@ fn added_tokens_in(key: &str, value: &Value) -> Option<Problem> {
         return Some((key.to_owned(), "an object of tokens by their ids"));
     };
     tokens.iter().find_map(|(id, value)| {
-        let named = format!("{key}.{id}");
-        if id.parse::<u64>().is_err() { Some((named, "named by an id, an integer")) } else { token(&named, value) }
+        let path = format!("{key}.{id}");
+        if id.parse::<u64>().is_err() { Some((path, "named by an id, an integer")) } else { token(&path, value) }
     })
 }
 
 fn template_in(key: &str, value: &Value) -> Option<Problem> {
     let is_right = match value {
         Value::String(_) => true,
-        Value::Array(named) => {
-            named.iter().all(|template| template["name"].is_string() && template["template"].is_string())
+        Value::Array(templates) => {
+            templates.iter().all(|template| template["name"].is_string() && template["template"].is_string())
         }
-        Value::Object(named) => named.values().all(Value::is_string),
+        Value::Object(templates) => templates.values().all(Value::is_string),
         _ => false,
     };
     (!is_right).then(|| (key.to_owned(), "a string, or a list of objects with the strings `name` and `template`"))

@@ -72,8 +72,8 @@ impl<'a> RowOperand<'a> {
             && matrix.rows.is_multiple_of(T::ROW_STEP)
             && matrix.stride.is_multiple_of(T::KR);
         let words = as_words(matrix, T::KR).filter(|_| whole)?;
-        let held = L1.holds(&matrix, matrix.rows.min(T::MR));
-        (!matrix.transposed && held).then_some(Self { words, stride: matrix.stride / T::KR, count: matrix.rows })
+        let fits_in_l1 = L1.holds(&matrix, matrix.rows.min(T::MR));
+        (!matrix.transposed && fits_in_l1).then_some(Self { words, stride: matrix.stride / T::KR, count: matrix.rows })
     }
 
     pub(super) fn rows(self, rows: Range<usize>) -> Self {

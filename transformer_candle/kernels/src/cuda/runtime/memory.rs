@@ -23,9 +23,9 @@ impl Cuda {
     /// Exact memory of this process's buffers; none if the driver has no pool. Freed memory counts until the stream has
     /// reached the free.
     pub fn pool_memory(&self) -> Result<Option<PoolMemory>> {
-        let known = self.0.pool.0.is_some();
+        let has_pool = self.0.pool.0.is_some();
         let (used, reserved) = self.pool()?;
-        Ok(known.then_some(PoolMemory { used, reserved }))
+        Ok(has_pool.then_some(PoolMemory { used, reserved }))
     }
 
     /// Limits the memory of this program, context and libraries included: allocations beyond fail as if the GPU had no
@@ -53,7 +53,7 @@ impl Cuda {
         let ordinal = self.ordinal();
         let limit = *self.0.memory_limit.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         if let Some(limit) = limit {
-            let available = limit.saturating_sub(self.taken()?);
+            let available = limit.saturating_sub(self.bytes_in_use()?);
             if needed > available {
                 return Err(Error::OutOfMemory { ordinal, needed, available, limit: Some(limit) });
             }
@@ -63,7 +63,7 @@ impl Cuda {
     }
 
     /// Bytes in use by this program; by all programs if the driver has no pool.
-    fn taken(&self) -> Result<u64> {
+    fn bytes_in_use(&self) -> Result<u64> {
         if self.0.pool.0.is_some() {
             return Ok(self.0.memory_at_opening + self.pool()?.0);
         }
