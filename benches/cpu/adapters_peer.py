@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import argparse
 import json
-import statistics
-import time
 from pathlib import Path
 
 import torch
 import yaml
+from peer import median_seconds
 from peft import LoraConfig, get_peft_model
 from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -49,14 +48,7 @@ def main() -> None:
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
 
-    for _ in range(2):
-        step()
-    seconds = []
-    for _ in range(arguments.steps):
-        begin = time.perf_counter()
-        step()
-        seconds.append(time.perf_counter() - begin)
-    print(json.dumps({"tokens_per_second": tokens[0].numel() / statistics.median(seconds)}))
+    print(json.dumps({"tokens_per_second": tokens[0].numel() / median_seconds(step, 2, arguments.steps)}))
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ import json
 import resource
 import statistics
 import time
+from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -71,6 +72,18 @@ class Llama(nn.Module):
         return F.cross_entropy(self.head(self.norm(x)).float().flatten(0, 1), targets.flatten())
 
 
+def median_seconds(step: Callable[[], None], warmup: int, steps: int) -> float:
+    """Return the median time of a step, after some that are not measured."""
+    for _ in range(warmup):
+        step()
+    seconds = []
+    for _ in range(steps):
+        begin = time.perf_counter()
+        step()
+        seconds.append(time.perf_counter() - begin)
+    return statistics.median(seconds)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--config", type=Path, required=True)
@@ -99,15 +112,9 @@ def main() -> None:
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
 
-    for _ in range(3):
-        step()
-    seconds = []
-    for _ in range(arguments.steps):
-        begin = time.perf_counter()
-        step()
-        seconds.append(time.perf_counter() - begin)
+    median = median_seconds(step, 3, arguments.steps)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
-    speed = sequences * length / statistics.median(seconds)
+    speed = sequences * length / median
     print(json.dumps({"tokens_per_second": speed, "peak_mebibytes": peak}))
 
 

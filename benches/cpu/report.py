@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import argparse
 import json
-import statistics
 from collections.abc import Iterable, Iterator
 from itertools import product
 from pathlib import Path
+from statistics import median
 
 from contenders import DTYPES, GENERATION, OPERATIONS, OURS, PEERS, TARGET, Row
 
@@ -93,10 +93,6 @@ def report(rows: list[Row]) -> str:
             for dtype in DTYPES.values():
                 lines += ["", *operations(shape, dtype, rounds)]
     return "\n".join(lines)
-
-
-def median(values: Iterable[float]) -> float:
-    return statistics.median(values)
 
 
 def steps(shape: str, rounds: list[Round]) -> Iterator[str]:

@@ -48,12 +48,11 @@ def pipeline(context: typer.Context, settings: Settings) -> None:
         raise typer.Exit(run(settings))
 
 
-for group in (training.app, runs.app, models.app):
+GROUPS = (training.app, runs.app, models.app)
+for group in GROUPS:
     app.add_typer(group)
 
-COMMANDS = {
-    str(command.name) for group in (training.app, runs.app, models.app) for command in group.registered_commands
-}
+COMMANDS = {str(command.name) for group in GROUPS for command in group.registered_commands}
 """The names of the commands."""
 
 

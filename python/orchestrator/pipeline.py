@@ -28,8 +28,8 @@ def run(settings: Settings) -> int:
     roots = Roots.from_environment()
     flag_checks.check_flags(settings)
     if settings.resume is not None:
-        resumption = resume.resolve(settings, settings.resume, roots)
-        return _train(resumption.job, settings.launch, roots, resumption.location)
+        job, location = resume.resolve(settings, settings.resume, roots)
+        return _train(job, settings.launch, roots, location)
     request = run_request.resolve(settings, roots)
     folder = request.location.folder.absolute()
     with _native.RunLock(folder) as lock, signals.on_forced_exit(lock.release):
@@ -67,17 +67,11 @@ def _train(job: launch.Job, mode: Launch, roots: Roots, location: RunLocation) -
         else:
             code = launch.start_ranks(job.words(), job.ranks, job.lock)
     except _native.TrainerError as error:
-        _suggest_settings(job, error.exit_code)
+        summary.suggest_settings(job, error.exit_code)
         raise
-    _suggest_settings(job, code)
+    summary.suggest_settings(job, code)
     if code in (ExitCode.INTERRUPTED, ExitCode.TERMINATED) or (code == ExitCode.DONE and summary.ran_out_of_time(job)):
         summary.show_stopped(job, location)
     elif code == ExitCode.DONE:
         summary.show_finished(job, location, tokenizer.facts(location.folder / run_files.TOKENIZER.parent))
     return code
-
-
-def _suggest_settings(job: launch.Job, code: int) -> None:
-    """Print what finds other settings, if the run's are too large or unstable."""
-    if code in (ExitCode.OUT_OF_MEMORY, ExitCode.DIVERGED):
-        summary.show_refused(job, code)

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from orchestrator import _native, base_config, resume_flags, resume_models, run_files
+from orchestrator import _native, base_config, resume_flags, run_files
 from orchestrator.command_error import CommandError
 from orchestrator.input_files import read_text, readable
 from orchestrator.launch import Job
@@ -18,16 +17,10 @@ COMMIT = re.compile(r"[0-9a-f]{7,40}")
 LATEST = "latest"
 
 
-@dataclass(frozen=True)
-class ResumeRequest:
-    """A run to resume as its own files describe it, with the flags as overrides."""
+def resolve(settings: Settings, checkpoint: str, roots: Roots) -> tuple[Job, RunLocation]:
+    """Return the run to resume as its own files describe it, with the flags as overrides, and where it is.
 
-    location: RunLocation
-    job: Job
-
-
-def resolve(settings: Settings, checkpoint: str, roots: Roots) -> ResumeRequest:
-    """Return the run to resume, or raise an error for flags with which it cannot be.
+    Flags with which it cannot be resumed are refused.
 
     Args:
         settings: The flags, which do not contradict each other.
@@ -42,7 +35,7 @@ def resolve(settings: Settings, checkpoint: str, roots: Roots) -> ResumeRequest:
         config, _overrides(settings, location.folder), checkpoint, settings.rebatch, settings.accept_changed_data,
         settings.time_limit, settings.profile, ranks=settings.nproc,
     )  # fmt: skip
-    return ResumeRequest(location, job)
+    return job, location
 
 
 def _locate(settings: Settings, checkpoint: str, roots: Roots) -> tuple[RunLocation, str]:
@@ -77,8 +70,8 @@ def _overrides(settings: Settings, folder: Path) -> list[str]:
     with readable(shown(config)):
         text = read_text(config)
     run = _native.parse_config(text, "yaml", [], config)
-    resume_flags.refuse(folder, resume_models.problems(settings, run))
-    settings = resume_models.with_own_models(settings, run)
+    resume_flags.refuse(folder, resume_flags.model_problems(settings, run))
+    settings = resume_flags.with_own_models(settings, run)
     overrides = settings.config_overrides()
     values = _native.parse_config(text, "yaml", overrides, config, settings.flags_of_keys())
     resume_flags.check(settings, folder, run, values)

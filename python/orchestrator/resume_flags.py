@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from orchestrator import _native, base_config, run_files, tokenizer, training_record
+from orchestrator import _native, base_config, pretrained, run_files, tokenizer, training_record
 from orchestrator.command_error import CommandError, reason
-from orchestrator.input_files import read_bytes
+from orchestrator.input_files import POINTERS, read_bytes
 from orchestrator.paths import shown
 from orchestrator.settings import DEFAULT_TOKENIZER_LINES, Settings
 from orchestrator.watch import checkpoints
@@ -18,6 +18,8 @@ DATA_KEYS = (
     "data.mixture", "data.chat_template", "data.reading_version",
 )  # fmt: skip
 """Keys that the data and the tokenizer fill in, in whatever a run starts from; each has a flag of its own."""
+SECTIONS = {"init_from": "model", "lora_init_from": "lora"}
+"""The sections of a config whose `init_from` a flag sets, by the flag's name."""
 MAX_KEYS = 3
 """Keys that a message names at most."""
 
@@ -101,6 +103,46 @@ def _is_same(file: Path, own: Path) -> bool:
         return read_bytes(file) == read_bytes(own)
     except OSError as error:
         raise CommandError(f"cannot compare --tokenizer-json {shown(file)} with the run's: {reason(error)}") from error
+
+
+def model_problems(settings: Settings, run: dict[str, Any]) -> list[str]:
+    """Return which flags name another model than the run's."""
+    flags = {"init_from": settings.model_flag, "lora_init_from": "--lora-init-from"}
+    return [
+        problem
+        for name, flag in flags.items()
+        if (model := settings.keys.get(name)) is not None
+        for problem in _problems_of_model(model, run[SECTIONS[name]]["init_from"], flag)
+    ]
+
+
+def with_own_models(settings: Settings, run: dict[str, Any]) -> Settings:
+    """Return settings without `model_problems`, with the run's own paths in place of the names of its models."""
+    return settings.with_keys(
+        {name: run[section]["init_from"] for name, section in SECTIONS.items() if name in settings.keys}
+    )
+
+
+def _problems_of_model(model: str, own: str | None, flag: str) -> Iterator[str]:
+    if own is None:
+        yield f"it was started without {flag} ({model})"
+    elif not _is_same_model(model, Path(own), flag):
+        yield f"{flag} {model} is not its {own}"
+
+
+def _is_same_model(model: str, own: Path, flag: str) -> bool:
+    """Whether a name is of a model that the run may have started from: what a name stands for may change meanwhile."""
+    repository = training_record.repository_of(own)
+    if repository is not None and pretrained.is_repository(model):
+        name, _, revision = model.partition("@")
+        is_commit = not revision or repository[1].startswith(revision)
+        return name == repository[0] and (is_commit or pretrained.locate(model, flag).name == repository[1])
+    folder = Path(model).expanduser()
+    if folder.name in POINTERS:
+        return folder.absolute().parent == own.parent
+    if (of_run := pretrained.run_named(model)) is not None:
+        return own.is_relative_to(of_run.absolute())
+    return folder.absolute() == own or (folder.exists() and own.exists() and folder.samefile(own))
 
 
 def _text(value: object) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 from contextlib import suppress
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,28 +26,13 @@ MODEL_FILES = ("generation_config.json", "config.json", "added_tokens.json", CHA
 """Files of a model's folder: any may be the only one that names the tokens that begin and end a document or a turn."""
 
 
-@dataclass(frozen=True)
-class StreamingConfig:
-    """The streamed data set: the keys of streaming_config.json, in the order in which they are written."""
-
-    dataset: str
-    split: str
-    max_samples: int | None
-    stream_batch_size: int
-    experiment: str
-    config: str | None
-    revision: str | None
-    text_column: str
-    tokenizer: str
-
-
-def write_streaming_config(folder: Path, streaming: StreamingConfig | None) -> Path | None:
+def write_streaming_config(folder: Path, streaming: dict[str, Any] | None) -> Path | None:
     """Write streaming_config.json; remove a former one where nothing is streamed, as `train` goes by its presence."""
     path = folder / STREAMING_CONFIG
     if streaming is None:
         path.unlink(missing_ok=True)
         return None
-    replace(path, json.dumps(asdict(streaming), indent=2) + "\n")
+    replace(path, json.dumps(streaming, indent=2) + "\n")
     return path
 
 

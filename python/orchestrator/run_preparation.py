@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from orchestrator import _native, base_config, depth, experiment_tokenizer, run_files, tokenizer, training_length
 from orchestrator.paths import shown
@@ -40,22 +41,22 @@ def write_files(run: RunRequest, source: Source, ready: tokenizer.Ready) -> Path
     return config
 
 
-def _streaming_config(run: RunRequest, source: Source) -> run_files.StreamingConfig | None:
-    """Return the description of the data set that is streamed; None where none is."""
+def _streaming_config(run: RunRequest, source: Source) -> dict[str, Any] | None:
+    """Return the description of the data set that is streamed, in the order of the file; None where none is."""
     if source.shards is not None or source.mixture is not None:
         return None
     settings = run.settings
-    return run_files.StreamingConfig(
-        dataset=source.data.name,
-        split=settings.split or DEFAULT_SPLIT,
-        max_samples=settings.max_samples,
-        stream_batch_size=settings.stream_batch_size or DEFAULT_STREAM_BATCH_SIZE,
-        experiment=run.location.experiment,
-        config=settings.data_config,
-        revision=source.data.revision,
-        text_column=run.base.data["text_column"],
-        tokenizer=str(run_files.TOKENIZER),
-    )
+    return {
+        "dataset": source.data.name,
+        "split": settings.split or DEFAULT_SPLIT,
+        "max_samples": settings.max_samples,
+        "stream_batch_size": settings.stream_batch_size or DEFAULT_STREAM_BATCH_SIZE,
+        "experiment": run.location.experiment,
+        "config": settings.data_config,
+        "revision": source.data.revision,
+        "text_column": run.base.data["text_column"],
+        "tokenizer": str(run_files.TOKENIZER),
+    }
 
 
 def warn_of_repeated_text(run: RunRequest, source: Source, ready: tokenizer.Ready) -> None:

@@ -76,8 +76,10 @@ def _flags_beyond_the_config(job: Job) -> list[str]:
     return flags
 
 
-def show_refused(job: Job, code: int) -> None:
-    """Print what finds the settings of a run that does not fit, or that diverged."""
+def suggest_settings(job: Job, code: int) -> None:
+    """Print what finds other settings, if the run has ended because its own do not fit or have diverged."""
+    if code not in (ExitCode.OUT_OF_MEMORY, ExitCode.DIVERGED):
+        return
     unstable = " --unstable" if code == ExitCode.DIVERGED else ""
     config, target = quoted(job.config), quoted(job.config.with_name("stable.yaml" if unstable else "fits.yaml"))
     has_checkpoint = (job.config.parent / "checkpoints" / "latest").exists()

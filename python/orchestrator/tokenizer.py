@@ -271,7 +271,14 @@ def _write(folder: Path, tokenizer: Tokenizer, request: Request, known: Facts) -
 def _write_staged(staging: Path, tokenizer: Tokenizer, request: Request, known: Facts) -> None:
     (staging / "tokenizer.json").write_text(tokenizer.to_str(pretty=True), encoding="utf-8")
     _save_model(tokenizer, staging)
-    _write_json(staging / "tokenizer_config.json", _transformers_config())
+    # What AutoTokenizer needs to know besides tokenizer.json.
+    config = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        **ROLES,
+        "clean_up_tokenization_spaces": False,
+        "model_max_length": int(1e30),
+    }
+    _write_json(staging / "tokenizer_config.json", config)
     _write_json(staging / "special_tokens_map.json", ROLES)
     manifest = {
         "request": asdict(request),
@@ -289,16 +296,6 @@ def _save_model(tokenizer: Tokenizer, folder: Path) -> None:
     except Exception as error:
         number = re.search(r"\(os error (\d+)\)", str(error))
         raise OSError(int(number[1]) if number else errno.EIO, str(error)) from error
-
-
-def _transformers_config() -> dict[str, Any]:
-    """Return the values of tokenizer_config.json: what AutoTokenizer needs to know besides tokenizer.json."""
-    return {
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        **ROLES,
-        "clean_up_tokenization_spaces": False,
-        "model_max_length": int(1e30),
-    }
 
 
 def _write_json(path: Path, value: Any) -> None:

@@ -57,14 +57,13 @@ def memory(meminfo: Path = Path("/proc/meminfo")) -> list[Finding]:
     }
     free, swapped = sizes["MemAvailable"], sizes["SwapTotal"] - sizes["SwapFree"]
     facts = {"free_bytes": free, "swapped_bytes": swapped}
-    text = f"{amount(free)} of memory free"
+    remark = ""
     if swapped > MUCH_SWAPPED:
-        text = f"{text}, and {amount(swapped)} of other programs is on disk (swap): end what is not needed"
-        return [Finding("memory", Verdict.REMARK, text, facts)]
-    if free < LITTLE_FREE:
-        text = f"{text}: end what is not needed: saving and reading data take memory besides the model"
-        return [Finding("memory", Verdict.REMARK, text, facts)]
-    return [Finding("memory", Verdict.GOOD, text, facts)]
+        remark = f", and {amount(swapped)} of other programs is on disk (swap): end what is not needed"
+    elif free < LITTLE_FREE:
+        remark = ": end what is not needed: saving and reading data take memory besides the model"
+    verdict = Verdict.REMARK if remark else Verdict.GOOD
+    return [Finding("memory", verdict, f"{amount(free)} of memory free{remark}", facts)]
 
 
 def disk(runs: Path) -> Finding:

@@ -110,11 +110,9 @@ class Status:
     @property
     def seconds_per_step(self) -> float | None:
         """Median step time of the last lines, with the time of saving and evaluating that a step takes on average."""
-        steps = _present(number(row, "step_seconds") for row in self._rows_of_stage)
-        if not steps:
-            return None
+        step = self.median("step_seconds")
         between = (_between_steps(self.metrics, key) for key in BETWEEN.values())
-        return statistics.median(steps) + sum(_present(between))
+        return None if step is None else step + sum(_present(between))
 
     @property
     def eta(self) -> float | None:
@@ -134,17 +132,8 @@ class Status:
             done = max(done, stage.end)
         return left
 
-    @property
-    def tokens_per_second(self) -> float | None:
-        """Median target tokens per second of the last steps."""
-        return self._median("tokens_per_second")
-
-    @property
-    def positions_per_second(self) -> float | None:
-        """Median positions per second of the last steps; None for runs of before they were recorded."""
-        return self._median("positions_per_second")
-
-    def _median(self, key: str) -> float | None:
+    def median(self, key: str) -> float | None:
+        """Return the median of a number of the last steps; None for runs of before it was recorded."""
         values = _present(number(row, key) for row in self._rows_of_stage)
         return statistics.median(values) if values else None
 
@@ -307,8 +296,8 @@ def as_json(status: Status) -> dict[str, Any]:
         "eta_seconds": status.eta,
         "line_age_seconds": status.line_age,
         "train": train,
-        "tokens_per_second": status.tokens_per_second,
-        "positions_per_second": status.positions_per_second,
+        "tokens_per_second": status.median("tokens_per_second"),
+        "positions_per_second": status.median("positions_per_second"),
         "seconds_per_step": status.seconds_per_step,
         "shares": status.shares,
         "ranks": ranks.as_json(status.ranks),

@@ -232,7 +232,7 @@ def _held_out(evaluation: Row | None) -> str:
 
 def _rates(status: Status, unit: str = "") -> str:
     """Return tokens per second, beside positions per second where not every position has a target."""
-    tokens, positions = status.tokens_per_second, status.positions_per_second
+    tokens, positions = status.median("tokens_per_second"), status.median("positions_per_second")
     rate = _formatted(tokens, ",.0f") + unit
     return (
         rate if tokens is None or positions is None or positions <= tokens else f"{rate} ({positions:,.0f} positions/s)"
