@@ -11,20 +11,23 @@ import typer
 from orchestrator import _native, finetuning, terminal
 from orchestrator.arguments import Command
 from orchestrator.command_error import CommandError
+from orchestrator.help_text import RUN
 from orchestrator.options import (
     add_trainer_command,
     options_of,
+    panel_option,
     parameter,
     run_in_the_trainer,
     takes,
     trainer_command,
 )
-from orchestrator.settings import Depth, Launch, LaunchMode, PlannedPreset, Ranks
+from orchestrator.settings import Launch, Settings
 from orchestrator.tune import options as search_options
 
 app = typer.Typer()
 
 TRAIN, PLAN = trainer_command("train"), trainer_command("plan")
+PlannedPreset = Annotated[str | None, panel_option(RUN, "Plan this shipped config.", metavar="NAME")]
 VocabSize = Annotated[
     int | None, typer.Option(metavar="N", min=1, help="Tokens in the vocabulary. Default: by the depth.")
 ]
@@ -43,9 +46,7 @@ def finetune(**flags: Any) -> None:
 
 
 @app.command("train", cls=Command)
-@takes(
-    [*TRAIN.parameters(), parameter("launch", LaunchMode, Launch.AUTO), parameter("nproc", Ranks, None)], TRAIN.about
-)
+@takes([*TRAIN.parameters(), *options_of(Settings, "launch", "nproc")], TRAIN.about)
 def train(launch: Launch, nproc: int | None, **options: Any) -> None:
     """Run the trainer's `train`, in its program, in this process or in several processes."""
     from orchestrator.launch import check_ranks, start, start_ranks
@@ -66,7 +67,7 @@ def _with_config(options: dict[str, Any]) -> dict[str, Any]:
 
 
 @app.command("plan", cls=Command)
-@takes([*PLAN.parameters(), parameter("preset", PlannedPreset), parameter("depth", Depth)], PLAN.about)
+@takes([*PLAN.parameters(), parameter("preset", PlannedPreset), *options_of(Settings, "depth")], PLAN.about)
 def plan(preset: str | None, depth: int | None, **options: Any) -> None:
     """Run the trainer's `plan`, also of a shipped config or of a depth."""
     from orchestrator.base_config import config_file, preset_text
@@ -95,7 +96,7 @@ def plan(preset: str | None, depth: int | None, **options: Any) -> None:
 @takes(
     [
         parameter("name", PresetName),
-        parameter("depth", Depth),
+        *options_of(Settings, "depth"),
         *PLAN.parameters(["gpu", "memory"]),
         parameter("vocab_size", VocabSize),
     ],
