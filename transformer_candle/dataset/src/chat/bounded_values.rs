@@ -13,6 +13,7 @@ use minijinja::syntax::SyntaxConfig;
 use minijinja::value::{Kwargs, Value, ValueKind};
 use minijinja::{Environment, Error, ErrorKind, State, functions};
 
+use super::template_edits::Edits;
 use super::template_limits::{Tag, visit_tags};
 
 /// The filter of what brackets make and names are bound to.
@@ -21,6 +22,8 @@ const BOUNDED: &str = "__bounded";
 const HELD: &str = "__held";
 /// The filter of factors.
 const FACTOR: &str = "__factor";
+/// Words that stand before a value, or between two.
+pub(super) const KEYWORDS: [&str; 9] = ["if", "elif", "else", "in", "not", "and", "or", "is", "for"];
 /// How deep a value may be. Rows of a data set are JSON, which is read to a depth of 128.
 const MAX_DEPTH: usize = 200;
 /// Bytes of a value's strings for one unit of the fuel of a rendering, which has one for each byte of the messages.
@@ -42,34 +45,26 @@ pub(super) fn add_filters(environment: &mut Environment) {
 
 /// Adds the filters to a template's source.
 pub(super) fn with_bounded_values(source: &str, syntax: &SyntaxConfig) -> Result<String, String> {
-    let mut insertions = Vec::new();
+    let mut edits = Edits::default();
     visit_tags(source, syntax, |tag| {
         let binding = Binding::of(tag);
-        bound_brackets(tag, &binding, &mut insertions);
-        bound_factors(tag, &mut insertions);
+        bound_brackets(tag, &binding, &mut edits);
+        bound_factors(tag, &mut edits);
         if let Some(start) = binding.sets_attribute {
             if start > tag.tokens[0].1.end {
-                insertions.push((start, "(".to_owned()));
-                insertions.push((value_end(tag), format!(")|{HELD}")));
+                edits.insert(start, "(");
+                edits.insert(value_end(tag), format!(")|{HELD}"));
             } else {
-                insertions.push((value_end(tag), format!("|{HELD}")));
+                edits.insert(value_end(tag), format!("|{HELD}"));
             }
         }
         let delimiter = &source[tag.end.clone()];
-        insertions.extend(
-            binding.names.iter().map(|name| (tag.end.end, format!("{{% set {name} = {name}|{BOUNDED} {delimiter}"))),
-        );
+        for name in &binding.names {
+            edits.insert(tag.end.end, format!("{{% set {name} = {name}|{BOUNDED} {delimiter}"));
+        }
         Ok(())
     })?;
-    insertions.sort_by_key(|(at, _)| *at);
-    let (mut program, mut written) = (String::with_capacity(source.len()), 0);
-    for (at, text) in insertions {
-        program.push_str(&source[written..at]);
-        program.push_str(&text);
-        written = at;
-    }
-    program.push_str(&source[written..]);
-    Ok(program)
+    Ok(edits.apply(source))
 }
 /// What a tag binds values to.
 #[derive(Default)]
@@ -134,7 +129,7 @@ impl<'a> Binding<'a> {
 }
 
 /// Passes what brackets make through the filter: lists, dictionaries, tuples and expressions in parentheses.
-fn bound_brackets(tag: &Tag, binding: &Binding, insertions: &mut Vec<(usize, String)>) {
+fn bound_brackets(tag: &Tag, binding: &Binding, edits: &mut Edits) {
     // Where each of the open brackets starts, if it makes a value.
     let mut open = Vec::new();
     for (index, (token, place)) in tag.tokens.iter().enumerate() {
@@ -145,8 +140,8 @@ fn bound_brackets(tag: &Tag, binding: &Binding, insertions: &mut Vec<(usize, Str
             }
             Token::ParenClose | Token::BracketClose | Token::BraceClose => {
                 if let Some(start) = open.pop().flatten() {
-                    insertions.push((start, "(".to_owned()));
-                    insertions.push((place.end, format!("|{BOUNDED})")));
+                    edits.insert(start, "(");
+                    edits.insert(place.end, format!("|{BOUNDED})"));
                 }
             }
             _ => {}
@@ -158,7 +153,7 @@ fn bound_brackets(tag: &Tag, binding: &Binding, insertions: &mut Vec<(usize, Str
 fn is_postfix(tag: &Tag, bracket: usize) -> bool {
     let Some(before) = bracket.checked_sub(1) else { return false };
     match &tag.tokens[before].0 {
-        Token::Ident(name) => !["if", "elif", "else", "in", "not", "and", "or", "is", "for"].contains(name),
+        Token::Ident(name) => !KEYWORDS.contains(name),
         Token::Str(_) | Token::String(_) | Token::ParenClose | Token::BracketClose | Token::BraceClose => true,
         _ => false,
     }
@@ -166,21 +161,21 @@ fn is_postfix(tag: &Tag, bracket: usize) -> bool {
 
 /// Passes both sides of each `*` through the filter. A side is a value with what follows it and its filters, which
 /// bind tighter than `*`.
-fn bound_factors(tag: &Tag, insertions: &mut Vec<(usize, String)>) {
+fn bound_factors(tag: &Tag, edits: &mut Edits) {
     for (index, (token, _)) in tag.tokens.iter().enumerate().skip(1) {
         // In a call, `f(*arguments)`, nothing stands before it.
         let follows_value = !matches!(tag.tokens[index - 1].0, Token::ParenOpen | Token::Comma);
         if matches!(token, Token::Mul) && follows_value {
-            insertions.push((tag.tokens[index - 1].1.end, format!("|{FACTOR} ")));
+            edits.insert(tag.tokens[index - 1].1.end, format!("|{FACTOR} "));
             if let Some((_, last)) = tag.tokens.get(operand_end(tag, index + 1)) {
-                insertions.push((last.end, format!("|{FACTOR} ")));
+                edits.insert(last.end, format!("|{FACTOR} "));
             }
         }
     }
 }
 
 /// Returns the index of the last token of the value that starts at a token, with its filters.
-fn operand_end(tag: &Tag, start: usize) -> usize {
+pub(super) fn operand_end(tag: &Tag, start: usize) -> usize {
     let token = |index: usize| tag.tokens.get(index).map(|(token, _)| token);
     let mut end = start;
     while let Some(Token::Minus) = token(end) {
@@ -199,6 +194,15 @@ fn operand_end(tag: &Tag, start: usize) -> usize {
     }
 }
 
+/// Returns by how much a token changes the number of open brackets.
+pub(super) fn depth_change(token: &Token) -> isize {
+    match token {
+        Token::ParenOpen | Token::BracketOpen | Token::BraceOpen => 1,
+        Token::ParenClose | Token::BracketClose | Token::BraceClose => -1,
+        _ => 0,
+    }
+}
+
 /// Returns the end of a tag's last token.
 fn value_end(tag: &Tag) -> usize {
     tag.tokens.last().map_or(tag.end.start, |(_, place)| place.end)
@@ -209,11 +213,7 @@ fn position(tag: &Tag, start: usize, condition: impl Fn(&Token) -> bool) -> Opti
     let mut depth = 0_usize;
     (start..tag.tokens.len()).find(|&index| {
         let token = &tag.tokens[index].0;
-        match token {
-            Token::ParenOpen | Token::BracketOpen | Token::BraceOpen => depth += 1,
-            Token::ParenClose | Token::BracketClose | Token::BraceClose => depth = depth.saturating_sub(1),
-            _ => {}
-        }
+        depth = depth.saturating_add_signed(depth_change(token));
         depth == 0 && condition(token)
     })
 }
@@ -247,8 +247,7 @@ fn parameters<'a>(tag: &Tag<'a>, open: usize) -> Vec<&'a str> {
 
 /// Returns the index of the token that closes the bracket at `open`.
 fn closing(tag: &Tag, open: usize) -> usize {
-    let close = |token: &Token| matches!(token, Token::ParenClose | Token::BracketClose | Token::BraceClose);
-    position(tag, open, close).unwrap_or(tag.tokens.len())
+    position(tag, open, |token| depth_change(token) < 0).unwrap_or(tag.tokens.len())
 }
 
 /// Returns a factor; fails for a list.

@@ -51,7 +51,7 @@ pub(super) enum Conversation {
 }
 
 /// The messages of a conversation.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 #[expect(clippy::struct_field_names, reason = "`messages` is the column's name")]
 pub(super) struct Messages {
     /// Objects with a `role`, at least one.
@@ -72,15 +72,7 @@ pub(super) struct Messages {
 
 impl Messages {
     pub(super) fn plain(messages: Vec<Value>) -> Self {
-        Self {
-            messages,
-            prompt: 0,
-            left_out: Vec::new(),
-            tools: Value::Null,
-            variables: Map::new(),
-            other_fields: Vec::new(),
-            has_call_messages: false,
-        }
+        Self { messages, ..Self::default() }
     }
 
     /// Indices of the assistant's messages behind the row's `prompt`.

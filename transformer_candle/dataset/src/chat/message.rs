@@ -1,7 +1,7 @@
 //! Checks a message of a conversation, and reads whether the loss counts it.
 
 use run_config::FIRST_READING_VERSION;
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 use super::conversation::{ASSISTANT, RowProblem, THOUGHTS};
 use crate::skipped_rows::SkipReason;
@@ -35,12 +35,8 @@ pub(super) fn counts(message: &Value) -> Result<bool, RowProblem> {
     }
 }
 
-/// Checks a message and renames `from` and `value` to `role` and `content`; an error's text continues "message 1".
-pub(super) fn check(message: &mut Value, reading_version: u32) -> Result<(), RowProblem> {
-    let problem = |reason, message: String| Err(RowProblem::new(reason, message));
-    let Value::Object(fields) = message else {
-        return problem(SkipReason::NotConversation, "is no object with a role and a content".to_owned());
-    };
+/// Renames `from` and `value` to `role` and `content`, with the roles that chat templates know.
+pub(super) fn rename_fields(fields: &mut Map<String, Value>) {
     for (name, usual) in [("from", "role"), ("value", "content")] {
         if !fields.contains_key(usual)
             && let Some(value) = fields.remove(name)
@@ -53,6 +49,15 @@ pub(super) fn check(message: &mut Value, reading_version: u32) -> Result<(), Row
             fields.insert(usual.to_owned(), value);
         }
     }
+}
+
+/// Checks a message and renames `from` and `value` to `role` and `content`; an error's text continues "message 1".
+pub(super) fn check(message: &mut Value, reading_version: u32) -> Result<(), RowProblem> {
+    let problem = |reason, message: String| Err(RowProblem::new(reason, message));
+    let Value::Object(fields) = message else {
+        return problem(SkipReason::NotConversation, "is no object with a role and a content".to_owned());
+    };
+    rename_fields(fields);
     let role = match fields.get("role") {
         None | Some(Value::Null) => return problem(SkipReason::UnknownRole, "has no role".to_owned()),
         Some(role) => role.as_str().filter(|role| ROLES.contains(role)).ok_or_else(|| {

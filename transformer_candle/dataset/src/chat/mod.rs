@@ -21,6 +21,7 @@ mod row_warnings;
 mod settings;
 mod special_tokens;
 mod template;
+mod template_edits;
 mod template_limits;
 mod template_source;
 mod template_trial;
@@ -191,14 +192,12 @@ impl ConversationEncoder {
     /// that contain characters reserved for placeholders.
     pub fn encode_prompt(&self, messages: &[Value]) -> Result<Vec<u32>, DataError> {
         let template = self.0.template(false)?;
+        let refused = |message: String| DataError::ChatTemplate { path: template.origin.clone(), message };
         if messages.iter().any(special_tokens::has_reserved) {
-            let message = "a message contains noncharacters of Unicode (U+FDD0 to U+FDD4)".to_owned();
-            return Err(DataError::ChatTemplate { path: template.origin.clone(), message });
+            return Err(refused("a message contains noncharacters of Unicode (U+FDD0 to U+FDD4)".to_owned()));
         }
         let prepared = template.prepare(&Messages::plain(messages.to_vec()));
-        let text = template
-            .render(&prepared, messages.len(), true)
-            .map_err(|message| DataError::ChatTemplate { path: template.origin.clone(), message })?;
+        let text = template.render(&prepared, messages.len(), true).map_err(refused)?;
         let text: String = text.chars().filter(|character| !special_tokens::GENERATION.contains(character)).collect();
         Ok(self.0.encode(&text)?.get_ids().to_vec())
     }

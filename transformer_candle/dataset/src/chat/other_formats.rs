@@ -3,6 +3,7 @@
 use serde_json::{Map, Value, json};
 
 use super::conversation::{ASSISTANT, RowProblem};
+use super::message::rename_fields;
 use crate::skipped_rows::SkipReason;
 
 /// The roles of `ShareGPT`, and those that chat templates know.
@@ -59,13 +60,7 @@ pub(super) fn of_instruction(row: &mut Map<String, Value>) -> Result<Option<Vec<
 pub(super) fn rename(message: &mut Value) -> Result<bool, RowProblem> {
     let Value::Object(fields) = message else { return Ok(false) };
     let is_share_gpt = fields.contains_key("from") && !fields.contains_key("role");
-    for (name, usual) in [("from", "role"), ("value", "content")] {
-        if !fields.contains_key(usual)
-            && let Some(value) = fields.remove(name)
-        {
-            fields.insert(usual.to_owned(), value);
-        }
-    }
+    rename_fields(fields);
     let Some(role) = fields.get("role").and_then(Value::as_str).map(str::to_owned) else { return Ok(false) };
     // A template may know `observation` as a role of its own; ShareGPT means the answer of a tool.
     let known = ROLES.iter().find(|(name, _)| *name == role && (is_share_gpt || role != "observation"));

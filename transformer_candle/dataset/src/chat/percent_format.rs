@@ -4,189 +4,71 @@
 //! quotes or a variable. The filter takes the same left side as `%` does, unless the variable is itself the right side
 //! of an operator that binds as tightly, which is left as it is.
 
+use minijinja::machinery::Token;
+use minijinja::syntax::SyntaxConfig;
 use minijinja::value::{Value, ValueKind};
 use minijinja::{Error, ErrorKind, State};
 
+use super::bounded_values::{KEYWORDS, depth_change, operand_end};
 use super::python_text;
+use super::template_edits::Edits;
+use super::template_limits::{Tag, visit_tags};
 
 /// The name of the filter that computes `%`.
 pub(super) const FILTER: &str = "percent";
 
-/// Operators that bind as tightly as `%` or tighter, and so may own a variable on their right.
-const TIGHTER: [&str; 4] = ["*", "/", "%", "-"];
-
-/// A piece of an expression between `{{` and `}}`, or `{%` and `%}`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Token<'a> {
-    String(&'a str),
-    /// A name or a number, with the attributes and items behind it.
-    Operand(&'a str),
-    /// White space.
-    Space(&'a str),
-    /// Anything else, a character at a time; brackets with what they hold are part of an operand before them.
-    Other(&'a str),
-}
-
 /// Replaces the operator `%` of strings and variables in a template's tags by the filter.
-pub(super) fn with_percent_filter(source: &str) -> String {
-    let (mut program, mut rest) = (String::with_capacity(source.len()), source);
-    while let Some((start, close)) = next_tag(rest) {
-        let (before, tag) = rest.split_at(start + 2);
-        program.push_str(before);
-        let end = end_of_tag(tag, close);
-        program.push_str(&rewritten(&tag[..end]));
-        rest = &tag[end..];
-    }
-    program.push_str(rest);
-    program
-}
-
-/// Returns the start of the next tag, and what closes it. Comments are skipped.
-fn next_tag(text: &str) -> Option<(usize, &'static str)> {
-    let mut from = 0;
-    loop {
-        let start = from + text[from..].find('{')?;
-        match text.as_bytes().get(start + 1) {
-            Some(b'{') => return Some((start, "}}")),
-            Some(b'%') => return Some((start, "%}")),
-            Some(b'#') => from = text[start..].find("#}").map(|end| start + end + 2)?,
-            _ => from = start + 1,
-        }
-    }
-}
-
-/// Returns where the expression of a tag ends: at `close` outside strings.
-fn end_of_tag(tag: &str, close: &str) -> usize {
-    let mut position = 0;
-    while position < tag.len() && !tag[position..].starts_with(close) {
-        position += first_token(&tag[position..]).text().len();
-    }
-    position
-}
-
-impl<'a> Token<'a> {
-    fn text(self) -> &'a str {
-        let (Self::String(text) | Self::Operand(text) | Self::Space(text) | Self::Other(text)) = self;
-        text
-    }
-}
-
-/// Returns the first token of a text that is not empty. Operands end before their attributes and brackets.
-fn first_token(text: &str) -> Token<'_> {
-    let first = text.chars().next().unwrap_or_default();
-    let span = |belongs: fn(char) -> bool| text.find(|character| !belongs(character)).unwrap_or(text.len());
-    match first {
-        '\'' | '"' => {
-            let mut escaped = false;
-            let end = text.char_indices().skip(1).find(|&(_, character)| {
-                let closes = character == first && !escaped;
-                escaped = character == '\\' && !escaped;
-                closes
-            });
-            Token::String(&text[..end.map_or(text.len(), |(index, _)| index + 1)])
-        }
-        _ if first.is_whitespace() => Token::Space(&text[..span(char::is_whitespace)]),
-        _ if is_word(first) => Token::Operand(&text[..span(is_word)]),
-        _ => Token::Other(&text[..first.len_utf8()]),
-    }
-}
-
-fn is_word(character: char) -> bool {
-    character.is_alphanumeric() || character == '_'
-}
-
-/// Returns the length of what follows an operand and belongs to it: `.name`, `[item]`, `(arguments)`.
-fn postfix(text: &str) -> usize {
-    let mut length = 0;
-    loop {
-        let rest = &text[length..];
-        length += match rest.as_bytes().first() {
-            Some(b'[' | b'(') => bracketed(rest),
-            Some(b'.') => 1 + first_token(&rest[1..]).text().len(),
-            _ => return length,
-        };
-        if length >= text.len() {
-            return text.len();
-        }
-    }
-}
-
-/// Returns the length of the bracket that a text starts with and of all it holds.
-fn bracketed(text: &str) -> usize {
-    let (mut depth, mut position) = (0_usize, 0);
-    while position < text.len() {
-        let token = first_token(&text[position..]);
-        position += token.text().len();
-        match token {
-            Token::Other("(" | "[" | "{") => depth += 1,
-            Token::Other(")" | "]" | "}") => depth = depth.saturating_sub(1),
-            _ => {}
-        }
-        if depth == 0 {
-            break;
-        }
-    }
-    position
-}
-
-/// Rewrites the expression of a tag.
-fn rewritten(expression: &str) -> String {
-    let (mut output, mut position) = (String::with_capacity(expression.len()), 0);
-    // Whether the last token but white space is a left side of `%`, and what stands before it.
-    let (mut is_left, mut before) = (false, "");
-    let mut last = "";
-    while position < expression.len() {
-        let token = first_token(&expression[position..]);
-        position += token.text().len();
-        match token {
-            Token::Space(space) => output.push_str(space),
-            Token::Other("%") if is_left && (last.starts_with(['\'', '"']) || !TIGHTER.contains(&before)) => {
-                let spaces = expression[position..].len() - expression[position..].trim_start().len();
-                position += spaces;
-                let right = operand(&expression[position..]);
-                let argument = rewritten(&expression[position..position + right]);
-                output.extend(["|", FILTER, "(", &argument, ")"]);
-                position += right;
-                (is_left, before, last) = (false, "", "");
-            }
-            Token::String(text) | Token::Operand(text) => {
-                let attributes = postfix(&expression[position..]);
-                output.push_str(text);
-                output.push_str(&rewritten_brackets(&expression[position..position + attributes]));
-                position += attributes;
-                let is_keyword = ["in", "is", "not", "and", "or", "if", "else", "set", "elif"].contains(&text);
-                (is_left, before, last) = (!is_keyword, last, text);
-            }
-            Token::Other(text) => {
-                output.push_str(text);
-                (is_left, last) = (false, text);
+pub(super) fn with_percent_filter(source: &str, syntax: &SyntaxConfig) -> Result<String, String> {
+    let mut edits = Edits::default();
+    visit_tags(source, syntax, |tag| {
+        for (index, (token, place)) in tag.tokens.iter().enumerate() {
+            if matches!(token, Token::Mod)
+                && takes_filter(tag, index)
+                && let Some((_, right)) = tag.tokens.get(operand_end(tag, index + 1))
+            {
+                edits.replace(place.clone(), format!("|{FILTER}("));
+                edits.insert(right.end, ")");
             }
         }
-    }
-    output
+        Ok(())
+    })?;
+    Ok(edits.apply(source))
 }
 
-/// Rewrites what is inside of the brackets of an operand's items and arguments.
-fn rewritten_brackets(attributes: &str) -> String {
-    if attributes.contains('%') { rewritten(attributes) } else { attributes.to_owned() }
+/// Whether what stands before an operator `%` is a string, or a variable that no operator before it may own.
+fn takes_filter(tag: &Tag, operator: usize) -> bool {
+    let Some(start) = operator.checked_sub(1).and_then(|last| operand_start(tag, last)) else { return false };
+    let before = start.checked_sub(1).map(|before| &tag.tokens[before].0);
+    let is_owned =
+        matches!(before, Some(Token::Mul | Token::Div | Token::FloorDiv | Token::Pow | Token::Mod | Token::Minus));
+    !is_owned || matches!(tag.tokens[start].0, Token::Str(_) | Token::String(_))
 }
 
-/// Returns the length of the right side of `%`: a value with its attributes and filters.
-fn operand(text: &str) -> usize {
-    let mut length = match first_token(text) {
-        Token::Other("(" | "[" | "{") => bracketed(text),
-        token => token.text().len(),
-    };
-    length += postfix(&text[length..]);
+/// Returns the first token of the value that ends with a token: a name, a string or a number, with its attributes, items
+/// and arguments. `None` for other values.
+fn operand_start(tag: &Tag, last: usize) -> Option<usize> {
+    let mut start = last;
     loop {
-        let rest = &text[length..];
-        let after = rest.trim_start();
-        let Some(filter) = after.strip_prefix('|') else { return length };
-        let filter = filter.trim_start();
-        let name = first_token(filter).text().len();
-        length = text.len() - filter.len() + name;
-        length += postfix(&text[length..]);
+        let is_attribute = start > 0 && matches!(tag.tokens[start - 1].0, Token::Dot);
+        match tag.tokens[start].0 {
+            Token::ParenClose | Token::BracketClose => start = opening(tag, start)?.checked_sub(1)?,
+            Token::Ident(_) | Token::Int(_) if is_attribute => start = start.checked_sub(2)?,
+            Token::Ident(name) => return (!KEYWORDS.contains(&name)).then_some(start),
+            Token::Str(_) | Token::String(_) | Token::Int(_) | Token::Int128(_) | Token::Float(_) => {
+                return Some(start);
+            }
+            _ => return None,
+        }
     }
+}
+
+/// Returns the bracket that a bracket closes.
+fn opening(tag: &Tag, close: usize) -> Option<usize> {
+    let mut depth = 0;
+    (0..=close).rev().find(|&index| {
+        depth += depth_change(&tag.tokens[index].0);
+        depth == 0
+    })
 }
 
 /// Computes `left % right`: printf-style formatting of a string, else the remainder of numbers.
@@ -225,7 +107,8 @@ mod tests {
         environment.add_filter(FILTER, |state: &mut State, left: Value, right: Value| apply(state, &left, &right));
         let message = serde_json::json!({"role": "user", "content": "50% off", "n": 7, "none": null});
         let context = minijinja::value::Serde(serde_json::json!({"m": message, "f": "<%s>", "numbers": [1, 2, 3]}));
-        environment.render_str(&with_percent_filter(source), context).unwrap()
+        let program = with_percent_filter(source, &SyntaxConfig::default()).unwrap();
+        environment.render_str(&program, context).unwrap()
     }
 
     #[test]
@@ -260,6 +143,6 @@ mod tests {
     #[test]
     fn everything_else_stays_as_it_is() {
         let source = "100 % a {# '%s' % x #}{%- if '%' in m -%} %{% endif %}{{ 'it\\'s %' }}{{ {'a': [1]}['a'] }}";
-        assert_eq!(with_percent_filter(source), source);
+        assert_eq!(with_percent_filter(source, &SyntaxConfig::default()).unwrap(), source);
     }
 }

@@ -232,26 +232,20 @@ impl JsonWriter {
     }
 
     fn string(&self, string: &str) -> String {
-        let mut text = String::with_capacity(string.len() + 2);
-        text.push('"');
-        for character in string.chars() {
-            match character {
-                '"' => text.push_str("\\\""),
-                '\\' => text.push_str("\\\\"),
-                '\n' => text.push_str("\\n"),
-                '\r' => text.push_str("\\r"),
-                '\t' => text.push_str("\\t"),
-                '\u{8}' => text.push_str("\\b"),
-                '\u{c}' => text.push_str("\\f"),
-                character if (character as u32) < 0x20 || (self.ascii && !character.is_ascii()) => {
-                    for unit in character.encode_utf16(&mut [0; 2]) {
-                        let _ = write!(text, "\\u{unit:04x}");
-                    }
+        let quoted = serde_json::Value::from(string).to_string();
+        if !self.ascii {
+            return quoted;
+        }
+        let mut text = String::with_capacity(quoted.len());
+        for character in quoted.chars() {
+            if character.is_ascii() {
+                text.push(character);
+            } else {
+                for unit in character.encode_utf16(&mut [0; 2]) {
+                    let _ = write!(text, "\\u{unit:04x}");
                 }
-                character => text.push(character),
             }
         }
-        text.push('"');
         text
     }
 }

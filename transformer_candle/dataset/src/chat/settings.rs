@@ -40,7 +40,11 @@ impl ChatSettings {
 
     /// The day that templates take as today.
     pub(super) fn day(&self) -> Result<Option<NaiveDate>, DataError> {
-        self.date.as_deref().map(parse_date).transpose()
+        let date = self.date.as_deref().map(|date| NaiveDate::parse_from_str(date, "%Y-%m-%d"));
+        date.transpose().map_err(|_| DataError::Setting {
+            setting: "data.chat_template_date",
+            must: "a day of the calendar, such as 2026-01-31",
+        })
     }
 
     /// Whether special tokens that messages spell become those tokens.
@@ -52,11 +56,4 @@ impl ChatSettings {
     pub(super) fn parses_completions(&self) -> bool {
         self.parse_special_tokens.unwrap_or(self.reading_version > FIRST_READING_VERSION)
     }
-}
-
-fn parse_date(date: &str) -> Result<NaiveDate, DataError> {
-    NaiveDate::parse_from_str(date, "%Y-%m-%d").map_err(|_| DataError::Setting {
-        setting: "data.chat_template_date",
-        must: "a day of the calendar, such as 2026-01-31",
-    })
 }

@@ -14,6 +14,8 @@ use std::collections::HashSet;
 
 use serde_json::Value;
 
+use crate::tokenizer::NamedToken;
+
 /// Characters that no message may contain.
 pub(super) const RESERVED: std::ops::RangeInclusive<char> = '\u{fdd0}'..='\u{fdd4}';
 const OPEN: char = '\u{fdd0}';
@@ -25,17 +27,10 @@ pub(super) const LEFT_OUT: &str = "\u{fdd0}left out\u{fdd1}";
 /// Marks of the start and the end of what the assistant says, for templates with `{% generation %}`.
 pub(super) const GENERATION: [char; 2] = ['\u{fdd3}', '\u{fdd4}'];
 
-/// A special token of the tokenizer.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct SpecialToken {
-    pub id: u32,
-    pub name: String,
-}
-
 /// The special tokens of a tokenizer, the longest first: one may start with another.
 #[derive(Clone, Debug, Default)]
 pub(super) struct SpecialTokens {
-    tokens: Vec<SpecialToken>,
+    tokens: Vec<NamedToken>,
     /// Indices of the tokens that the template assembles from parts.
     assembled: Vec<usize>,
 }
@@ -46,7 +41,7 @@ impl SpecialTokens {
         let added = tokenizer_json["added_tokens"].as_array().into_iter().flatten();
         let special = added.filter(|token| token["special"] == true).filter_map(|token| {
             let id = u32::try_from(token["id"].as_u64()?).ok()?;
-            Some(SpecialToken { id, name: token["content"].as_str().filter(|name| !name.is_empty())?.to_owned() })
+            Some(NamedToken { id, name: token["content"].as_str().filter(|name| !name.is_empty())?.to_owned() })
         });
         let mut tokens: Vec<_> = special.collect();
         tokens.sort_by(|a, b| (b.name.len(), &a.name).cmp(&(a.name.len(), &b.name)));
@@ -112,7 +107,7 @@ impl SpecialTokens {
     /// Replaces the special tokens that a text spells by their placeholders. Tokens without punctuation are left as
     /// they are: such a word may be part of a template's program.
     pub(super) fn with_placeholders(&self, text: &str) -> String {
-        let written = |(index, token): (usize, &SpecialToken)| {
+        let written = |(index, token): (usize, &NamedToken)| {
             token.name.chars().any(|character| !character.is_alphanumeric()).then_some(index)
         };
         let written: Vec<usize> = self.tokens.iter().enumerate().filter_map(written).collect();
@@ -173,11 +168,11 @@ impl SpecialTokens {
         text.replace(BREAK, "")
     }
 
-    pub(super) fn named(&self, name: &str) -> Option<&SpecialToken> {
+    pub(super) fn named(&self, name: &str) -> Option<&NamedToken> {
         self.tokens.iter().find(|token| token.name == name)
     }
 
-    pub(super) fn with_id(&self, id: u32) -> Option<&SpecialToken> {
+    pub(super) fn with_id(&self, id: u32) -> Option<&NamedToken> {
         self.tokens.iter().find(|token| token.id == id)
     }
 

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use chrono::NaiveDate;
+use minijinja::machinery::Token;
 use minijinja::syntax::SyntaxConfig;
 use minijinja::value::{Serde, Value, ValueKind};
 use minijinja::{Environment, Error, ErrorKind, State};
@@ -14,7 +15,8 @@ use super::conversation::Messages;
 use super::percent_format::{self, FILTER, with_percent_filter};
 use super::row_variables::{RowVariables, TOOLS, TemplateVariables};
 use super::special_tokens::{GENERATION, SpecialTokens};
-use super::template_limits::{self, MAX_RECURSION};
+use super::template_edits::Edits;
+use super::template_limits::{self, MAX_RECURSION, visit_tags};
 use super::{python_methods, python_text};
 
 const NAME: &str = "chat_template";
@@ -48,9 +50,9 @@ impl ChatTemplate {
         template_limits::check_size(&source)?;
         let syntax = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build();
         let syntax = syntax.map_err(|error| error.to_string())?;
-        let (program, marks_generation) = with_generation_filter(&special_tokens.with_placeholders(&source));
+        let (program, marks_generation) = with_generation_filter(&special_tokens.with_placeholders(&source), &syntax)?;
         template_limits::check_source(&program, &syntax)?;
-        let program = with_bounded_values(&with_percent_filter(&program), &syntax)?;
+        let program = with_bounded_values(&with_percent_filter(&program, &syntax)?, &syntax)?;
         let mut environment = Environment::new();
         environment.set_syntax(syntax);
         environment.set_recursion_limit(MAX_RECURSION);
@@ -154,29 +156,20 @@ fn is_container(value: &Value) -> bool {
 }
 
 /// Replaces transformers' `{% generation %}` by `{% filter generation %}`; also returns whether there was any.
-fn with_generation_filter(source: &str) -> (String, bool) {
-    let (mut program, mut found, mut rest) = (String::with_capacity(source.len()), false, source);
-    while let Some(start) = rest.find("{%") {
-        let (before, tag) = rest.split_at(start + 2);
-        program.push_str(before);
-        let word = tag.trim_start_matches(['-', '+']).trim_start();
-        let name_end = word.find(|character: char| !character.is_alphanumeric()).unwrap_or(word.len());
-        let space = tag.len() - word.len();
-        let replacement = match &word[..name_end] {
-            "generation" => "filter generation",
-            "endgeneration" => "endfilter",
-            _ => "",
+fn with_generation_filter(source: &str, syntax: &SyntaxConfig) -> Result<(String, bool), String> {
+    let (mut edits, mut found) = (Edits::default(), false);
+    visit_tags(source, syntax, |tag| {
+        let word = tag.tokens.first().filter(|_| tag.is_statement);
+        let replacement = match word {
+            Some((Token::Ident("generation"), _)) => "filter generation",
+            Some((Token::Ident("endgeneration"), _)) => "endfilter",
+            _ => return Ok(()),
         };
-        rest = tag;
-        if !replacement.is_empty() {
-            found = true;
-            program.push_str(&tag[..space]);
-            program.push_str(replacement);
-            rest = &word[name_end..];
-        }
-    }
-    program.push_str(rest);
-    (program, found)
+        found = true;
+        edits.replace(tag.tokens[0].1.clone(), replacement);
+        Ok(())
+    })?;
+    Ok((edits.apply(source), found))
 }
 
 /// Formats the date of the config, which stands for today's; fails if the config has none.
@@ -209,7 +202,7 @@ mod tests {
     #[test]
     fn generation_tags_become_filters() {
         let source = "{%- generation -%}x{% endgeneration %}{% if generation %}{% endif %}{%-endgeneration-%}";
-        let (program, found) = with_generation_filter(source);
+        let (program, found) = with_generation_filter(source, &SyntaxConfig::default()).unwrap();
         let expected = "{%- filter generation -%}x{% endfilter %}{% if generation %}{% endif %}{%-endfilter-%}";
         assert_eq!((program.as_str(), found), (expected, true));
     }

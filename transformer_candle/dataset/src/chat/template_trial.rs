@@ -9,12 +9,6 @@ use super::{State, counted};
 use crate::DataError;
 use crate::tokenizer::NamedToken;
 
-/// What trying a template shows.
-struct TriedTemplate {
-    end_of_turn: Option<NamedToken>,
-    single_turn: Option<String>,
-}
-
 /// What the assistant says in the turns that a template is tried with.
 const PROBED_ANSWERS: [&str; 2] = ["Two.", "Three."];
 
@@ -31,8 +25,7 @@ impl State {
     pub(super) fn try_templates(&mut self, added_tokens: &[NamedToken]) -> Result<(), DataError> {
         let parses_messages = self.settings.parses_messages();
         if let Some(mut template) = self.template.take() {
-            let tried = self.try_template(&mut template, added_tokens)?;
-            (self.end_of_turn, self.single_turn) = (tried.end_of_turn, tried.single_turn);
+            (self.end_of_turn, self.single_turn) = self.try_template(&mut template, added_tokens)?;
             template.parses_messages = parses_messages;
             self.template = Some(template);
         }
@@ -46,12 +39,13 @@ impl State {
     }
 
     /// Renders a short conversation, so that a template in which the assistant's text cannot be found is refused before
-    /// training starts. Finds its assembled special tokens.
+    /// training starts. Finds its assembled special tokens. Returns the token that ends a turn, and why only the last turn
+    /// can be trained on, if it is so.
     fn try_template(
         &self,
         template: &mut ChatTemplate,
         added_tokens: &[NamedToken],
-    ) -> Result<TriedTemplate, DataError> {
+    ) -> Result<(Option<NamedToken>, Option<String>), DataError> {
         let everything = !self.settings.assistant_only_loss;
         let attempt = |template: &ChatTemplate, messages: &Messages| {
             loss_spans::render(template, messages, &template.prepare(messages), everything)
@@ -79,7 +73,7 @@ impl State {
         template.special_tokens.find_assembled(&rendered.text);
         let rendered = attempt(template, &of_turns(turns)).unwrap_or(rendered);
         let end_of_turn = self.end_of_turn(template, &rendered, PROBED_ANSWERS[turns - 1], added_tokens)?;
-        Ok(TriedTemplate { end_of_turn, single_turn })
+        Ok((end_of_turn, single_turn))
     }
 
     /// Returns the token behind the last answer that the loss counts: the last special one, else the first added one.
@@ -98,9 +92,8 @@ impl State {
             .map(|((id, _), _)| *id)
             .collect();
         let special = behind.iter().rev().find_map(|id| template.special_tokens.with_id(*id));
-        let special = special.map(|token| NamedToken { id: token.id, name: token.name.clone() });
-        let added = || behind.iter().find_map(|id| added_tokens.iter().find(|token| token.id == *id)).cloned();
-        Ok(special.or_else(added))
+        let added = || behind.iter().find_map(|id| added_tokens.iter().find(|token| token.id == *id));
+        Ok(special.or_else(added).cloned())
     }
 }
 
