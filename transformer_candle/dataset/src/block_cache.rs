@@ -24,6 +24,8 @@ use sha2::{Digest, Sha256};
 
 use crate::DataError;
 use crate::byte_source::ByteSource;
+use crate::cancel::CancelToken;
+use crate::ledger::hex;
 
 /// Size of a block; the last one of a file is shorter.
 pub(crate) const BLOCK_BYTES: u64 = 512 << 10;
@@ -58,7 +60,7 @@ impl CacheKey {
     /// The key of the file `name`, `length` bytes long, of a data set at a commit.
     pub(crate) fn new(dataset: &str, revision: &str, name: &str, length: u64) -> Self {
         let fields = [dataset, revision, name, &length.to_string()].join("\0");
-        Self(format!("{:x}", Bytes::copy_from_slice(&Sha256::digest(fields)[..16])))
+        Self(hex(&Sha256::digest(fields)[..16]))
     }
 }
 
@@ -171,13 +173,14 @@ pub(crate) struct CachedSource<S> {
     source: S,
     cache: Arc<BlockCache>,
     file: CacheKey,
+    cancel: CancelToken,
     /// Indices of the blocks that were read.
     read_blocks: Mutex<BTreeSet<u64>>,
 }
 
 impl<S: ByteSource> CachedSource<S> {
-    pub(crate) fn new(source: S, cache: Arc<BlockCache>, file: CacheKey) -> Self {
-        Self { source, cache, file, read_blocks: Mutex::default() }
+    pub(crate) fn new(source: S, cache: Arc<BlockCache>, file: CacheKey, cancel: CancelToken) -> Self {
+        Self { source, cache, file, cancel, read_blocks: Mutex::default() }
     }
 
     /// Reads the missing blocks `first..end` with one request and stores them.
@@ -215,6 +218,7 @@ impl<S: ByteSource> ByteSource for CachedSource<S> {
     }
 
     fn read(&self, start: u64, length: usize) -> Result<Bytes, DataError> {
+        self.cancel.check()?;
         let end = start + length as u64;
         let (first, last) = (start / BLOCK_BYTES, end.div_ceil(BLOCK_BYTES));
         self.read_blocks.lock().unwrap_or_else(PoisonError::into_inner).extend(first..last);
@@ -271,7 +275,7 @@ mod tests {
         let memory = MemoryFile::new(content(), 1 << 20);
         let cache = Arc::new(BlockCache::new(folder.to_owned(), limit));
         let file = CacheKey::new("owner/name", "abc", name, LENGTH as u64);
-        (Arc::clone(&memory), CachedSource::new(memory, cache, file))
+        (Arc::clone(&memory), CachedSource::new(memory, cache, file, CancelToken::new()))
     }
 
     fn size(folder: &Path) -> u64 {

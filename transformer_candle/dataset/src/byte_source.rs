@@ -32,7 +32,7 @@ pub(crate) trait ByteSource: Send + Sync {
     fn read(&self, start: u64, length: usize) -> Result<Bytes, DataError>;
 }
 
-/// A file on this machine.
+/// A file on this machine; reads are refused once its token is cancelled.
 pub(crate) struct LocalFile {
     name: String,
     path: PathBuf,
@@ -40,14 +40,21 @@ pub(crate) struct LocalFile {
     offset: u64,
     length: u64,
     file: Mutex<File>,
+    cancel: CancelToken,
 }
 
 impl LocalFile {
     /// Opens the `length` bytes of a file from an offset on, as listed: a file that was truncated is noticed when its end
     /// is read.
-    pub(crate) fn open(name: &str, path: &Path, (offset, length): (u64, u64)) -> Result<Self, DataError> {
-        let file = regular_file::open(path).map_err(DataError::io(path))?;
-        Ok(Self { name: name.to_owned(), path: path.to_owned(), offset, length, file: Mutex::new(file) })
+    pub(crate) fn open(
+        name: &str,
+        path: &Path,
+        (offset, length): (u64, u64),
+        cancel: &CancelToken,
+    ) -> Result<Self, DataError> {
+        let file = Mutex::new(regular_file::open(path).map_err(DataError::io(path))?);
+        let (name, path, cancel) = (name.to_owned(), path.to_owned(), cancel.clone());
+        Ok(Self { name, path, offset, length, file, cancel })
     }
 }
 
@@ -65,47 +72,13 @@ impl ByteSource for LocalFile {
     }
 
     fn read(&self, start: u64, length: usize) -> Result<Bytes, DataError> {
+        self.cancel.check()?;
         let mut file = self.file.lock().unwrap_or_else(PoisonError::into_inner);
         let mut bytes = vec![0; length];
         file.seek(SeekFrom::Start(self.offset + start))
             .and_then(|_| file.read_exact(&mut bytes))
             .map_err(DataError::io(&self.path))?;
         Ok(bytes.into())
-    }
-}
-
-/// A file that refuses reads once its token is cancelled.
-pub(crate) struct CancellableSource {
-    source: Arc<dyn ByteSource>,
-    cancel: CancelToken,
-}
-
-impl CancellableSource {
-    pub(crate) fn new(source: Arc<dyn ByteSource>, cancel: CancelToken) -> Self {
-        Self { source, cancel }
-    }
-}
-
-impl ByteSource for CancellableSource {
-    fn name(&self) -> &str {
-        self.source.name()
-    }
-
-    fn length(&self) -> u64 {
-        self.source.length()
-    }
-
-    fn preferred_read_size(&self) -> u64 {
-        self.source.preferred_read_size()
-    }
-
-    fn invalidate(&self) -> bool {
-        self.source.invalidate()
-    }
-
-    fn read(&self, start: u64, length: usize) -> Result<Bytes, DataError> {
-        self.cancel.check()?;
-        self.source.read(start, length)
     }
 }
 
@@ -221,7 +194,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("a.txt");
         std::fs::write(&path, "short").unwrap();
-        let file = LocalFile::open("a.txt", &path, (0, 10)).unwrap();
+        let file = LocalFile::open("a.txt", &path, (0, 10), &CancelToken::new()).unwrap();
         let error = file.read(0, 10).unwrap_err();
         assert!(matches!(&error, DataError::Io { .. }), "{error}");
         assert!(error.to_string().contains("a.txt"));

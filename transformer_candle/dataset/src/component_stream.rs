@@ -15,7 +15,7 @@ use crate::sequence_packer::PackedSequences;
 use crate::shuffle_window::Window;
 use crate::skip_notices::SkipNotices;
 use crate::window_prefetch::{Message, Prepared, WindowPrefetcher};
-use crate::{CorruptedRows, DataError, FoundCorruption, SkippedRows};
+use crate::{CorruptedRows, DataError, FoundCorruption};
 
 /// The stream of one component.
 pub(crate) struct ComponentStream {
@@ -27,21 +27,23 @@ pub(crate) struct ComponentStream {
     /// Whether the last epoch is over.
     ended: bool,
     /// Rows of all windows that came into use.
-    notices: SkipNotices,
+    pub notices: SkipNotices,
     /// Corrupted rows that all windows so far have skipped.
-    corrupted: Vec<CorruptedRows>,
+    pub corrupted: Vec<CorruptedRows>,
     /// Corrupted rows of the windows that came into use since [`Self::clear_opened`].
-    found: Vec<FoundCorruption>,
-    split: Option<Arc<HeldOutSplit>>,
+    pub found: Vec<FoundCorruption>,
+    /// The held-out rows, where cursors record them.
+    pub split: Option<Arc<HeldOutSplit>>,
     /// Conversations, in all windows that came into use, whose end was cut off.
-    truncated: u64,
+    pub truncated: u64,
     /// Documents and conversations, in the same windows, that spell special tokens.
-    spelling_special_tokens: u64,
+    pub spelling_special_tokens: u64,
     /// Conversations, in the same windows, whose rows have fields that are not used.
-    with_unused_fields: u64,
+    pub with_unused_fields: u64,
     /// Windows that came into use since [`Self::clear_opened`].
-    opened: Vec<WindowRecord>,
-    waited: Duration,
+    pub opened: Vec<WindowRecord>,
+    /// Total time that calls have waited for windows.
+    pub waited: Duration,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -198,64 +200,9 @@ impl ComponentStream {
         }
     }
 
-    /// The windows that came into use since [`Self::clear_opened`].
-    pub(crate) fn opened(&self) -> &[WindowRecord] {
-        &self.opened
-    }
-
-    /// The corrupted rows that were found in these windows.
-    pub(crate) fn found(&self) -> &[FoundCorruption] {
-        &self.found
-    }
-
     pub(crate) fn clear_opened(&mut self) {
         self.opened.clear();
         self.found.clear();
-    }
-
-    /// Corrupted rows that all windows so far have skipped.
-    pub(crate) fn corrupted(&self) -> &[CorruptedRows] {
-        &self.corrupted
-    }
-
-    /// The held-out rows, where cursors record them.
-    pub(crate) fn split(&self) -> Option<&HeldOutSplit> {
-        self.split.as_deref()
-    }
-
-    /// Takes the notices of skipped rows since the last call, one sentence each.
-    pub(crate) fn take_notices(&mut self) -> Vec<String> {
-        self.notices.take()
-    }
-
-    /// Rows of all windows that came into use.
-    pub(crate) fn rows(&self) -> u64 {
-        self.notices.rows
-    }
-
-    /// Skipped rows of all windows that came into use.
-    pub(crate) fn skipped(&self) -> SkippedRows {
-        self.notices.skipped
-    }
-
-    /// Conversations, in all windows that came into use, whose end was cut off.
-    pub(crate) fn truncated(&self) -> u64 {
-        self.truncated
-    }
-
-    /// Documents and conversations, in all windows that came into use, that spell special tokens.
-    pub(crate) fn spelling_special_tokens(&self) -> u64 {
-        self.spelling_special_tokens
-    }
-
-    /// Conversations, in all windows that came into use, whose rows have fields that are not used.
-    pub(crate) fn with_unused_fields(&self) -> u64 {
-        self.with_unused_fields
-    }
-
-    /// Total time that calls have waited for windows.
-    pub(crate) fn waited(&self) -> Duration {
-        self.waited
     }
 
     /// Waits until `deadline` for the end of the thread, which must have been cancelled. Receives what it still sends,

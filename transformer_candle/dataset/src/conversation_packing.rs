@@ -12,6 +12,7 @@ use run_config::Packing;
 
 use crate::batch::{Batch, IGNORED_TARGET};
 use crate::chat::EncodedConversation;
+use crate::sequence_packer::Sequences;
 
 /// Conversations packed into sequences.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -85,24 +86,26 @@ impl PackedConversations {
             self.sequences[index].push(range);
         }
     }
+}
 
-    /// Number of sequences.
-    pub(crate) fn sequences(&self) -> usize {
+impl Sequences for PackedConversations {
+    fn sequences(&self) -> usize {
         self.sequences.len()
     }
 
-    /// Number of targets that the loss counts.
-    pub(crate) fn targets(&self) -> usize {
+    fn targets(&self) -> usize {
         self.targets
     }
 
-    /// Number of tokens of all conversations.
-    pub(crate) fn tokens(&self) -> usize {
+    fn tokens(&self) -> usize {
         self.ids.len()
     }
 
-    /// Indices of the documents in sequence `k`, in the order of their positions.
-    pub(crate) fn documents(&self, k: usize) -> Vec<usize> {
+    fn is_complete(&self, k: usize) -> bool {
+        self.sequences.len() > k
+    }
+
+    fn documents(&self, k: usize) -> Vec<usize> {
         let document_of = |range: &Range<usize>| {
             let conversation = self.documents.partition_point(|&(start, _)| start < range.start);
             self.documents[conversation].1
@@ -110,8 +113,7 @@ impl PackedConversations {
         self.sequences[k].iter().map(document_of).collect()
     }
 
-    /// Appends sequence `k` to a batch.
-    pub(crate) fn write(&self, k: usize, token_bytes: Option<&[u32]>, batch: &mut Batch) {
+    fn write(&self, k: usize, token_bytes: Option<&[u32]>, batch: &mut Batch) {
         let first = batch.inputs.len();
         let mut document_starts = Vec::new();
         for range in &self.sequences[k] {

@@ -10,7 +10,7 @@ use std::collections::BTreeSet;
 use serde::{Deserialize, Serialize};
 
 use crate::formats::ShardReader;
-use crate::{CancelToken, DataError, DataSource};
+use crate::{DataError, DataSource};
 
 /// Bad files are skipped up to this fraction of all files, as a divisor.
 const MAX_BAD_FRACTION: usize = 20;
@@ -39,14 +39,16 @@ pub struct CorruptedRows {
 }
 
 /// Corrupted rows that were found while a window was read, and what is wrong with them.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FoundCorruption {
-    /// The rows.
-    pub rows: CorruptedRows,
     /// The name of the shard.
+    #[serde(rename = "name")]
     pub file: String,
     /// What is wrong, in words.
     pub problem: String,
+    /// The rows.
+    #[serde(flatten)]
+    pub rows: CorruptedRows,
 }
 
 impl CorruptedRows {
@@ -107,12 +109,8 @@ impl DataSource {
     }
 
     /// Opens a shard; `None` if it was removed, or is corrupted and skipped.
-    pub(crate) fn open_intact(
-        &self,
-        shard: usize,
-        cancel: &CancelToken,
-    ) -> Result<Option<Box<dyn ShardReader>>, DataError> {
-        match self.open(shard, cancel) {
+    pub(crate) fn open_intact(&self, shard: usize) -> Result<Option<Box<dyn ShardReader>>, DataError> {
+        match self.open(shard) {
             Err(error) if self.skips(&error) || self.is_removed(shard) => Ok(None),
             opened => opened.map(Some),
         }

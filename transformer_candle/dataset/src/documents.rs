@@ -36,7 +36,7 @@ impl Documents {
         let components = mixture.sources().iter().zip(mixture.schedule().weights());
         let component = |(source, &weight): (&DataSource, &u64)| ComponentDocuments {
             source: source.clone(),
-            reader: SequentialReader::all(source, source.cancel().clone()),
+            reader: SequentialReader::all(source),
             weight,
             bytes: 0,
             pass_bytes: 0,
@@ -102,7 +102,7 @@ impl Documents {
     fn explain_nothing<T>(&self) -> Result<Option<T>, DataError> {
         let skipped = self.skipped();
         for ComponentDocuments { source, .. } in &self.components {
-            source.check_columns(skipped, source.cancel())?;
+            source.check_columns(skipped)?;
         }
         if skipped.total() == 0 {
             return Ok(None);

@@ -12,6 +12,7 @@ use self::wording::{
     describe_columns, describe_first, describe_skipped, encoding_hint, no_documents_hint, nothing_held_out,
 };
 use crate::SkippedRows;
+use crate::hub::redacted;
 
 /// Why data cannot be read. Each message names the file, URL or setting, and the way out.
 #[derive(Debug, thiserror::Error)]
@@ -288,6 +289,15 @@ pub enum DataError {
 }
 
 impl DataError {
+    pub(crate) fn hub_setting(setting: &str, problem: impl Into<String>) -> Self {
+        Self::HubSetting { setting: setting.to_owned(), problem: problem.into() }
+    }
+
+    /// An invalid response of the Hub; `url` is redacted.
+    pub(crate) fn invalid_response(url: &str, message: impl Into<String>) -> Self {
+        Self::InvalidResponse { url: redacted(url), message: message.into() }
+    }
+
     pub(crate) fn io(path: &Path) -> impl FnOnce(std::io::Error) -> Self {
         let path = path.to_owned();
         move |source| Self::Io { path, source }

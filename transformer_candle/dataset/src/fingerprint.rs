@@ -1,10 +1,10 @@
 //! The fingerprint of a stream: hashes of everything that its order depends on.
 
-use bytes::Bytes;
 use run_config::{FIRST_READING_VERSION, Packing};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
+use crate::ledger::hex;
 use crate::sequence_packer::SequencePacker;
 use crate::{Mixture, StreamSettings};
 
@@ -28,7 +28,7 @@ impl StreamFingerprint {
     pub fn data_hash(mixture: &Mixture) -> String {
         let mut data = FieldHasher::default();
         for source in mixture.sources() {
-            data.string(source.describe().revision.as_deref().unwrap_or(""));
+            data.string(source.revision().unwrap_or(""));
             data.string(source.text_column());
             data.number(source.shards().len() as u64);
             for shard in source.shards() {
@@ -122,6 +122,6 @@ impl FieldHasher {
 
     /// The first 128 bits of the hash, in hexadecimal.
     fn finish(self) -> String {
-        format!("{:x}", Bytes::copy_from_slice(&self.0.finalize()[..16]))
+        hex(&self.0.finalize()[..16])
     }
 }

@@ -50,14 +50,15 @@ impl HeldOut {
 
     /// Opens the rows that a [`crate::TokenStream`] of the same source with the same settings holds out.
     pub fn open(source: &DataSource, settings: &StreamSettings, tokenizer: &Tokenizer) -> Result<Self, DataError> {
-        let split = source.held_out_split(settings.split_settings(), source.cancel())?;
-        let reader = SequentialReader::held_out(source, split, CancelToken::new());
+        let split = source.held_out_split(settings.split_settings())?;
+        let reader = SequentialReader::held_out(&source.cancelled_by(&CancelToken::new()), split);
         Self::new(source, reader, false, settings, tokenizer)
     }
 
     /// Opens all rows of `source`, a separate validation set.
     pub fn whole(source: &DataSource, settings: &StreamSettings, tokenizer: &Tokenizer) -> Result<Self, DataError> {
-        Self::new(source, SequentialReader::all(source, CancelToken::new()), true, settings, tokenizer)
+        let reader = SequentialReader::all(&source.cancelled_by(&CancelToken::new()));
+        Self::new(source, reader, true, settings, tokenizer)
     }
 
     fn new(
@@ -88,7 +89,7 @@ impl HeldOut {
             return Ok(held_out);
         }
         let skipped = held_out.skipped();
-        source.check_columns(skipped, source.cancel())?;
+        source.check_columns(skipped)?;
         Err(DataError::NothingHeldOut { name: held_out.name, is_whole, skipped: Box::new(skipped) })
     }
 

@@ -105,7 +105,7 @@ impl HeldOutSplit {
             HeldOutRule::Hashed { shards, from, threshold } => {
                 let held_out = shards.contains(&shard)
                     && (shard, row_group) >= *from
-                    && key(Purpose::HeldOut, &[row_group], name) < *threshold;
+                    && key(Purpose::HELD_OUT, &[row_group], name) < *threshold;
                 held_out.then_some(0)
             }
             HeldOutRule::Rows { shard: held_shard, row_group: held_row_group, first_row } => {

@@ -12,13 +12,14 @@
 use std::io::{self, BufRead, BufReader};
 use std::path::Path;
 
+use bytes::Bytes;
 use run_config::regular_file;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
 use crate::cursor::{ComponentPosition, WindowStart};
 use crate::skipped_rows::is_zero;
-use crate::{AppendFile, Batch, CancelToken, CorruptedRows, Cursor, DataError, FoundCorruption, SkippedRows};
+use crate::{AppendFile, Batch, CancelToken, Cursor, DataError, FoundCorruption, SkippedRows};
 
 /// Consecutive rows of one row group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -177,20 +178,15 @@ impl WindowRecord {
 pub struct CorruptedRecord {
     /// Index of the component in the mixture.
     pub component: u64,
-    /// The name of the shard.
-    pub name: String,
-    /// What is wrong with it, in words.
-    pub problem: String,
-    /// The rows.
+    /// The rows, and what is wrong with them.
     #[serde(flatten)]
-    pub rows: CorruptedRows,
+    pub found: FoundCorruption,
 }
 
 impl CorruptedRecord {
     /// The record of what the stream of a component found.
     pub fn new(component: usize, found: &FoundCorruption) -> Self {
-        let FoundCorruption { rows, file, problem } = found;
-        Self { component: component as u64, name: file.clone(), problem: problem.clone(), rows: *rows }
+        Self { component: component as u64, found: found.clone() }
     }
 }
 
@@ -343,12 +339,9 @@ pub fn for_each_record(
     })
 }
 
-fn hex(bytes: &[u8]) -> String {
-    use std::fmt::Write as _;
-    bytes.iter().fold(String::with_capacity(2 * bytes.len()), |mut text, byte| {
-        let _ = write!(text, "{byte:02x}");
-        text
-    })
+/// Returns bytes in hexadecimal.
+pub(crate) fn hex(bytes: &[u8]) -> String {
+    format!("{:x}", Bytes::copy_from_slice(bytes))
 }
 
 #[cfg(test)]

@@ -2,18 +2,31 @@
 //! component in proportion to its mixture weight.
 
 mod component;
-mod problems;
 
 use std::path::Path;
 
 use self::component::ComponentAuditor;
 pub use self::component::{AuditedComponent, AuditedEpoch};
-use self::problems::Problems;
 use crate::ledger::{
     BeginRecord, CorruptedRecord, LedgerHead, LedgerRecord, SequenceRange, StageRecord, StepRecord, WindowRecord,
     for_each_record,
 };
 use crate::{DataError, DataSource, StreamStage};
+
+/// Problems that are reported at most.
+const MAX_PROBLEMS: usize = 20;
+
+/// The first violations, in words.
+#[derive(Default)]
+struct Problems(Vec<String>);
+
+impl Problems {
+    fn note(&mut self, problem: impl FnOnce() -> String) {
+        if self.0.len() < MAX_PROBLEMS {
+            self.0.push(problem());
+        }
+    }
+}
 
 /// The result of an audit.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -42,7 +55,7 @@ pub struct Audit {
 pub fn audit(path: &Path, head: &LedgerHead, stages: &[StreamStage], ended: bool) -> Result<Audit, DataError> {
     // The held-out rows are the same in all stages.
     let StreamStage { mixture, settings } = &stages[0];
-    let split = |source: &DataSource| source.held_out_split(settings.split_settings(), source.cancel());
+    let split = |source: &DataSource| source.held_out_split(settings.split_settings());
     let splits = mixture.sources().iter().map(split).collect::<Result<Vec<_>, _>>()?;
     let components = mixture.sources().iter().zip(&splits);
     let mut auditor = Auditor {
@@ -56,30 +69,20 @@ pub fn audit(path: &Path, head: &LedgerHead, stages: &[StreamStage], ended: bool
         next_step: None,
         problems: Problems::default(),
     };
-    for_each_record(path, head, mixture.cancel(), |record| match record {
-        LedgerRecord::Begin(begin) => {
-            auditor.begin(&begin);
-            Ok(())
-        }
-        LedgerRecord::Window(window) => auditor.window(&window),
-        LedgerRecord::Files(record) => {
-            if let Some(component) = auditor.components.get_mut(record.component as usize) {
-                component.files(record);
+    for_each_record(path, head, mixture.cancel(), |record| {
+        match record {
+            LedgerRecord::Begin(begin) => auditor.begin(&begin),
+            LedgerRecord::Window(window) => auditor.window(&window)?,
+            LedgerRecord::Files(record) => {
+                if let Some(component) = auditor.components.get_mut(record.component as usize) {
+                    component.files(record);
+                }
             }
-            Ok(())
+            LedgerRecord::Corrupted(record) => auditor.corrupted(&record),
+            LedgerRecord::Step(step) => auditor.step(&step),
+            LedgerRecord::Stage(stage) => auditor.stage(&stage),
         }
-        LedgerRecord::Corrupted(record) => {
-            auditor.corrupted(record);
-            Ok(())
-        }
-        LedgerRecord::Step(step) => {
-            auditor.step(&step);
-            Ok(())
-        }
-        LedgerRecord::Stage(stage) => {
-            auditor.stage(&stage);
-            Ok(())
-        }
+        Ok(())
     })?;
     auditor.finish(ended)
 }
@@ -124,10 +127,10 @@ impl<'a> Auditor<'a> {
         Ok(())
     }
 
-    fn corrupted(&mut self, record: CorruptedRecord) {
+    fn corrupted(&mut self, record: &CorruptedRecord) {
         self.next_step.get_or_insert(1);
         if let Some(component) = self.components.get_mut(record.component as usize) {
-            component.corrupted(record);
+            component.corrupted(&record.found);
         } else {
             let component = record.component;
             self.problems.note(|| format!("corrupted rows are of component {component}, which does not exist"));

@@ -151,7 +151,7 @@ fn find_step(path: &Path, head: &LedgerHead, step: u64, mixture: &Mixture) -> Re
             LedgerRecord::Files(_) => {}
             LedgerRecord::Corrupted(record) => {
                 let component = state.get_mut(record.component as usize).ok_or_else(unknown_component)?;
-                component.corrupted.push(record.rows);
+                component.corrupted.push(record.found.rows);
             }
             LedgerRecord::Window(window) => {
                 state.get_mut(window.component as usize).ok_or_else(unknown_component)?.windows.push(window);

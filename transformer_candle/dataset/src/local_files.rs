@@ -48,15 +48,12 @@ pub(crate) struct ListingRules<'a> {
     pub split: &'a FolderSplit,
     /// The version of the rules (`data.reading_version`).
     pub reading_version: u32,
+    pub cancel: &'a CancelToken,
 }
 
 /// Lists the files of `patterns` in their order, each once, whatever links lead to it; those of one pattern are sorted
 /// by path. Empty files are left out.
-pub(crate) fn list(
-    patterns: &[String],
-    rules: ListingRules<'_>,
-    cancel: &CancelToken,
-) -> Result<LocalListing, DataError> {
+pub(crate) fn list(patterns: &[String], rules: ListingRules<'_>) -> Result<LocalListing, DataError> {
     // Absolute paths, so that a file named twice, by a relative and by an absolute path, has one name.
     let base = std::path::absolute(rules.base.join(".")).map_err(DataError::io(rules.base))?;
     if let (FolderSplit::Named(_), false) = (rules.split, patterns.iter().any(|pattern| base.join(pattern).is_dir())) {
@@ -67,7 +64,7 @@ pub(crate) fn list(
     let (mut seen, mut notes) = (HashSet::new(), Vec::new());
     let mut files = Vec::new();
     for pattern in patterns {
-        let mut found = expand_pattern(pattern, rules, cancel, &mut notes)?;
+        let mut found = expand_pattern(pattern, rules, &mut notes)?;
         // Of several paths to a file, the one without links is kept.
         found.sort_unstable_by(|a, b| (a.file.linked, &a.file.path).cmp(&(b.file.linked, &b.file.path)));
         found.retain(|found| seen.insert(found.file.canonical.clone()));
@@ -92,12 +89,7 @@ struct DataFile {
     format: Format,
 }
 
-fn expand_pattern(
-    pattern: &str,
-    rules: ListingRules<'_>,
-    cancel: &CancelToken,
-    notes: &mut Vec<String>,
-) -> Result<Vec<DataFile>, DataError> {
+fn expand_pattern(pattern: &str, rules: ListingRules<'_>, notes: &mut Vec<String>) -> Result<Vec<DataFile>, DataError> {
     let no_files = |problem: &str| DataError::NoFiles { pattern: pattern.to_owned(), problem: problem.to_owned() };
     if pattern.trim().is_empty() {
         let message = "it is empty; use `.` for everything below this folder".to_owned();
@@ -105,7 +97,7 @@ fn expand_pattern(
     }
     let whole = rules.base.join(pattern);
     match fs::metadata(&whole).ok().map(|metadata| metadata.file_type()) {
-        Some(kind) if kind.is_dir() => list_folder(pattern, &whole, rules, cancel, notes),
+        Some(kind) if kind.is_dir() => list_folder(pattern, &whole, rules, notes),
         Some(kind) => {
             let format = Format::from_path(&whole).or_else(|| Format::of_named_text(&whole));
             let format = format.ok_or_else(|| no_files(&passed_over::describe_file(&whole)))?;
@@ -117,7 +109,7 @@ fn expand_pattern(
             let glob = Glob::new(pattern, rules.base)?;
             let folder = glob.folder.clone();
             let found =
-                if folder.is_dir() { DirectoryTraversal::run(&folder, glob, cancel, notes)? } else { Vec::new() };
+                if folder.is_dir() { DirectoryTraversal::run(&folder, glob, rules.cancel, notes)? } else { Vec::new() };
             if found.is_empty() {
                 return Err(no_files("matches no file"));
             }
@@ -139,10 +131,9 @@ fn list_folder(
     pattern: &str,
     folder: &Path,
     rules: ListingRules<'_>,
-    cancel: &CancelToken,
     notes: &mut Vec<String>,
 ) -> Result<Vec<DataFile>, DataError> {
-    let found = DirectoryTraversal::run(folder, Glob::default(), cancel, notes)?;
+    let found = DirectoryTraversal::run(folder, Glob::default(), rules.cancel, notes)?;
     let is_data = |path: &Path| rules.reading_version < 2 || !is_documentation(path);
     let format = |path: &Path| Format::from_path(path).filter(|_| is_data(path));
     let found = keep_data(pattern, folder, found, format, notes)?;
@@ -198,7 +189,8 @@ mod tests {
     }
 
     fn listed(folder: &Path, patterns: &[String], reading_version: u32) -> Result<LocalListing, DataError> {
-        list(patterns, ListingRules { base: folder, split: &FolderSplit::Train, reading_version }, &CancelToken::new())
+        let (split, cancel) = (&FolderSplit::Train, &CancelToken::new());
+        list(patterns, ListingRules { base: folder, split, reading_version, cancel })
     }
 
     fn names(folder: &Path, patterns: &[&str]) -> Result<Vec<String>, DataError> {

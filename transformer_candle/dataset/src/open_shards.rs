@@ -13,7 +13,6 @@
 
 use rayon::prelude::*;
 
-use crate::cancel::CancelToken;
 use crate::corrupted_rows::{CorruptedRows, FoundCorruption, first_corrupted_row, is_whole_shard_corrupted};
 use crate::cursor::ShardPosition;
 use crate::formats::{Document, Row, ShardReader};
@@ -29,7 +28,6 @@ use crate::{DataError, DataSource};
 pub(crate) struct EpochShards<'a> {
     pub source: &'a DataSource,
     pub split: &'a HeldOutSplit,
-    pub cancel: &'a CancelToken,
     seed: u64,
     epoch: u64,
     /// Indices into the listing, permuted.
@@ -37,16 +35,10 @@ pub(crate) struct EpochShards<'a> {
 }
 
 impl<'a> EpochShards<'a> {
-    pub(crate) fn new(
-        source: &'a DataSource,
-        split: &'a HeldOutSplit,
-        cancel: &'a CancelToken,
-        seed: u64,
-        epoch: u64,
-    ) -> Self {
+    pub(crate) fn new(source: &'a DataSource, split: &'a HeldOutSplit, seed: u64, epoch: u64) -> Self {
         let shards = split.training_shards(source.added_shards(epoch));
-        let order = permutation(shards, key(Purpose::Shards, &[seed, epoch], ""));
-        Self { source, split, cancel, seed, epoch, order }
+        let order = permutation(shards, key(Purpose::SHARDS, &[seed, epoch], ""));
+        Self { source, split, seed, epoch, order }
     }
 
     /// Returns the index in the listing of the shard at a position of the permuted order.
@@ -183,11 +175,11 @@ struct OpenShard {
 impl OpenShard {
     fn open(shards: &EpochShards, shard: u64) -> Result<Self, DataError> {
         let index = shards.shard_at(shard)?;
-        let reader = shards.source.open(index, shards.cancel)?;
+        let reader = shards.source.open(index)?;
         let name = &shards.source.shards()[index].name;
         let row_groups = reader.row_groups().map(|row_groups| {
             let row_groups = shards.split.training_row_groups(index, row_groups);
-            permutation(row_groups as usize, key(Purpose::RowGroups, &[shards.seed, shards.epoch], name))
+            permutation(row_groups as usize, key(Purpose::ROW_GROUPS, &[shards.seed, shards.epoch], name))
         });
         Ok(Self { reader, index, row_groups, positioned: false, skipped: SkippedRows::default(), has_document: false })
     }
@@ -227,8 +219,7 @@ impl Slot {
             };
             let Some((range, row)) = next else {
                 let unusable = self.open.take().filter(|open| !open.has_document);
-                let notice =
-                    unusable.and_then(|open| shards.source.unusable_notice(open.index, open.skipped, shards.cancel));
+                let notice = unusable.and_then(|open| shards.source.unusable_notice(open.index, open.skipped));
                 if let Some(notice) = notice {
                     tracing::warn!("{notice}");
                 }
@@ -315,7 +306,7 @@ impl Slot {
             let is_training = position.row < shards.split.training_rows(open.index, name, row_group).min(readable);
             // Where the number of row groups is unknown, only seeking tells whether this one exists.
             if !open.positioned && (is_training || open.row_groups.is_none()) {
-                shards.cancel.check()?;
+                shards.source.cancel().check()?;
                 if !open.reader.seek(row_group, position.row)? {
                     return Ok(None);
                 }

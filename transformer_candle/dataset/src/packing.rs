@@ -16,6 +16,7 @@
 use run_config::Packing;
 
 use crate::batch::{Batch, IGNORED_TARGET};
+use crate::sequence_packer::Sequences;
 use crate::tokenizer::{DocumentTokens, EncodedText};
 
 /// Concatenated tokens, to be cut into sequences.
@@ -95,29 +96,37 @@ impl PackedTokens {
         }
     }
 
-    pub(crate) fn sequence_length(&self) -> usize {
-        self.sequence_length
+    /// Sums the surplus bytes of the texts that start at the indices `first..=last`.
+    fn surplus_bytes_of(&self, first: usize, last: usize) -> i64 {
+        let from = self.surplus_bytes.partition_point(|&(index, _)| index < first);
+        self.surplus_bytes[from..].iter().take_while(|&&(index, _)| index <= last).map(|&(_, bytes)| bytes).sum()
     }
+}
 
-    /// Number of target tokens.
-    pub(crate) fn targets(&self) -> usize {
+impl Sequences for PackedTokens {
+    fn targets(&self) -> usize {
         self.tokens.len() - 1
     }
 
-    /// Number of sequences; the last may be padded.
-    pub(crate) fn sequences(&self) -> usize {
+    fn tokens(&self) -> usize {
+        self.targets()
+    }
+
+    fn sequences(&self) -> usize {
         self.targets().div_ceil(self.sequence_length)
     }
 
-    /// Indices of the documents that have targets in sequence `k`.
-    pub(crate) fn documents(&self, k: usize) -> Vec<usize> {
+    fn is_complete(&self, k: usize) -> bool {
+        self.targets() >= (k + 1) * self.sequence_length
+    }
+
+    fn documents(&self, k: usize) -> Vec<usize> {
         let (first, last) = (k * self.sequence_length + 1, ((k + 1) * self.sequence_length).min(self.targets()));
         let document_of = |token: usize| self.document_ends.partition_point(|&end| end <= token);
         (document_of(first)..=document_of(last)).collect()
     }
 
-    /// Appends sequence `k` to a batch.
-    pub(crate) fn write(&self, k: usize, token_bytes: Option<&[u32]>, batch: &mut Batch) {
+    fn write(&self, k: usize, token_bytes: Option<&[u32]>, batch: &mut Batch) {
         let start = k * self.sequence_length;
         let end = (start + self.sequence_length).min(self.targets());
         let padding = self.sequence_length - (end - start);
@@ -135,12 +144,6 @@ impl PackedTokens {
             let starts = document_starts(indices, start, self.sequence_length);
             batch.document_starts.get_or_insert_default().extend(starts);
         }
-    }
-
-    /// Sums the surplus bytes of the texts that start at the indices `first..=last`.
-    fn surplus_bytes_of(&self, first: usize, last: usize) -> i64 {
-        let from = self.surplus_bytes.partition_point(|&(index, _)| index < first);
-        self.surplus_bytes[from..].iter().take_while(|&&(index, _)| index <= last).map(|&(_, bytes)| bytes).sum()
     }
 }
 

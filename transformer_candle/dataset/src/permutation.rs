@@ -8,31 +8,21 @@
 use sha2::{Digest, Sha256};
 
 /// The purpose of a key: what is permuted or drawn with it. Two purposes never share a key.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Purpose {
-    Shards,
-    RowGroups,
-    Documents,
-    Sequences,
-    HeldOut,
-}
+#[derive(Clone, Copy)]
+pub(crate) struct Purpose(&'static str);
 
 impl Purpose {
-    fn hash_input(self) -> &'static str {
-        match self {
-            Self::Shards => "files",
-            Self::RowGroups => "groups",
-            Self::Documents => "documents",
-            Self::Sequences => "sequences",
-            Self::HeldOut => "held-out",
-        }
-    }
+    pub(crate) const SHARDS: Self = Self("files");
+    pub(crate) const ROW_GROUPS: Self = Self("groups");
+    pub(crate) const DOCUMENTS: Self = Self("documents");
+    pub(crate) const SEQUENCES: Self = Self("sequences");
+    pub(crate) const HELD_OUT: Self = Self("held-out");
 }
 
 /// Computes the key of `purpose` for these numbers and this name.
 pub(crate) fn key(purpose: Purpose, numbers: &[u64], name: &str) -> u64 {
     let mut hash = Sha256::new();
-    hash.update(purpose.hash_input().as_bytes());
+    hash.update(purpose.0.as_bytes());
     hash.update([0]);
     hash.update((numbers.len() as u64).to_le_bytes());
     for number in numbers {
@@ -92,10 +82,10 @@ mod tests {
     #[test]
     fn keys_and_permutations_match_golden_values() {
         // Computed by a second implementation of this definition, in Python.
-        assert_eq!(key(Purpose::Shards, &[7, 0], ""), 14_219_502_180_332_172_431);
-        assert_eq!(key(Purpose::HeldOut, &[3], "data/a.parquet"), 7_902_058_483_561_176_475);
+        assert_eq!(key(Purpose::SHARDS, &[7, 0], ""), 14_219_502_180_332_172_431);
+        assert_eq!(key(Purpose::HELD_OUT, &[3], "data/a.parquet"), 7_902_058_483_561_176_475);
         assert_eq!(permutation(12, 42), [9, 7, 11, 5, 4, 10, 6, 0, 3, 2, 1, 8]);
-        assert_eq!(permutation(5, key(Purpose::Sequences, &[1, 2, 3], "")), [2, 4, 1, 3, 0]);
+        assert_eq!(permutation(5, key(Purpose::SEQUENCES, &[1, 2, 3], "")), [2, 4, 1, 3, 0]);
     }
 
     #[test]
@@ -109,7 +99,7 @@ mod tests {
     fn permutations_of_four_items_are_uniform() {
         let mut counts = std::collections::BTreeMap::new();
         for seed in 0..24_000 {
-            *counts.entry(permutation(4, key(Purpose::RowGroups, &[seed], "f"))).or_insert(0) += 1;
+            *counts.entry(permutation(4, key(Purpose::ROW_GROUPS, &[seed], "f"))).or_insert(0) += 1;
         }
         assert_eq!(counts.len(), 24);
         assert!(counts.values().all(|count| (850..1150).contains(count)), "{counts:?}");

@@ -1,5 +1,7 @@
 //! Documents become packed sequences: text by `packing`, conversations by `conversation_packing`.
 
+use std::ops::Deref;
+
 use rayon::prelude::*;
 use run_config::Packing;
 
@@ -145,52 +147,35 @@ fn append_conversations(
     Ok(done)
 }
 
-impl PackedSequences {
+/// The sequences of packed documents.
+pub(crate) trait Sequences {
     /// Number of sequences; the last may be padded.
-    pub(crate) fn sequences(&self) -> usize {
-        match self {
-            Self::Text(packed) => packed.sequences(),
-            Self::Chat(packed) => packed.sequences(),
-        }
-    }
+    fn sequences(&self) -> usize;
 
     /// Number of targets that the loss counts.
-    pub(crate) fn targets(&self) -> usize {
-        match self {
-            Self::Text(packed) => packed.targets(),
-            Self::Chat(packed) => packed.targets(),
-        }
-    }
+    fn targets(&self) -> usize;
 
     /// Number of tokens.
-    pub(crate) fn tokens(&self) -> usize {
-        match self {
-            Self::Text(packed) => packed.targets(),
-            Self::Chat(packed) => packed.tokens(),
-        }
-    }
+    fn tokens(&self) -> usize;
 
-    /// Indices of the documents, among those appended, that have targets in sequence `k`.
-    pub(crate) fn documents(&self, k: usize) -> Vec<usize> {
-        match self {
-            Self::Text(packed) => packed.documents(k),
-            Self::Chat(packed) => packed.documents(k),
-        }
-    }
+    /// Indices of the documents, among those appended, that have targets in sequence `k`, in the order of their
+    /// positions.
+    fn documents(&self, k: usize) -> Vec<usize>;
 
     /// Whether appending more documents leaves sequence `k` as it is.
-    pub(crate) fn is_complete(&self, k: usize) -> bool {
-        match self {
-            Self::Text(packed) => packed.targets() >= (k + 1) * packed.sequence_length(),
-            Self::Chat(packed) => packed.sequences() > k,
-        }
-    }
+    fn is_complete(&self, k: usize) -> bool;
 
     /// Appends sequence `k` to a batch.
-    pub(crate) fn write(&self, k: usize, token_bytes: Option<&[u32]>, batch: &mut Batch) {
+    fn write(&self, k: usize, token_bytes: Option<&[u32]>, batch: &mut Batch);
+}
+
+impl Deref for PackedSequences {
+    type Target = dyn Sequences;
+
+    fn deref(&self) -> &Self::Target {
         match self {
-            Self::Text(packed) => packed.write(k, token_bytes, batch),
-            Self::Chat(packed) => packed.write(k, token_bytes, batch),
+            Self::Text(packed) => packed,
+            Self::Chat(packed) => packed,
         }
     }
 }

@@ -22,7 +22,6 @@ pub(crate) struct SequentialReader {
     filter: RowFilter,
     shards: Range<usize>,
     current: Option<CurrentShard>,
-    cancel: CancelToken,
     found: Found,
 }
 
@@ -68,20 +67,18 @@ struct CurrentShard {
 
 impl SequentialReader {
     /// Reads every row.
-    pub(crate) fn all(source: &DataSource, cancel: CancelToken) -> Self {
-        let shards = 0..source.shards().len();
-        Self::new(source, RowFilter::All, shards, cancel)
+    pub(crate) fn all(source: &DataSource) -> Self {
+        Self::new(source, RowFilter::All, 0..source.shards().len())
     }
 
     /// Reads the rows that `split` holds out.
-    pub(crate) fn held_out(source: &DataSource, split: Arc<HeldOutSplit>, cancel: CancelToken) -> Self {
+    pub(crate) fn held_out(source: &DataSource, split: Arc<HeldOutSplit>) -> Self {
         let shards = split.held_out_shards();
-        Self::new(source, RowFilter::HeldOut(split), shards, cancel)
+        Self::new(source, RowFilter::HeldOut(split), shards)
     }
 
-    fn new(source: &DataSource, filter: RowFilter, shards: Range<usize>, cancel: CancelToken) -> Self {
-        let found = Found::default();
-        Self { source: source.clone(), filter, shards, current: None, cancel, found }
+    fn new(source: &DataSource, filter: RowFilter, shards: Range<usize>) -> Self {
+        Self { source: source.clone(), filter, shards, current: None, found: Found::default() }
     }
 
     /// Starts again at the first row.
@@ -102,11 +99,11 @@ impl SequentialReader {
     /// Reads the next row; `None` after the last.
     pub(crate) fn next_row(&mut self) -> Result<Option<Row>, DataError> {
         loop {
-            self.cancel.check()?;
+            self.source.cancel().check()?;
             let mut current = match self.current.take() {
                 Some(current) => current,
                 None => match self.shards.next() {
-                    Some(index) => match self.source.open(index, &self.cancel) {
+                    Some(index) => match self.source.open(index) {
                         Err(error) if self.source.skips(&error) => {
                             self.skip_corrupted((index, 0, 0), true, &error)?;
                             continue;
@@ -136,12 +133,8 @@ impl SequentialReader {
             if let Some(Row::Skipped(reason)) = row {
                 let (row_group, row) = (current.row_group, current.row - 1);
                 let file = || self.source.shards()[current.index].name.clone();
-                self.found.parts().first_skipped.get_or_insert_with(|| SkippedRow {
-                    file: file(),
-                    row_group,
-                    row,
-                    reason,
-                });
+                let skipped = || SkippedRow { file: file(), row_group, row, reason };
+                self.found.parts().first_skipped.get_or_insert_with(skipped);
             }
             if row.is_some() {
                 self.current = Some(current);
@@ -149,13 +142,11 @@ impl SequentialReader {
             }
         }
     }
-}
 
-impl SequentialReader {
     /// Adds a warning if a whole shard was read and none of its rows can be used.
     fn tell_unusable(&self, shard: &CurrentShard) {
         if matches!(self.filter, RowFilter::All) && !shard.has_document {
-            let notice = self.source.unusable_notice(shard.index, shard.skipped, &self.cancel);
+            let notice = self.source.unusable_notice(shard.index, shard.skipped);
             self.found.parts().warnings.extend(notice);
         }
     }
@@ -189,7 +180,7 @@ impl PrefetchThread {
     /// Starts the thread, which reads `max_rows` rows at a time.
     pub(crate) fn start(mut reader: SequentialReader, max_rows: usize) -> Result<Self, DataError> {
         let (sender, rows) = sync_channel(0);
-        let cancel = reader.cancel.clone();
+        let cancel = reader.source.cancel().clone();
         let read = move || {
             let mut failed = false;
             // Ends when the receiver is dropped.

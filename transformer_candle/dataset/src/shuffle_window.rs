@@ -55,14 +55,14 @@ impl Window {
         let numbers = [settings.seed, start.epoch, start.window];
         let (mut documents, mut document_rows) = (rows.documents, rows.document_rows);
         let count = documents.len() as u64;
-        let documents_key = key(Purpose::Documents, &numbers, "");
+        let documents_key = key(Purpose::DOCUMENTS, &numbers, "");
         shuffle(&mut documents, documents_key);
         shuffle(&mut document_rows, documents_key);
         let mut packed = settings.packer.empty();
         let packing = settings.packer.append(&mut packed, documents, settings.cancel)?;
         let mut skipped = rows.skipped;
         skipped += packing.skipped;
-        let order = permutation(packed.sequences(), key(Purpose::Sequences, &numbers, ""));
+        let order = permutation(packed.sequences(), key(Purpose::SEQUENCES, &numbers, ""));
         let record = WindowRecord {
             component: settings.component as u64,
             start,

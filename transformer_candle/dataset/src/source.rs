@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 pub use self::file_parts::FilePart;
 
 use crate::DataError;
-use crate::byte_source::{ByteSource, CancellableSource, LocalFile};
+use crate::byte_source::{ByteSource, LocalFile};
 use crate::cancel::CancelToken;
 use crate::formats::{Format, ReadingRules, ShardReader};
 use crate::held_out_split::{HeldOutSplit, SplitSettings};
@@ -37,7 +37,6 @@ pub struct DataSource {
 
 struct Listing {
     name: String,
-    revision: Option<String>,
     text_column: String,
     format: DataFormat,
     /// The version of the rules by which files become documents.
@@ -131,7 +130,7 @@ impl DataSource {
     pub fn describe(&self) -> SourceDescription {
         SourceDescription {
             name: self.listing.name.clone(),
-            revision: self.listing.revision.clone(),
+            revision: self.revision().map(str::to_owned),
             files: self.listing.shards.len() as u64,
             bytes: self.listing.shards.iter().map(|file| file.bytes).sum(),
         }
@@ -150,14 +149,17 @@ impl DataSource {
         self.listing.reading_version
     }
 
-    /// Whether reading it requests something of the Hub.
-    pub(crate) fn is_streamed(&self) -> bool {
-        matches!(self.listing.location, Location::Hub(_))
+    /// The commit of the Hub that is read; `None` for local files.
+    pub(crate) fn revision(&self) -> Option<&str> {
+        match &self.listing.location {
+            Location::Hub(repository) => Some(repository.revision()),
+            Location::Local(_) => None,
+        }
     }
 
     /// Whether ledgers record the files: those of the Hub are known by their commit.
     pub(crate) fn records_files(&self) -> bool {
-        self.listing.reading_version > FIRST_READING_VERSION && self.listing.revision.is_none()
+        self.listing.reading_version > FIRST_READING_VERSION && self.revision().is_none()
     }
 
     pub(crate) fn skips_bad_files(&self) -> bool {
@@ -186,19 +188,18 @@ impl DataSource {
         ReadingRules::new(self.listing.format, &self.listing.text_column, self.listing.reading_version)
     }
 
-    /// Opens a shard by its index in the listing; `cancel` cancels reading it.
-    pub(crate) fn open(&self, shard: usize, cancel: &CancelToken) -> Result<Box<dyn ShardReader>, DataError> {
+    /// Opens a shard by its index in the listing; the source's token cancels reading it.
+    pub(crate) fn open(&self, shard: usize) -> Result<Box<dyn ShardReader>, DataError> {
         let Shard { name, offset, bytes, format, .. } = &self.listing.shards[shard];
         let source: Arc<dyn ByteSource> = match &self.listing.location {
             Location::Local(paths) => {
                 let gone = || std::io::Error::new(ErrorKind::NotFound, "it was removed since the run began");
                 let path = paths[shard].as_ref().ok_or_else(gone).map_err(DataError::io(Path::new(name)))?;
-                Arc::new(LocalFile::open(name, path, (*offset, *bytes))?)
+                Arc::new(LocalFile::open(name, path, (*offset, *bytes), &self.cancel)?)
             }
-            Location::Hub(repository) => repository.open(name, *bytes, cancel),
+            Location::Hub(repository) => repository.open(name, *bytes, &self.cancel),
         };
-        let source = Arc::new(CancellableSource::new(source, cancel.clone()));
-        format.open(source, &self.rules(), cancel)
+        format.open(source, &self.rules(), &self.cancel)
     }
 }
 

@@ -93,14 +93,14 @@ impl TokenStream {
         mixture.restore(&cursor, settings);
         let cancel = CancelToken::new();
         let workers = Arc::new(thread_pool("data-work", settings.workers)?);
-        let start = |(component, position): (usize, &ComponentPosition)| {
-            let input = ComponentInput {
-                index: component,
-                source: mixture.sources()[component].clone(),
+        let start = |(index, position): (usize, &ComponentPosition)| {
+            let component = ComponentInput {
+                index,
+                source: mixture.sources()[index].cancelled_by(&cancel),
                 corrupted: position.corrupted.clone(),
-                window_budget: mixture.window_budget(component, settings.shuffle_buffer_size),
+                window_budget: mixture.window_budget(index, settings.shuffle_buffer_size),
             };
-            let prefetcher = WindowPrefetcher::new(input, settings, packer.clone(), cancel.clone());
+            let prefetcher = WindowPrefetcher { component, settings: settings.clone(), packer: packer.clone() };
             ComponentStream::start(prefetcher, Arc::clone(&workers), position)
         };
         Ok(Self {
@@ -189,8 +189,8 @@ impl TokenStream {
                 start,
                 sequence,
                 delivered,
-                corrupted: stream.corrupted().to_vec(),
-                split: stream.split().cloned(),
+                corrupted: stream.corrupted.clone(),
+                split: stream.split.as_deref().cloned(),
                 files: source.parts().to_vec(),
             }
         });
@@ -218,7 +218,7 @@ impl TokenStream {
         for (component, source) in self.components.iter_mut().zip(self.mixture.sources()) {
             let (start, rest) = component.end_of_window(interrupted)?;
             left_out.extend(rest);
-            let (corrupted, split) = (component.corrupted().to_vec(), component.split().cloned());
+            let (corrupted, split) = (component.corrupted.clone(), component.split.as_deref().cloned());
             let files = source.parts().to_vec();
             components.push(ComponentPosition { corrupted, split, files, ..ComponentPosition::at(start) });
         }
@@ -247,7 +247,7 @@ impl TokenStream {
 
     /// Total time that calls have waited for data.
     pub fn data_wait(&self) -> Duration {
-        self.components.iter().map(ComponentStream::waited).sum()
+        self.components.iter().map(|component| component.waited).sum()
     }
 
     /// The request that has been failing for the longest time; none if all succeed.
@@ -258,14 +258,14 @@ impl TokenStream {
     /// The windows from which the last call was the first to deliver, for the ledger. If the stream was resumed in the
     /// middle of a window, that window is among them.
     pub fn opened_windows(&self) -> impl Iterator<Item = &WindowRecord> {
-        self.components.iter().flat_map(ComponentStream::opened)
+        self.components.iter().flat_map(|component| &component.opened)
     }
 
     /// The corrupted rows that were found in these windows, with the index of their component; those that were recorded
     /// before are not among them.
     pub fn found_corruption(&self) -> impl Iterator<Item = (usize, &FoundCorruption)> {
         let components = self.components.iter().enumerate();
-        components.flat_map(|(index, component)| component.found().iter().map(move |found| (index, found)))
+        components.flat_map(|(index, component)| component.found.iter().map(move |found| (index, found)))
     }
 
     /// Takes the notices of skipped rows since the last call, one sentence each.
@@ -274,35 +274,35 @@ impl TokenStream {
         let single = self.components.len() == 1;
         let notices = self.components.iter_mut().zip(names).flat_map(|(component, name)| {
             let of = |notice| if single { notice } else { format!("{name}: {notice}") };
-            component.take_notices().into_iter().map(of).collect::<Vec<_>>()
+            component.notices.take().into_iter().map(of).collect::<Vec<_>>()
         });
         notices.collect()
     }
 
     /// Rows of the windows that were used so far, skipped ones included, for each component.
     pub fn rows(&self) -> Vec<u64> {
-        self.components.iter().map(ComponentStream::rows).collect()
+        self.components.iter().map(|component| component.notices.rows).collect()
     }
 
     /// Skipped rows of the windows that were used so far, for each component.
     pub fn skipped(&self) -> Vec<SkippedRows> {
-        self.components.iter().map(ComponentStream::skipped).collect()
+        self.components.iter().map(|component| component.notices.skipped).collect()
     }
 
     /// Conversations of the windows that were used so far whose end was cut off, for each component.
     pub fn truncated(&self) -> Vec<u64> {
-        self.components.iter().map(ComponentStream::truncated).collect()
+        self.components.iter().map(|component| component.truncated).collect()
     }
 
     /// Documents and conversations of the windows that were used so far that spell special tokens, for each component.
     pub fn spelling_special_tokens(&self) -> Vec<u64> {
-        self.components.iter().map(ComponentStream::spelling_special_tokens).collect()
+        self.components.iter().map(|component| component.spelling_special_tokens).collect()
     }
 
     /// Conversations of the windows that were used so far whose rows say what neither the chat template nor the loss
     /// uses, for each component.
     pub fn with_unused_fields(&self) -> Vec<u64> {
-        self.components.iter().map(ComponentStream::with_unused_fields).collect()
+        self.components.iter().map(|component| component.with_unused_fields).collect()
     }
 
     /// The encoder of the stream's conversations; `None` if its rows are text.

@@ -12,7 +12,6 @@ mod token_bytes;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use bytes::Bytes;
 use run_config::system_error::in_words;
 use run_config::{
     Additions, FIRST_READING_VERSION, ResolvedRun, TokenizerFileError, TokenizerFolder, TokenizerReading, regular_file,
@@ -26,6 +25,7 @@ pub(crate) use self::spelled_tokens::SpelledTokens;
 use self::token_bytes::token_bytes;
 use crate::DataError;
 use crate::encoder::Encoder;
+use crate::ledger::hex;
 
 /// A tokenizer, identified by the hash of its file; clones share it.
 ///
@@ -62,14 +62,12 @@ pub struct TokenizerDefinition {
 
 impl TokenizerDefinition {
     fn read(path: &Path, reading: TokenizerReading) -> Result<Self, DataError> {
-        let error = |message: String| DataError::Tokenizer { path: path.to_owned(), message };
-        let mut content = regular_file::read(path).map_err(|cause| error(in_words(&cause)))?;
-        let mut json: Value = serde_json::from_slice(&content).map_err(|cause| error(cause.to_string()))?;
+        let (mut content, mut json) = read_json(path)?;
         let folder = TokenizerFolder::read(path, reading)
             .map_err(|TokenizerFileError { path, message }| DataError::Tokenizer { path, message })?;
         let additions = folder.complete(&mut json);
         if additions.any {
-            content = serde_json::to_vec_pretty(&json).map_err(|cause| error(cause.to_string()))?;
+            content = serde_json::to_vec_pretty(&json).map_err(|error| unusable(path)(error.to_string()))?;
         }
         Ok(Self { json, folder, additions, content })
     }
@@ -132,7 +130,7 @@ impl Tokenizer {
     }
 
     fn read(path: &Path, reading: TokenizerReading, choice: Choice) -> Result<Self, DataError> {
-        let error = |message: String| DataError::Tokenizer { path: path.to_owned(), message };
+        let error = unusable(path);
         let TokenizerDefinition { mut json, folder, content, .. } = TokenizerDefinition::read(path, reading)?;
         let mut tokenizer = library::load(&content, &json).map_err(&error)?;
         let parses_special_tokens = choice.parses_special_tokens;
@@ -145,7 +143,7 @@ impl Tokenizer {
             json["truncation"] = Value::Null;
         }
         let encoder = library::call(|| Ok(Encoder::choose(&tokenizer, json, parses_special_tokens))).map_err(&error)?;
-        let content_hash = format!("{:x}", Bytes::copy_from_slice(&Sha256::digest(&content)));
+        let content_hash = hex(&Sha256::digest(&content));
         Ok(Self(Arc::new(TokenizerState {
             path: path.to_owned(),
             tokenizer,
@@ -173,7 +171,7 @@ impl Tokenizer {
 
     /// Encodes a text as token ids.
     pub fn encode(&self, text: &str) -> Result<Vec<u32>, DataError> {
-        library::call(|| self.0.encoder.encode(&self.0.tokenizer, text)).map_err(|message| self.error(message))
+        library::call(|| self.0.encoder.encode(&self.0.tokenizer, text)).map_err(unusable(self.path()))
     }
 
     /// Encodes a text to continue, as at least one id: the BOS token if documents start with it, and the text. An empty
@@ -203,12 +201,12 @@ impl Tokenizer {
 
     /// Decodes ids to text, without special tokens.
     pub fn decode(&self, ids: &[u32]) -> Result<String, DataError> {
-        library::call(|| self.0.tokenizer.decode(ids, true)).map_err(|message| self.error(message))
+        library::call(|| self.0.tokenizer.decode(ids, true)).map_err(unusable(self.path()))
     }
 
     /// Decodes ids to text, with special tokens as they are spelled.
     pub fn decode_with_special_tokens(&self, ids: &[u32]) -> Result<String, DataError> {
-        library::call(|| self.0.tokenizer.decode(ids, false)).map_err(|message| self.error(message))
+        library::call(|| self.0.tokenizer.decode(ids, false)).map_err(unusable(self.path()))
     }
 
     /// The highest token id plus one.
@@ -247,10 +245,6 @@ impl Tokenizer {
     pub fn token_bytes(&self) -> Option<&[u32]> {
         self.0.token_bytes.as_deref()
     }
-
-    fn error(&self, message: String) -> DataError {
-        DataError::Tokenizer { path: self.0.path.clone(), message }
-    }
 }
 
 /// Checks that a `tokenizer.json` can be read.
@@ -258,8 +252,18 @@ impl Tokenizer {
 /// # Errors
 /// [`DataError::Tokenizer`] if it cannot.
 pub fn check_tokenizer_json(path: &Path) -> Result<(), DataError> {
-    let error = |message: String| DataError::Tokenizer { path: path.to_owned(), message };
-    let content = regular_file::read(path).map_err(|cause| error(in_words(&cause)))?;
-    let json: Value = serde_json::from_slice(&content).map_err(|cause| error(cause.to_string()))?;
-    library::load(&content, &json).map(drop).map_err(error)
+    let (content, json) = read_json(path)?;
+    library::load(&content, &json).map(drop).map_err(unusable(path))
+}
+
+/// Reads a `tokenizer.json`: its content, and what it says.
+fn read_json(path: &Path) -> Result<(Vec<u8>, Value), DataError> {
+    let content = regular_file::read(path).map_err(|error| unusable(path)(in_words(&error)))?;
+    let json = serde_json::from_slice(&content).map_err(|error| unusable(path)(error.to_string()))?;
+    Ok((content, json))
+}
+
+/// Makes errors of the tokenizer at a path.
+fn unusable(path: &Path) -> impl Fn(String) -> DataError {
+    move |message| DataError::Tokenizer { path: path.to_owned(), message }
 }

@@ -7,7 +7,6 @@ use std::sync::mpsc::SyncSender;
 use rayon::{ThreadPool, ThreadPoolBuilder};
 use run_config::FIRST_READING_VERSION;
 
-use crate::cancel::CancelToken;
 use crate::corrupted_rows::{CorruptedRows, FoundCorruption};
 use crate::cursor::WindowStart;
 use crate::held_out_split::HeldOutSplit;
@@ -34,16 +33,16 @@ pub(crate) enum Prepared {
 
 /// Reads, shuffles, tokenizes and packs the windows of a component, and sends them one after the other.
 pub(crate) struct WindowPrefetcher {
-    component: ComponentInput,
-    settings: StreamSettings,
-    packer: SequencePacker,
-    cancel: CancelToken,
+    pub component: ComponentInput,
+    pub settings: StreamSettings,
+    pub packer: SequencePacker,
 }
 
 /// The component whose windows are prepared.
 pub(crate) struct ComponentInput {
     /// Index in the mixture.
     pub index: usize,
+    /// The source, whose token cancels the preparation.
     pub source: DataSource,
     /// How much text a window holds.
     pub window_budget: ReadBudget,
@@ -87,15 +86,6 @@ struct EpochTotals {
 }
 
 impl WindowPrefetcher {
-    pub(crate) fn new(
-        component: ComponentInput,
-        settings: &StreamSettings,
-        packer: SequencePacker,
-        cancel: CancelToken,
-    ) -> Self {
-        Self { component, settings: settings.clone(), packer, cancel }
-    }
-
     /// Sends windows from `start` on until the last epoch ends, an error occurs, or the receiver is dropped.
     pub(crate) fn run(self, start: WindowStart, workers: &ThreadPool, windows: &SyncSender<Message>) {
         let end = self.send_windows(start, workers, windows);
@@ -112,14 +102,14 @@ impl WindowPrefetcher {
         let source = &self.component.source;
         let readers = MAX_READER_THREADS.min(self.settings.open_shards).min(source.shards().len()).max(1);
         let pools = ThreadPools { readers: thread_pool("data-read", readers)?, workers };
-        let split = source.held_out_split(self.settings.split_settings(), &self.cancel)?;
+        let split = source.held_out_split(self.settings.split_settings())?;
         let mut corruption = Corruption { known: self.component.corrupted.clone(), found: Vec::new() };
         source.check_corrupted(&corruption.known, None)?;
         while self.settings.epochs.is_none_or(|epochs| start.epoch < epochs) {
             let (epoch, is_whole_epoch) = (start.epoch, start.window == 0);
             let totals = self.send_epoch(start, &split, &mut corruption, &pools, windows)?;
             if is_whole_epoch && totals.sequences == 0 {
-                source.check_columns(totals.skipped, &self.cancel)?;
+                source.check_columns(totals.skipped)?;
                 return Err(DataError::NoDocuments {
                     name: source.name().to_owned(),
                     rows: totals.documents + totals.skipped.total(),
@@ -142,12 +132,13 @@ impl WindowPrefetcher {
         pools: &ThreadPools,
         windows: &SyncSender<Message>,
     ) -> Result<EpochTotals, DataError> {
-        let shards = EpochShards::new(&self.component.source, split, &self.cancel, self.settings.seed, start.epoch);
+        let source = &self.component.source;
+        let shards = EpochShards::new(source, split, self.settings.seed, start.epoch);
         let settings = WindowSettings {
             component: self.component.index,
             packer: &self.packer,
             seed: self.settings.seed,
-            cancel: &self.cancel,
+            cancel: source.cancel(),
         };
         let mut open_shards = OpenShards::resume_at(&start.open_shards, start.next_shard);
         let mut totals = EpochTotals::default();
@@ -155,7 +146,7 @@ impl WindowPrefetcher {
             let corrupted = &corruption.known_at(&start);
             let request = WindowRequest { budget: self.component.window_budget, window: start.window, corrupted };
             let mut rows = pools.readers.install(|| open_shards.read(&shards, request))?;
-            corruption.add(&self.component.source, std::mem::take(&mut rows.corrupted))?;
+            corruption.add(source, std::mem::take(&mut rows.corrupted))?;
             if rows.documents.is_empty() {
                 totals.skipped += rows.skipped;
                 return Ok(totals);
@@ -168,9 +159,9 @@ impl WindowPrefetcher {
             start = next;
             if window.sequences() > 0 {
                 totals.sequences += window.sequences();
-                self.cancel.check()?;
+                source.cancel().check()?;
                 window.corrupted = std::mem::take(&mut corruption.found);
-                let is_recorded = self.component.source.reading_version() > FIRST_READING_VERSION;
+                let is_recorded = source.reading_version() > FIRST_READING_VERSION;
                 window.split = is_recorded.then(|| Arc::clone(split));
                 windows.send(Ok(Prepared::Window(Box::new(window)))).map_err(|_| DataError::Closed)?;
             }

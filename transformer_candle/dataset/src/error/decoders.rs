@@ -5,11 +5,10 @@ use super::DataError;
 impl DataError {
     /// Converts an error of a decoder that reads through this crate: the error of our reader if there is one, else
     /// corruption of the file.
-    pub(crate) fn from_decoder(file: &str, error: impl std::error::Error + Send + Sync + 'static) -> Self {
-        let message = error.to_string();
-        match find_data_error(Box::new(error)) {
-            Ok(error) => error,
-            Err(()) => Self::Format { file: file.to_owned(), message },
+    pub(crate) fn decoding<E: std::error::Error + Send + Sync + 'static>(file: &str) -> impl FnOnce(E) -> Self {
+        move |error| {
+            let message = error.to_string();
+            find_data_error(Box::new(error)).unwrap_or_else(|()| Self::Format { file: file.to_owned(), message })
         }
     }
 }
@@ -53,11 +52,11 @@ mod tests {
     fn errors_of_our_readers_survive_decoders() {
         let network =
             || DataError::Network { url: "https://hub/x".to_owned(), attempts: 3, message: "reset".to_owned() };
-        let through_io = DataError::from_decoder("f", std::io::Error::from(network()));
+        let through_io = DataError::decoding("f")(std::io::Error::from(network()));
         let through_both = parquet::errors::ParquetError::External(Box::new(std::io::Error::from(network())));
         assert!(matches!(through_io, DataError::Network { .. }));
-        assert!(matches!(DataError::from_decoder("f", through_both), DataError::Network { .. }));
+        assert!(matches!(DataError::decoding("f")(through_both), DataError::Network { .. }));
         let corruption = parquet::errors::ParquetError::EOF("short".to_owned());
-        assert!(matches!(DataError::from_decoder("f", corruption), DataError::Format { .. }));
+        assert!(matches!(DataError::decoding("f")(corruption), DataError::Format { .. }));
     }
 }

@@ -33,7 +33,7 @@ pub(super) fn decompress(
                 decoder.window_log_max(MAX_WINDOW_LOG).map(|()| decoder)
             };
             let decoder = zstd::Decoder::with_buffer(compressed).and_then(window);
-            let decoder = decoder.map_err(|error| DataError::from_decoder(source.name(), error))?;
+            let decoder = decoder.map_err(DataError::decoding(source.name()))?;
             Box::new(BufReader::new(CancellableReader { decoder, cancel }))
         }
     })

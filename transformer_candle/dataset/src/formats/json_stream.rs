@@ -10,7 +10,7 @@ use std::sync::Arc;
 use super::decompression::decompress;
 use super::json_array::ArrayElements;
 use super::json_row::JsonText;
-use super::jsonl::{FIELD_SAMPLE_ROWS, is_array, read_line};
+use super::jsonl::{is_array, read_line, sample_fields};
 use super::recognition::pretty_printed;
 use super::{BYTE_ORDER_MARK, Compression, Field, ReadingRules, Row, ShardReader};
 use crate::DataError;
@@ -45,7 +45,7 @@ impl Objects {
             reader.consume(if has_mark { BYTE_ORDER_MARK.len() } else { 0 });
             Ok(is_array(reader.fill_buf()?))
         };
-        let is_array = start().map_err(|error| DataError::from_decoder(source.name(), error))?;
+        let is_array = start().map_err(DataError::decoding(source.name()))?;
         Ok(Self { reader, array: is_array.then(ArrayElements::new) })
     }
 
@@ -81,7 +81,7 @@ impl JsonStream {
     ) -> Result<Self, DataError> {
         let mut objects = Objects::open(&source, compression, cancel)?;
         if objects.array.is_none() && rules.version >= 2 {
-            let start = objects.reader.fill_buf().map_err(|error| DataError::from_decoder(source.name(), error))?;
+            let start = objects.reader.fill_buf().map_err(DataError::decoding(source.name()))?;
             if let Some(message) = pretty_printed(start) {
                 return Err(DataError::Format { file: source.name().to_owned(), message });
             }
@@ -93,17 +93,13 @@ impl JsonStream {
     /// Reads and counts the next row of the file; skips blank lines.
     fn read_row(&mut self) -> Result<Option<Row>, DataError> {
         loop {
-            let object = self.objects.next().map_err(|error| self.decoder_error(error))?;
+            let object = self.objects.next().map_err(DataError::decoding(self.source.name()))?;
             let Some(object) = object else { return Ok(None) };
             if let Some(row) = object.row(&self.rules) {
                 self.row += 1;
                 return Ok(Some(row));
             }
         }
-    }
-
-    fn decoder_error(&self, error: io::Error) -> DataError {
-        DataError::from_decoder(self.source.name(), error)
     }
 }
 
@@ -124,7 +120,7 @@ impl ShardReader for JsonStream {
                 return Ok(self.row_group == row_group);
             }
         }
-        Ok(row > 0 || !self.objects.at_end().map_err(|error| self.decoder_error(error))?)
+        Ok(row > 0 || !self.objects.at_end().map_err(DataError::decoding(self.source.name()))?)
     }
 
     fn next_row(&mut self) -> Result<Option<Row>, DataError> {
@@ -133,13 +129,7 @@ impl ShardReader for JsonStream {
 
     fn fields(&mut self) -> Result<Vec<Field>, DataError> {
         let mut objects = Objects::open(&self.source, self.compression, &self.cancel)?;
-        let mut fields = Vec::new();
-        for _ in 0..FIELD_SAMPLE_ROWS {
-            let object = objects.next().map_err(|error| self.decoder_error(error))?;
-            let Some(object) = object else { break };
-            object.list_fields(&mut fields);
-        }
-        Ok(fields)
+        sample_fields(|| objects.next()).map_err(DataError::decoding(self.source.name()))
     }
 }
 

@@ -15,7 +15,7 @@ use crate::byte_source::{ByteSource, RangeReader};
 /// Maximum length of a line: the text, escaped, and the other fields.
 pub(super) const MAX_LINE_BYTES: u64 = 4 * MAX_DOCUMENT_BYTES as u64;
 /// Rows that are read to list the fields.
-pub(super) const FIELD_SAMPLE_ROWS: usize = 8;
+const FIELD_SAMPLE_ROWS: usize = 8;
 
 pub(crate) struct JsonlFile {
     source: Arc<dyn ByteSource>,
@@ -30,10 +30,6 @@ impl JsonlFile {
         let row_group_bytes = (source.length() / 256).clamp(64 << 10, 4 << 20);
         let reader = RangeReader::new(Arc::clone(&source), 0, 0);
         Self { source, rules: rules.clone(), row_group_bytes, reader, row_group_end: 0 }
-    }
-
-    fn decoder_error(&self, error: io::Error) -> DataError {
-        DataError::from_decoder(self.source.name(), error)
     }
 }
 
@@ -54,7 +50,7 @@ impl ShardReader for JsonlFile {
         self.reader = RangeReader::new(Arc::clone(&self.source), before, u64::MAX);
         if start > 0 {
             let skipped = self.reader.by_ref().take(self.row_group_end - before).skip_until(b'\n');
-            skipped.map_err(|error| self.decoder_error(error))?;
+            skipped.map_err(DataError::decoding(self.source.name()))?;
         }
         for _ in 0..row {
             self.next_row()?;
@@ -64,7 +60,7 @@ impl ShardReader for JsonlFile {
 
     fn next_row(&mut self) -> Result<Option<Row>, DataError> {
         while self.reader.position() < self.row_group_end {
-            match read_line(&mut self.reader).map_err(|error| self.decoder_error(error))? {
+            match read_line(&mut self.reader).map_err(DataError::decoding(self.source.name()))? {
                 None => return Ok(None),
                 Some(line) => {
                     if let Some(row) = line.row(&self.rules) {
@@ -78,14 +74,18 @@ impl ShardReader for JsonlFile {
 
     fn fields(&mut self) -> Result<Vec<Field>, DataError> {
         let mut start = RangeReader::new(Arc::clone(&self.source), 0, u64::MAX);
-        let mut fields = Vec::new();
-        for _ in 0..FIELD_SAMPLE_ROWS {
-            let line = read_line(&mut start).map_err(|error| self.decoder_error(error))?;
-            let Some(line) = line else { break };
-            line.list_fields(&mut fields);
-        }
-        Ok(fields)
+        sample_fields(|| read_line(&mut start)).map_err(DataError::decoding(self.source.name()))
     }
+}
+
+/// Lists the fields of the first rows.
+pub(super) fn sample_fields(mut next: impl FnMut() -> io::Result<Option<JsonText>>) -> io::Result<Vec<Field>> {
+    let mut fields = Vec::new();
+    for _ in 0..FIELD_SAMPLE_ROWS {
+        let Some(row) = next()? else { break };
+        row.list_fields(&mut fields);
+    }
+    Ok(fields)
 }
 
 /// Whether a file is a JSON array, by its first bytes.

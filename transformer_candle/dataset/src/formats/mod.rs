@@ -25,6 +25,7 @@ use std::path::Path;
 
 pub(crate) use self::columns::{Columns, ReadingRules};
 pub(crate) use self::jsonl::is_array as is_array_start;
+pub(crate) use self::recognition::read_head;
 pub(crate) use self::text::count_separators;
 use crate::DataError;
 use crate::skipped_rows::SkipReason;

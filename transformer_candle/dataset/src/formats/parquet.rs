@@ -84,10 +84,6 @@ impl ParquetFile {
             decoded: VecDeque::new(),
         })
     }
-
-    fn decoder_error(&self, error: ParquetError) -> DataError {
-        DataError::from_decoder(self.source.name(), error)
-    }
 }
 
 impl ShardReader for ParquetFile {
@@ -101,10 +97,10 @@ impl ShardReader for ParquetFile {
             return Ok(false);
         };
         let row = row.min(row_group.rows);
-        let mut open = self.open_row_group(row_group).map_err(|error| self.decoder_error(error))?;
+        let mut open = self.open_row_group(row_group).map_err(DataError::decoding(self.source.name()))?;
         if row > 0 {
             if let Some(reader) = &mut open.reader {
-                reader.skip_records(row as usize).map_err(|error| self.decoder_error(error))?;
+                reader.skip_records(row as usize).map_err(DataError::decoding(self.source.name()))?;
             }
             open.rows_left -= row;
         }
@@ -118,7 +114,7 @@ impl ShardReader for ParquetFile {
         };
         if open.decoded.is_empty() && open.rows_left > 0 {
             let max_level = self.column.max_def_level();
-            open.decode(max_level).map_err(|error| DataError::from_decoder(self.source.name(), error))?;
+            open.decode(max_level).map_err(DataError::decoding(self.source.name()))?;
             if open.decoded.is_empty() {
                 return Err(corrupted(self.source.as_ref(), "a row group has fewer rows than the footer says"));
             }
@@ -207,7 +203,7 @@ pub(super) fn read_footer(source: &dyn ByteSource) -> Result<ParquetMetaData, Da
         .with_size_stats_policy(ParquetStatisticsPolicy::SkipAll)
         .with_encoding_stats_policy(ParquetStatisticsPolicy::SkipAll);
     ParquetMetaDataReader::decode_metadata_with_options(footer, Some(&options))
-        .map_err(|error| DataError::from_decoder(source.name(), error))
+        .map_err(DataError::decoding(source.name()))
 }
 
 fn find_column(metadata: &ParquetMetaData, file: &str, text_column: &str) -> Result<(usize, ColumnDescPtr), DataError> {

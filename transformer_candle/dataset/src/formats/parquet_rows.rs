@@ -44,7 +44,7 @@ impl ParquetConversations {
         }
         let read = root.get_fields().iter().filter(|field| rules.is_conversation_column(field.name()));
         let schema = Type::group_type_builder(root.name()).with_fields(read.cloned().collect()).build();
-        let schema = schema.map_err(|error| DataError::from_decoder(source.name(), error))?;
+        let schema = schema.map_err(DataError::decoding(source.name()))?;
         let schema = Arc::new(SchemaDescriptor::new(Arc::new(schema)));
         for row_group in metadata.row_groups() {
             let is_read = |path: &[String]| path.first().is_some_and(|name| rules.is_conversation_column(name));
@@ -71,7 +71,7 @@ impl ShardReader for ParquetConversations {
             return Ok(false);
         }
         let open = self.open_row_group(row_group as usize);
-        self.open = Some(open.map_err(|error| DataError::from_decoder(self.source.name(), error))?);
+        self.open = Some(open.map_err(DataError::decoding(self.source.name()))?);
         for _ in 0..row {
             if self.next_row()?.is_none() {
                 break;
@@ -84,7 +84,7 @@ impl ShardReader for ParquetConversations {
         let Some(record) = self.open.as_mut().and_then(Iterator::next) else {
             return Ok(None);
         };
-        let record = record.map_err(|error| DataError::from_decoder(self.source.name(), error))?;
+        let record = record.map_err(DataError::decoding(self.source.name()))?;
         let row = Json::Object(object(&record));
         Ok(Some(Row::from_bytes(row.to_string().into_bytes(), true)))
     }

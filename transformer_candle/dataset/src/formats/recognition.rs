@@ -24,7 +24,7 @@ const SIGNATURES: [(&[u8], &str); 6] = [
 ];
 
 /// Reads the first bytes of a file.
-pub(super) fn read_head(source: &dyn ByteSource) -> Result<Bytes, DataError> {
+pub(crate) fn read_head(source: &dyn ByteSource) -> Result<Bytes, DataError> {
     source.read(0, source.length().min(HEAD_BYTES) as usize)
 }
 

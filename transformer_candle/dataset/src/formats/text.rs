@@ -53,18 +53,15 @@ impl TextFile {
         let end = ((chunk + 1) * CHUNK_STRIDE + vicinity as u64).min(self.source.length());
         let window = Window { bytes: self.source.read(first, (end - first) as usize)?, vicinity };
         let multiple = (chunk * CHUNK_STRIDE - first) as usize;
+        let end_of_file =
+            |offset| Boundary { offset, ends_document: true, separator_before: false, separator_after: false };
         let start = match chunk {
-            0 => Boundary { offset: 0, ends_document: true, separator_before: false, separator_after: false },
+            0 => end_of_file(0),
             _ => window.boundary(multiple),
         };
         let end = match multiple + stride {
             next if chunk + 1 < self.chunks() => window.boundary(next),
-            _ => Boundary {
-                offset: window.bytes.len(),
-                ends_document: true,
-                separator_before: false,
-                separator_after: false,
-            },
+            _ => end_of_file(window.bytes.len()),
         };
         let text = &window.bytes[start.offset..end.offset];
         let text = if chunk == 0 { text.strip_prefix(BYTE_ORDER_MARK).unwrap_or(text) } else { text };
@@ -168,15 +165,7 @@ fn split_documents(text: &[u8], start: &Boundary, end: &Boundary) -> VecDeque<Ro
 
 /// Offset of the first separator.
 fn find_separator(text: &[u8]) -> Option<usize> {
-    let mut from = 0;
-    while let Some(found) = text[from..].iter().position(|byte| *byte == b'<') {
-        from += found;
-        if text[from..].starts_with(SEPARATOR.as_bytes()) {
-            return Some(from);
-        }
-        from += 1;
-    }
-    None
+    text.windows(SEPARATOR.len()).position(|window| window == SEPARATOR.as_bytes())
 }
 
 /// Number of separators in the first bytes of a file, at most `bytes`.

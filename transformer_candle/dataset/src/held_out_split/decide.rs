@@ -5,7 +5,6 @@ use std::sync::{Arc, PoisonError, TryLockError};
 use std::time::Duration;
 
 use super::{HeldOutRule, HeldOutSplit, RowGroupId, SplitSettings, TrainingEnd};
-use crate::cancel::CancelToken;
 use crate::formats::{Row, ShardReader};
 use crate::permutation::{Purpose, key};
 use crate::sequential_reader::SequentialReader;
@@ -22,23 +21,19 @@ const SPLIT_POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 impl DataSource {
     /// Returns the split into training and held-out rows, the same for the stream and the evaluation of a run.
-    pub(crate) fn held_out_split(
-        &self,
-        settings: SplitSettings,
-        cancel: &CancelToken,
-    ) -> Result<Arc<HeldOutSplit>, DataError> {
+    pub(crate) fn held_out_split(&self, settings: SplitSettings) -> Result<Arc<HeldOutSplit>, DataError> {
         // Another thread may be deciding the same split, for as long as the Hub does not respond.
         let mut known = loop {
             match self.held_out_splits().try_lock() {
                 Ok(known) => break known,
                 Err(TryLockError::Poisoned(known)) => break known.into_inner(),
-                Err(TryLockError::WouldBlock) => cancel.sleep(SPLIT_POLL_INTERVAL)?,
+                Err(TryLockError::WouldBlock) => self.cancel().sleep(SPLIT_POLL_INTERVAL)?,
             }
         };
         if let Some((_, split)) = known.iter().find(|(other, _)| *other == settings) {
             return Ok(Arc::clone(split));
         }
-        let split = Arc::new(HeldOutSplit::decide(self, settings, cancel)?);
+        let split = Arc::new(HeldOutSplit::decide(self, settings)?);
         known.push((settings, Arc::clone(&split)));
         Ok(split)
     }
@@ -90,38 +85,33 @@ impl DataSource {
 
 impl HeldOutSplit {
     /// Decides the split, opening as few shards as possible.
-    fn decide(source: &DataSource, settings: SplitSettings, cancel: &CancelToken) -> Result<Self, DataError> {
+    fn decide(source: &DataSource, settings: SplitSettings) -> Result<Self, DataError> {
         let shards = source.shards().len();
         let training_end = match settings.max_samples {
-            Some(rows) => find_training_end(source, rows, cancel)?,
+            Some(rows) => find_training_end(source, rows)?,
             None => None,
         };
         let mut split = Self { training_end, held_out: HeldOutRule::Nothing, shards };
         if settings.held_out_fraction > 0.0 {
             let threshold = (settings.held_out_fraction.min(1.0) * u64::MAX as f64) as u64;
-            split.held_out = split.choose_held_out(source, threshold, cancel)?;
+            split.held_out = split.choose_held_out(source, threshold)?;
         }
         Ok(split)
     }
 
-    fn choose_held_out(
-        &self,
-        source: &DataSource,
-        threshold: u64,
-        cancel: &CancelToken,
-    ) -> Result<HeldOutRule, DataError> {
+    fn choose_held_out(&self, source: &DataSource, threshold: u64) -> Result<HeldOutRule, DataError> {
         if let Some(end) = self.training_end {
-            let after_training = Candidates::find(source, (end.shard, end.row_group + 1), threshold, cancel)?;
-            if let Some(rule) = after_training.choose(source, cancel, true)? {
+            let after_training = Candidates::find(source, (end.shard, end.row_group + 1), threshold)?;
+            if let Some(rule) = after_training.choose(source, true)? {
                 return Ok(rule);
             }
-            let rows = source.count_rows(source.open(end.shard, cancel)?.as_mut(), end.row_group)?;
+            let rows = source.count_rows(source.open(end.shard)?.as_mut(), end.row_group)?;
             if rows.is_some_and(|rows| rows > end.rows) {
                 return Ok(HeldOutRule::Rows { shard: end.shard, row_group: end.row_group, first_row: end.rows });
             }
         }
-        let within_training = Candidates::find(source, (0, 0), threshold, cancel)?;
-        Ok(within_training.choose(source, cancel, false)?.unwrap_or(HeldOutRule::Nothing))
+        let within_training = Candidates::find(source, (0, 0), threshold)?;
+        Ok(within_training.choose(source, false)?.unwrap_or(HeldOutRule::Nothing))
     }
 }
 
@@ -137,21 +127,21 @@ struct Candidates {
 }
 
 impl Candidates {
-    fn find(source: &DataSource, from: RowGroupId, threshold: u64, cancel: &CancelToken) -> Result<Self, DataError> {
+    fn find(source: &DataSource, from: RowGroupId, threshold: u64) -> Result<Self, DataError> {
         let shards = from.0..source.shards().len().min(from.0 + HELD_OUT_SHARDS);
         let mut found = Self { shards: shards.clone(), from, threshold, by_hash: false, row_groups: Vec::new() };
         let mut any_below = false;
         for shard in shards {
-            cancel.check()?;
+            source.cancel().check()?;
             let name = &source.shards()[shard].name;
-            let Some(mut reader) = source.open_intact(shard, cancel)? else { continue };
+            let Some(mut reader) = source.open_intact(shard)? else { continue };
             let known = reader.row_groups();
             let mut row_group = if shard == from.0 { from.1 } else { 0 };
             while match known {
                 Some(row_groups) => row_group < row_groups,
                 None => source.count_rows(reader.as_mut(), row_group)?.is_some(),
             } {
-                let hash = key(Purpose::HeldOut, &[row_group], name);
+                let hash = key(Purpose::HELD_OUT, &[row_group], name);
                 any_below |= hash < threshold;
                 found.row_groups.push((hash, shard, row_group));
                 row_group += 1;
@@ -167,22 +157,17 @@ impl Candidates {
 
     /// Returns the rule for these candidates; `None` if nothing can be held out. Row groups `after_training` may be
     /// held out whole.
-    fn choose(
-        self,
-        source: &DataSource,
-        cancel: &CancelToken,
-        after_training: bool,
-    ) -> Result<Option<HeldOutRule>, DataError> {
+    fn choose(self, source: &DataSource, after_training: bool) -> Result<Option<HeldOutRule>, DataError> {
         let needs_documents = source.reading_version() >= 2;
         if self.by_hash {
             let Self { shards, from, threshold, .. } = self;
             let rule = HeldOutRule::Hashed { shards, from, threshold };
             // A stream is not asked for a row group only to see that it has text: of so many some will have.
-            let is_checked = needs_documents && !source.is_streamed() && threshold < u64::MAX;
-            if !is_checked || rule.divides_documents(source, cancel, after_training)? {
+            let is_checked = needs_documents && source.revision().is_none() && threshold < u64::MAX;
+            if !is_checked || rule.divides_documents(source, after_training)? {
                 return Ok(Some(rule));
             }
-            return Self::find(source, from, 0, cancel)?.choose(source, cancel, after_training);
+            return Self::find(source, from, 0)?.choose(source, after_training);
         }
         let choices = self.row_groups.len();
         let leaves_training = |first_row: u64| after_training || choices > 1 || first_row > 0;
@@ -190,11 +175,11 @@ impl Candidates {
         let tried = if needs_documents { choices.min(MAX_TRIED_ROW_GROUPS) } else { choices };
         let mut usual = None;
         for &(_, shard, row_group) in &self.row_groups[..tried] {
-            let rows = source.count_rows(source.open(shard, cancel)?.as_mut(), row_group)?.unwrap_or(0);
+            let rows = source.count_rows(source.open(shard)?.as_mut(), row_group)?.unwrap_or(0);
             let first_row = if after_training || choices >= FEW_ROW_GROUPS { 0 } else { last_eighth(rows) };
             if rows > 0 && leaves_training(first_row) {
                 let rule = HeldOutRule::Rows { shard, row_group, first_row };
-                if !needs_documents || rule.divides_documents(source, cancel, after_training)? {
+                if !needs_documents || rule.divides_documents(source, after_training)? {
                     return Ok(Some(rule));
                 }
                 usual = usual.or(Some(rule));
@@ -206,11 +191,11 @@ impl Candidates {
         // The documents are in few rows: a part of a row group is held out that has some and leaves some.
         let mut has_document = false;
         for &(_, shard, row_group) in &self.row_groups[..tried] {
-            let Some(documents) = Documents::find(source, shard, row_group, cancel)? else { continue };
+            let Some(documents) = Documents::find(source, shard, row_group)? else { continue };
             has_document = true;
             for first_row in [last_eighth(documents.rows), documents.last] {
                 let rule = HeldOutRule::Rows { shard, row_group, first_row };
-                if leaves_training(first_row) && rule.divides_documents(source, cancel, after_training)? {
+                if leaves_training(first_row) && rule.divides_documents(source, after_training)? {
                     return Ok(Some(rule));
                 }
             }
@@ -222,20 +207,15 @@ impl Candidates {
 
 impl HeldOutRule {
     /// Whether a row that is held out has a document, and one that is trained on, unless training is over before.
-    fn divides_documents(
-        &self,
-        source: &DataSource,
-        cancel: &CancelToken,
-        after_training: bool,
-    ) -> Result<bool, DataError> {
+    fn divides_documents(&self, source: &DataSource, after_training: bool) -> Result<bool, DataError> {
         let split = HeldOutSplit { training_end: None, held_out: self.clone(), shards: source.shards().len() };
-        Ok(split.holds_out_document(source, cancel)? && (after_training || split.leaves_document(source, cancel)?))
+        Ok(split.holds_out_document(source)? && (after_training || split.leaves_document(source)?))
     }
 }
 
 impl HeldOutSplit {
-    fn holds_out_document(&self, source: &DataSource, cancel: &CancelToken) -> Result<bool, DataError> {
-        let mut rows = SequentialReader::held_out(source, Arc::new(self.clone()), cancel.clone());
+    fn holds_out_document(&self, source: &DataSource) -> Result<bool, DataError> {
+        let mut rows = SequentialReader::held_out(source, Arc::new(self.clone()));
         while let Some(row) = rows.next_row()? {
             if matches!(row, Row::Document(_)) {
                 return Ok(true);
@@ -245,9 +225,9 @@ impl HeldOutSplit {
     }
 
     /// Whether a training row of the first shards has a document.
-    fn leaves_document(&self, source: &DataSource, cancel: &CancelToken) -> Result<bool, DataError> {
+    fn leaves_document(&self, source: &DataSource) -> Result<bool, DataError> {
         for (shard, file) in source.shards().iter().enumerate().take(HELD_OUT_SHARDS) {
-            let Some(mut reader) = source.open_intact(shard, cancel)? else { continue };
+            let Some(mut reader) = source.open_intact(shard)? else { continue };
             let mut row_group = 0;
             loop {
                 let training_rows = self.training_rows(shard, &file.name, row_group);
@@ -279,14 +259,9 @@ struct Documents {
 
 impl Documents {
     /// Reads a row group; `None` if it has no document.
-    fn find(
-        source: &DataSource,
-        shard: usize,
-        row_group: u64,
-        cancel: &CancelToken,
-    ) -> Result<Option<Self>, DataError> {
+    fn find(source: &DataSource, shard: usize, row_group: u64) -> Result<Option<Self>, DataError> {
         let (mut row_index, mut last) = (0, None);
-        let rows = source.visit_rows(source.open(shard, cancel)?.as_mut(), row_group, |row| {
+        let rows = source.visit_rows(source.open(shard)?.as_mut(), row_group, |row| {
             last = if matches!(row, Row::Document(_)) { Some(row_index) } else { last };
             row_index += 1;
             false
@@ -296,11 +271,11 @@ impl Documents {
 }
 
 /// Finds the end of the first `rows` rows; `None` if there are fewer.
-fn find_training_end(source: &DataSource, rows: u64, cancel: &CancelToken) -> Result<Option<TrainingEnd>, DataError> {
+fn find_training_end(source: &DataSource, rows: u64) -> Result<Option<TrainingEnd>, DataError> {
     let mut remaining = rows;
     for shard in 0..source.shards().len() {
-        cancel.check()?;
-        let Some(mut reader) = source.open_intact(shard, cancel)? else { continue };
+        source.cancel().check()?;
+        let Some(mut reader) = source.open_intact(shard)? else { continue };
         let mut row_group = 0;
         while let Some(rows) = source.count_rows(reader.as_mut(), row_group)? {
             if rows > 0 && remaining <= rows {

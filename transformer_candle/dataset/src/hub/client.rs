@@ -62,14 +62,14 @@ impl HubClient {
         }
         if user.as_ref().is_some_and(|user| with_credentials(&endpoint, user).is_none()) {
             let problem = "has a user or password with characters that are invalid in a URL: percent-encode them, for example %40 for @";
-            return Err(DataError::HubSetting { setting: "HF_ENDPOINT".to_owned(), problem: problem.to_owned() });
+            return Err(DataError::hub_setting("HF_ENDPOINT", problem));
         }
         if let Some(token) =
             settings.token.as_ref().filter(|token| !token.secret().chars().all(|c| c.is_ascii_graphic()))
         {
             let problem =
                 format!("{} contains characters that no token has: {}", token.origin(), token.origin().remedy());
-            return Err(DataError::HubSetting { setting: "the access token".to_owned(), problem });
+            return Err(DataError::hub_setting("the access token", problem));
         }
         let proxies = Proxies::from_environment();
         proxies.of(&endpoint).map(NamedProxy::proxy).transpose()?;
@@ -101,7 +101,7 @@ impl HubClient {
     }
 
     pub(super) fn backoff<'a>(&'a self, cancel: &'a CancelToken) -> Backoff<'a> {
-        Backoff::new(&self.settings, cancel, &self.responded, &self.settings.retries)
+        Backoff::new(&self.settings, cancel, &self.responded)
     }
 
     /// Requests the text at `url`; retries until it arrives, an error is permanent, or `cancel` is cancelled.
@@ -321,12 +321,11 @@ fn transient(url: &str, message: String) -> RequestError {
 /// Returns the error of a file that does not have the listed `length`.
 fn size_mismatch(url: &str, found: &str, length: u64) -> RequestError {
     let message = format!("the file has {found} bytes, its listing says {length}: the data set was changed");
-    let url = redacted(url);
-    RequestError::ListingMismatch { url: url.clone(), error: DataError::InvalidResponse { url, message } }
+    RequestError::ListingMismatch { url: redacted(url), error: DataError::invalid_response(url, message) }
 }
 
 fn invalid_response(url: &str, message: &str) -> RequestError {
-    RequestError::Permanent(DataError::InvalidResponse { url: redacted(url), message: message.to_owned() })
+    RequestError::Permanent(DataError::invalid_response(url, message))
 }
 
 /// Returns the error of a request without a response. Invalid URLs stay invalid; everything else may be transient.
@@ -348,10 +347,8 @@ pub(super) fn transport_error_in_words(error: &ureq::Error) -> String {
 }
 
 fn invalid_endpoint(endpoint: &str) -> DataError {
-    DataError::HubSetting {
-        setting: "HF_ENDPOINT".to_owned(),
-        problem: format!("is `{}`, which is not a URL like https://huggingface.co", redacted(endpoint)),
-    }
+    let problem = format!("is `{}`, which is not a URL like https://huggingface.co", redacted(endpoint));
+    DataError::hub_setting("HF_ENDPOINT", problem)
 }
 
 #[cfg(test)]

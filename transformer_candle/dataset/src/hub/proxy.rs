@@ -39,14 +39,12 @@ impl Proxies {
         };
         let of_scheme = |name| either(name).or_else(|| either("all_proxy")).map(NamedProxy::new);
         let bypassed = either("no_proxy").map_or_else(String::new, |(_, hosts)| hosts.to_ascii_lowercase());
-        let bypassed = bypassed.split(',').map(|host| host.trim().trim_start_matches(['*', '.']).to_owned());
-        let all = either("no_proxy").is_some_and(|(_, hosts)| hosts == "*");
-        let bypassed = bypassed.filter(|host| !host.is_empty()).collect();
-        if all {
-            Self::default()
-        } else {
-            Self { http: of_scheme("http_proxy"), https: of_scheme("https_proxy"), bypassed }
+        if bypassed == "*" {
+            return Self::default();
         }
+        let bypassed = bypassed.split(',').map(|host| host.trim().trim_start_matches(['*', '.']).to_owned());
+        let bypassed = bypassed.filter(|host| !host.is_empty()).collect();
+        Self { http: of_scheme("http_proxy"), https: of_scheme("https_proxy"), bypassed }
     }
 
     /// Returns the proxy by which a URL is reached.
@@ -73,7 +71,7 @@ impl NamedProxy {
     /// # Errors
     /// [`DataError::HubSetting`] if its address is no URL of a proxy, or of a SOCKS proxy.
     pub(super) fn proxy(&self) -> Result<Proxy, DataError> {
-        let setting = |problem: String| DataError::HubSetting { setting: self.variable.clone(), problem };
+        let setting = |problem: String| DataError::hub_setting(&self.variable, problem);
         if self.url.starts_with("socks") {
             return Err(setting(format!(
                 "names the SOCKS proxy {}, and this program knows only http:// and https:// ones: name such a proxy, or \

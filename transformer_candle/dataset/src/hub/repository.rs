@@ -9,7 +9,6 @@ use super::data_files::{self, ListedFile};
 use super::hub_file::HubFile;
 use super::retry_status::RetryStatus;
 use super::settings::HubSettings;
-use super::url::redacted;
 use crate::DataError;
 use crate::block_cache::{BlockCache, CacheKey, CachedSource};
 use crate::byte_source::ByteSource;
@@ -61,10 +60,7 @@ impl Repository {
         let url = format!("{}/api/datasets/{name}/revision/{revision}", client.endpoint());
         let answer: RevisionAnswer = parse(&url, &client.get_text(&url, cancel)?.text)?;
         if answer.sha.len() < 7 || !answer.sha.bytes().all(|byte| byte.is_ascii_hexdigit()) {
-            return Err(DataError::InvalidResponse {
-                url: redacted(&url),
-                message: "it has no commit hash".to_owned(),
-            });
+            return Err(DataError::invalid_response(&url, "it has no commit hash"));
         }
         Ok(Self { client, cache, name: name.to_owned(), revision: answer.sha })
     }
@@ -98,7 +94,7 @@ impl Repository {
             None => Arc::new(source),
             Some(cache) => {
                 let cached = CacheKey::new(&self.name, &self.revision, file, length);
-                Arc::new(CachedSource::new(source, Arc::clone(cache), cached))
+                Arc::new(CachedSource::new(source, Arc::clone(cache), cached, cancel.clone()))
             }
         }
     }
@@ -149,13 +145,12 @@ impl Repository {
                 }
             }
         }
-        Err(DataError::InvalidResponse { url: redacted(&url), message: "the listing does not end".to_owned() })
+        Err(DataError::invalid_response(&url, "the listing does not end"))
     }
 }
 
 fn parse<T: for<'de> Deserialize<'de>>(url: &str, text: &str) -> Result<T, DataError> {
-    serde_json::from_str(text)
-        .map_err(|error| DataError::InvalidResponse { url: redacted(url), message: error.to_string() })
+    serde_json::from_str(text).map_err(|error| DataError::invalid_response(url, error.to_string()))
 }
 
 /// Whether a name is that of a data set: `owner/name`, or a legacy name without an owner.

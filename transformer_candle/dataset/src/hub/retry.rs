@@ -4,7 +4,7 @@ use std::hash::{BuildHasher, Hasher, RandomState};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use super::retry_status::{RetryMonitor, RetryStatus};
+use super::retry_status::RetryStatus;
 use super::settings::HubSettings;
 use crate::DataError;
 use crate::cancel::CancelToken;
@@ -38,7 +38,6 @@ pub(super) struct Backoff<'a> {
     cancel: &'a CancelToken,
     /// Whether the Hub has ever responded.
     responded: &'a AtomicBool,
-    retries: &'a RetryMonitor,
     streak: Option<FailureStreak>,
 }
 
@@ -51,19 +50,14 @@ struct FailureStreak {
 }
 
 impl<'a> Backoff<'a> {
-    pub(super) fn new(
-        settings: &'a HubSettings,
-        cancel: &'a CancelToken,
-        responded: &'a AtomicBool,
-        retries: &'a RetryMonitor,
-    ) -> Self {
-        Self { settings, cancel, responded, retries, streak: None }
+    pub(super) fn new(settings: &'a HubSettings, cancel: &'a CancelToken, responded: &'a AtomicBool) -> Self {
+        Self { settings, cancel, responded, streak: None }
     }
 
     /// Resets the backoff after progress.
     pub(super) fn progress(&mut self) {
         if let Some(streak) = self.streak.take() {
-            self.retries.remove(streak.id);
+            self.settings.retries.remove(streak.id);
         }
     }
 
@@ -87,8 +81,10 @@ impl<'a> Backoff<'a> {
         // The server's request is a minimum: a server that keeps failing must not be asked ever faster.
         let retry_after = retry_after.unwrap_or_default().min(MAX_RETRY_AFTER);
         let delay = self.backoff(failures).max(retry_after).min(left);
-        let id =
-            self.retries.record_failure(id, RetryStatus { url, reason, since, next_attempt: Instant::now() + delay });
+        let id = self
+            .settings
+            .retries
+            .record_failure(id, RetryStatus { url, reason, since, next_attempt: Instant::now() + delay });
         self.streak = Some(FailureStreak { since, failures, id });
         self.cancel.sleep(delay)
     }
@@ -140,8 +136,8 @@ mod tests {
 
     #[test]
     fn backoff_doubles_up_to_a_minute_with_jitter() {
-        let (settings, cancel, retries) = (HubSettings::default(), CancelToken::new(), RetryMonitor::default());
-        let backoff = Backoff::new(&settings, &cancel, &RESPONDED, &retries);
+        let (settings, cancel) = (HubSettings::default(), CancelToken::new());
+        let backoff = Backoff::new(&settings, &cancel, &RESPONDED);
         for (failures, limit) in [(1, 0.2), (2, 0.4), (5, 3.2), (10, 60.0), (100, 60.0)] {
             let delay = backoff.backoff(failures).as_secs_f64();
             assert!((limit / 2.0..=limit).contains(&delay), "{failures}: {delay}");
@@ -151,8 +147,8 @@ mod tests {
     #[test]
     fn progress_resets_the_retry_timeout() {
         let settings = HubSettings { initial_backoff: Duration::ZERO, ..HubSettings::default() };
-        let (cancel, retries) = (CancelToken::new(), RetryMonitor::default());
-        let mut backoff = Backoff::new(&settings, &cancel, &RESPONDED, &retries);
+        let cancel = CancelToken::new();
+        let mut backoff = Backoff::new(&settings, &cancel, &RESPONDED);
         let two_hours_later = |backoff: &mut Backoff| {
             let streak = backoff.streak.as_mut().unwrap();
             streak.since = streak.since.checked_sub(Duration::from_hours(2)).unwrap();
@@ -171,37 +167,37 @@ mod tests {
     #[test]
     fn retries_are_reported_until_progress() {
         let settings = HubSettings { initial_backoff: Duration::ZERO, ..HubSettings::default() };
-        let (cancel, retries) = (CancelToken::new(), RetryMonitor::default());
-        let mut first = Backoff::new(&settings, &cancel, &RESPONDED, &retries);
-        assert_eq!(retries.longest(), None);
+        let cancel = CancelToken::new();
+        let mut first = Backoff::new(&settings, &cancel, &RESPONDED);
+        assert_eq!(settings.retries.longest(), None);
         first.wait(transient()).unwrap();
-        let message = retries.longest().unwrap().to_string();
+        let message = settings.retries.longest().unwrap().to_string();
         assert_eq!(message, "waiting for the Hub for 0 s: http://hub/x: reset; retrying");
-        let mut second = Backoff::new(&settings, &cancel, &RESPONDED, &retries);
+        let mut second = Backoff::new(&settings, &cancel, &RESPONDED);
         second.wait(transient()).unwrap();
         first.progress();
-        assert!(retries.longest().is_some());
+        assert!(settings.retries.longest().is_some());
         drop(second);
-        assert_eq!(retries.longest(), None);
+        assert_eq!(settings.retries.longest(), None);
     }
 
     #[test]
     fn retry_after_sets_the_next_attempt() {
-        let (settings, cancel, retries) = (HubSettings::default(), CancelToken::new(), RetryMonitor::default());
-        let mut backoff = Backoff::new(&settings, &cancel, &RESPONDED, &retries);
+        let (settings, cancel) = (HubSettings::default(), CancelToken::new());
+        let mut backoff = Backoff::new(&settings, &cancel, &RESPONDED);
         cancel.cancel();
         let RequestError::Transient { url, message, .. } = transient() else { unreachable!() };
         let retry_after = RequestError::Transient { url, message, retry_after: Some(Duration::from_secs(12)) };
         backoff.wait(retry_after).unwrap_err();
-        let message = retries.longest().unwrap().to_string();
+        let message = settings.retries.longest().unwrap().to_string();
         assert_eq!(message, "waiting for the Hub for 0 s: http://hub/x: reset; retrying in 12 s");
     }
 
     #[test]
     fn listing_mismatches_are_retried_a_few_times() {
         let settings = HubSettings { initial_backoff: Duration::ZERO, ..HubSettings::default() };
-        let (cancel, retries) = (CancelToken::new(), RetryMonitor::default());
-        let mut backoff = Backoff::new(&settings, &cancel, &RESPONDED, &retries);
+        let cancel = CancelToken::new();
+        let mut backoff = Backoff::new(&settings, &cancel, &RESPONDED);
         let url = || "http://hub/x".to_owned();
         let failure = || RequestError::ListingMismatch {
             url: url(),
@@ -214,8 +210,8 @@ mod tests {
     #[test]
     fn an_unreachable_hub_fails_after_few_attempts() {
         let settings = HubSettings { initial_backoff: Duration::ZERO, ..HubSettings::default() };
-        let (cancel, retries, responded) = (CancelToken::new(), RetryMonitor::default(), AtomicBool::new(false));
-        let mut backoff = Backoff::new(&settings, &cancel, &responded, &retries);
+        let (cancel, responded) = (CancelToken::new(), AtomicBool::new(false));
+        let mut backoff = Backoff::new(&settings, &cancel, &responded);
         let failures = (0..100).take_while(|_| backoff.wait(transient()).is_ok()).count();
         assert_eq!(failures, 5);
     }
@@ -223,9 +219,9 @@ mod tests {
     #[test]
     fn cancellation_ends_the_backoff() {
         let settings = HubSettings { initial_backoff: Duration::from_mins(10), ..HubSettings::default() };
-        let (cancel, retries) = (CancelToken::new(), RetryMonitor::default());
+        let cancel = CancelToken::new();
         cancel.cancel();
-        let error = Backoff::new(&settings, &cancel, &RESPONDED, &retries).wait(transient()).unwrap_err();
+        let error = Backoff::new(&settings, &cancel, &RESPONDED).wait(transient()).unwrap_err();
         assert!(matches!(error, DataError::Closed));
     }
 }

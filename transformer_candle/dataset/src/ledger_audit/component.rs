@@ -4,16 +4,16 @@ use std::collections::BTreeMap;
 
 use serde::Serialize;
 
-use super::problems::Problems;
+use super::Problems;
 use crate::corrupted_rows::{CorruptedRows, FoundCorruption, first_corrupted_row, is_whole_shard_corrupted};
 use crate::formats::{Row, ShardReader};
 use crate::held_out_split::HeldOutSplit;
-use crate::ledger::{BeginPosition, CorruptedRecord, FilesRecord, RowRange, SequenceRange, WindowRecord};
+use crate::ledger::{BeginPosition, FilesRecord, RowRange, SequenceRange, WindowRecord};
 use crate::skipped_rows::is_zero;
 use crate::{DataError, DataSource};
 
 /// The audit of one component.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct AuditedComponent {
     /// The data set's name, or the patterns.
     pub name: String,
@@ -77,19 +77,10 @@ struct ExpectedPosition {
 
 impl<'a> ComponentAuditor<'a> {
     pub(super) fn new(source: &'a DataSource, split: &'a HeldOutSplit) -> Self {
-        let name = source.name().to_owned();
-        let audited = AuditedComponent {
-            name,
-            sequences: 0,
-            left_out: 0,
-            corrupted: Vec::new(),
-            changed: Vec::new(),
-            epochs: Vec::new(),
-        };
         Self {
             source,
             split,
-            audited,
+            audited: AuditedComponent { name: source.name().to_owned(), ..AuditedComponent::default() },
             expected: ExpectedPosition::default(),
             corrupted: Vec::new(),
             files: None,
@@ -112,9 +103,9 @@ impl<'a> ComponentAuditor<'a> {
     }
 
     /// Adds rows that were skipped from here on.
-    pub(super) fn corrupted(&mut self, CorruptedRecord { name, problem, rows, .. }: CorruptedRecord) {
-        self.corrupted.push(rows);
-        self.audited.corrupted.push(FoundCorruption { rows, file: name, problem }.warning());
+    pub(super) fn corrupted(&mut self, found: &FoundCorruption) {
+        self.corrupted.push(found.rows);
+        self.audited.corrupted.push(found.warning());
     }
 
     /// Starts at the position where the ledger does, in the middle of a run.
@@ -202,7 +193,7 @@ impl<'a> ComponentAuditor<'a> {
                 continue;
             }
             let name = &self.source.shards()[index].name;
-            let mut reader = self.source.open(index, self.source.cancel())?;
+            let mut reader = self.source.open(index)?;
             let mut row_group = 0;
             while row_group < self.split.training_row_groups(index, reader.row_groups().unwrap_or(u64::MAX)) {
                 let training_rows = self.split.training_rows(index, name, row_group);
@@ -250,7 +241,7 @@ impl<'a> ComponentAuditor<'a> {
     /// Returns the first of these rows that holds a document. Skipped rows are not in the ledger if a window would have
     /// nothing else.
     fn first_document(&self, rows: &RowRange) -> Result<Option<u64>, DataError> {
-        let mut reader = self.source.open(rows.shard as usize, self.source.cancel())?;
+        let mut reader = self.source.open(rows.shard as usize)?;
         reader.seek(rows.row_group, rows.first_row)?;
         for row in rows.first_row..rows.first_row + rows.rows {
             if matches!(reader.next_row()?, Some(Row::Document(_))) {

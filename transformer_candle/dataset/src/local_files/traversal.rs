@@ -33,11 +33,8 @@ pub(super) struct DirectoryTraversal<'a> {
     found: Vec<MatchedFile>,
 }
 
-struct Folder {
-    path: PathBuf,
-    canonical: PathBuf,
-    linked: bool,
-}
+/// A folder to be read.
+type Folder = MatchedFile;
 
 impl<'a> DirectoryTraversal<'a> {
     /// Returns every file below `root` that matches and is not hidden. Notes what matches but is not a regular file.

@@ -6,18 +6,15 @@
 
 use std::collections::{HashMap, HashSet};
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Mutex, PoisonError};
 
 use serde::{Deserialize, Serialize};
 
-use super::{DataSource, Listing, Location, Shard};
+use super::{DataSource, Location, Shard};
 use crate::DataError;
 use crate::byte_source::{ByteSource, LocalFile};
-use crate::formats::{Compression, Format, is_array_start};
+use crate::formats::{Compression, Format, is_array_start, read_head};
 use crate::skipped_rows::is_zero;
-
-/// Bytes at the start of a file that tell whether it is a JSON array.
-const HEAD_BYTES: u64 = 4096;
 
 /// A file of a run's listing, or a part of one.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -78,21 +75,13 @@ impl DataSource {
         let (shards, paths) = arranged.into_iter().unzip();
         let of = &self.listing;
         let splits = of.held_out_splits.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        let listing = Listing {
-            name: of.name.clone(),
-            revision: None,
-            text_column: of.text_column.clone(),
-            format: of.format,
-            reading_version: of.reading_version,
-            skips_bad_files: of.skips_bad_files,
-            shards,
-            parts: parts.to_vec(),
-            location: Location::Local(paths),
-            held_out_splits: Mutex::new(splits),
-            notes: of.notes.clone(),
-            unusable: Mutex::default(),
-        };
-        Self { listing: Arc::new(listing), cancel: self.cancel.clone() }
+        let listed = (shards, Location::Local(paths));
+        let source = Self::new(of.name.clone(), &of.text_column, of.reading_version, listed, &self.cancel);
+        source.with(|listing| {
+            (listing.format, listing.skips_bad_files) = (of.format, of.skips_bad_files);
+            (listing.parts, listing.notes) = (parts.to_vec(), of.notes.clone());
+            listing.held_out_splits = Mutex::new(splits);
+        })
     }
 
     /// The parts of files that are read, if they are not the files as listed.
@@ -163,10 +152,9 @@ impl DataSource {
         if length == 0 || !matches!(file.format, Format::Text | Format::Jsonl(Compression::None)) {
             return Ok(false);
         }
-        let source = LocalFile::open(&file.name, path, (0, file.bytes))?;
+        let source = LocalFile::open(&file.name, path, (0, file.bytes), &self.cancel)?;
         let is_line_end = source.read(length - 1, 1)?[..] == *b"\n";
-        let is_array =
-            file.format != Format::Text && is_array_start(&source.read(0, file.bytes.min(HEAD_BYTES) as usize)?);
+        let is_array = file.format != Format::Text && is_array_start(&read_head(&source)?);
         Ok(is_line_end && !is_array)
     }
 }

@@ -55,21 +55,8 @@ impl DataSource {
         let shards = listed
             .into_iter()
             .filter_map(|file| Format::from_name(&file.path).map(|format| Shard::whole(file.path, file.bytes, format)));
-        let listing = Listing {
-            name: streaming.dataset.clone(),
-            revision: Some(repository.revision().to_owned()),
-            text_column: streaming.text_column.clone(),
-            format: DataFormat::Text,
-            reading_version,
-            skips_bad_files: reading_version > FIRST_READING_VERSION,
-            shards: shards.collect(),
-            parts: Vec::new(),
-            location: Location::Hub(repository),
-            held_out_splits: Mutex::default(),
-            notes: Vec::new(),
-            unusable: Mutex::default(),
-        };
-        Ok(Self { listing: Arc::new(listing), cancel: cancel.clone() })
+        let (name, shards) = (streaming.dataset.clone(), shards.collect());
+        Ok(Self::new(name, &streaming.text_column, reading_version, (shards, Location::Hub(repository)), cancel))
     }
 
     fn demo(
@@ -117,10 +104,10 @@ impl DataSource {
         reading_version: u32,
         cancel: &CancelToken,
     ) -> Result<Self, DataError> {
-        let rules = ListingRules { base, split, reading_version };
-        let LocalListing { entries, mut notes } = local_files::list(patterns, rules, cancel)?;
+        let rules = ListingRules { base, split, reading_version, cancel };
+        let LocalListing { entries, mut notes } = local_files::list(patterns, rules)?;
         if reading_version >= 2 {
-            notes.extend(note_separators(&entries)?);
+            notes.extend(note_separators(&entries, cancel)?);
         }
         let mut shards = Vec::with_capacity(entries.len());
         let mut paths = Vec::with_capacity(entries.len());
@@ -128,30 +115,42 @@ impl DataSource {
             shards.push(Shard::whole(entry.name, entry.bytes, entry.format));
             paths.push(Some(entry.path));
         }
+        let listed = (shards, Location::Local(paths));
+        let source = Self::new(patterns.join(", "), text_column, reading_version, listed, cancel);
+        Ok(source.with(|listing| listing.notes = notes))
+    }
+
+    /// Makes a source of text of what was listed, with the defaults of a reading version.
+    pub(super) fn new(
+        name: String,
+        text_column: &str,
+        reading_version: u32,
+        (shards, location): (Vec<Shard>, Location),
+        cancel: &CancelToken,
+    ) -> Self {
         let listing = Listing {
-            name: patterns.join(", "),
-            revision: None,
+            name,
             text_column: text_column.to_owned(),
             format: DataFormat::Text,
             reading_version,
             skips_bad_files: reading_version > FIRST_READING_VERSION,
             shards,
             parts: Vec::new(),
-            location: Location::Local(paths),
+            location,
             held_out_splits: Mutex::default(),
-            notes,
+            notes: Vec::new(),
             unusable: Mutex::default(),
         };
-        Ok(Self { listing: Arc::new(listing), cancel: cancel.clone() })
+        Self { listing: Arc::new(listing), cancel: cancel.clone() }
     }
 }
 
 /// Returns a note on the texts in which `<|endoftext|>` separates documents.
-fn note_separators(entries: &[LocalEntry]) -> Result<Option<String>, DataError> {
+fn note_separators(entries: &[LocalEntry], cancel: &CancelToken) -> Result<Option<String>, DataError> {
     let (mut files, mut separators, mut is_part) = (Vec::new(), 0, false);
     let texts = entries.iter().filter(|entry| entry.format == Format::Text);
     for entry in texts.take(MAX_SHARDS_PROBED) {
-        let file = LocalFile::open(&entry.name, &entry.path, (0, entry.bytes))?;
+        let file = LocalFile::open(&entry.name, &entry.path, (0, entry.bytes), cancel)?;
         let count = count_separators(&file, SEPARATOR_PROBE_BYTES)?;
         if count > 0 {
             files.push(entry.name.as_str());

@@ -102,8 +102,8 @@ fn decoded_as_repaired(damaged: &DataSource, damage: &[(usize, Damage)], recorde
         let rows_per_group = if index % 3 == 0 { 3 } else { 12 };
         let is_skipped = |row: u64| {
             let (row_group, row) = (row / rows_per_group, row % rows_per_group);
-            let of_file = recorded.iter().filter(|record| record.rows.shard == *index as u64);
-            of_file.map(|record| record.rows).any(|rows| {
+            let of_file = recorded.iter().filter(|record| record.found.rows.shard == *index as u64);
+            of_file.map(|record| record.found.rows).any(|rows| {
                 (rows.row_group == row_group && rows.first_row <= row)
                     || (rows.row_group < row_group && rows.rest_of_shard)
             })
