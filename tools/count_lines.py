@@ -78,8 +78,7 @@ def rust_lines(text: str) -> tuple[int, int]:
 
 def python_lines(text: str) -> set[int]:
     """Return the numbers of the lines with code."""
-    lines = {number for number, line in enumerate(text.splitlines(), 1) if line.strip()}
-    lines -= {number for number, line in enumerate(text.splitlines(), 1) if line.lstrip().startswith("#")}
+    lines = {number for number, line in enumerate(text.splitlines(), 1) if line.strip() and line.lstrip()[0] != "#"}
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
             lines -= set(range(node.lineno, (node.end_lineno or node.lineno) + 1))

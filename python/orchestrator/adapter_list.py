@@ -11,7 +11,8 @@ from orchestrator.command_error import CommandError
 from orchestrator.input_files import POINTERS, read_pointer
 from orchestrator.model_source import Source
 from orchestrator.paths import Roots, shown
-from orchestrator.terminal import escaped, result
+from orchestrator.screen import table
+from orchestrator.terminal import result
 
 HEADS = ("name", "step", "rank", "evaluation loss", "base", "")
 
@@ -26,9 +27,7 @@ def run(source: Source) -> None:
         raise CommandError(f"there are no LoRA adapters in {shown(folder)}: no directory there has {ADAPTER_CONFIG}")
     # A live run removes old checkpoints meanwhile, whose files then read as empty.
     rows = [HEADS, *(row for folder, row in [(folder, _row(folder)) for folder in found] if folder.is_dir())]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(HEADS))]
-    lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows)
-    result("\n".join(map(escaped, lines)))
+    result(table(rows))
 
 
 def _directories(folder: Path) -> list[Path]:

@@ -6,7 +6,7 @@ import datetime
 import re
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -97,13 +97,18 @@ def run(request: Request) -> None:
         _converse(conversation, folder)
         return
     try:
-        for line in _lines() if request.once is None else [request.once]:
-            if line == EXIT:
-                return
-            if line and not _obeyed(line, conversation):
-                _answer(conversation, line)
+        _take_turns(_lines() if request.once is None else [request.once], conversation, _answer)
     except BrokenPipeError:
         return  # the reader of the answers has closed the pipe
+
+
+def _take_turns(lines: Iterable[str], conversation: Conversation, answer: Callable[[Conversation, str], None]) -> None:
+    """Run each line if it is a command, else answer it, until the command that ends the conversation."""
+    for line in lines:
+        if line == EXIT:
+            return
+        if line and not _obeyed(line, conversation):
+            answer(conversation, line)
 
 
 def _opened(request: Request, source: Source) -> _native.ChatModel:
@@ -150,20 +155,16 @@ def _converse(conversation: Conversation, folder: Path) -> None:
     step("chat", f"{shown(folder)}, context of {conversation.model.context:,} tokens")
     note(HELP)
     with signals.without_timeout():
-        while (line := _read()) is not None:
-            if line == EXIT:
-                return
-            if line and not _obeyed(line, conversation):
-                _answer_in_terminal(conversation, line)
+        _take_turns(_typed_lines(), conversation, _answer_in_terminal)
 
 
-def _read() -> str | None:
-    """Return a line; none at the end of the input."""
+def _typed_lines() -> Iterator[str]:
+    """Yield the lines that are typed at the prompt."""
     try:
-        return input(PROMPT).strip()
+        while True:
+            yield input(PROMPT).strip()
     except EOFError:
         terminal.write("\n")
-        return None
 
 
 def _answer_in_terminal(conversation: Conversation, line: str) -> None:

@@ -120,8 +120,8 @@ def _write_directory(request: Request) -> None:
     hf_directory.check_target(target)
     _show(model)
     hf_directory.write(model, target, max_shard_size)
-    count, size_of_all = hf_directory.files_of(target)
-    step("wrote", f"{shown(target)} ({count} files, {amount(size_of_all)})")
+    sizes = hf_directory.files_of(target).values()
+    step("wrote", f"{shown(target)} ({len(sizes)} files, {amount(sum(sizes))})")
     step("try it", try_it(model, str(target)))
 
 

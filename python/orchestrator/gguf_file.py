@@ -25,8 +25,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 Type = Literal["f32", "f16", "bf16", "q8_0"]
-TYPES: dict[Type, str] = {"f32": "ALL_F32", "f16": "MOSTLY_F16", "bf16": "MOSTLY_BF16", "q8_0": "MOSTLY_Q8_0"}
-"""The types that matrices are written in, and gguf's name of such a file. Vectors are always f32."""
+"""The types that matrices are written in. Vectors are always f32."""
 
 OUTER = {
     "model.embed_tokens.weight": "token_embd.weight",
@@ -90,7 +89,7 @@ def write(model: Model, target: Path, kind: Type) -> list[str]:
         writer.add_string(WRITTEN_BY, _native.__version__)
         writer.add_name(model.name)
         _add_sizes(writer, config)
-        writer.add_file_type(gguf.LlamaFileType[TYPES[kind]])
+        writer.add_file_type(gguf.LlamaFileType["ALL_F32" if kind == "f32" else f"MOSTLY_{kind.upper()}"])
         writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
         notes = [*_add_generation(writer, model.generation), *gguf_tokenizer.add(writer, model)]
         _write_tensors(writer, model, config, gguf.GGMLQuantizationType[kind.upper()])

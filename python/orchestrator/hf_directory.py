@@ -69,10 +69,10 @@ def _write_json(file: Path, content: Row) -> None:
     file.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
-def files_of(folder: Path) -> tuple[int, int]:
-    """Return how many files a folder has, and their bytes."""
-    sizes = [path.stat().st_size for path in folder.rglob("*") if path.is_file()]
-    return len(sizes), sum(sizes)
+def files_of(folder: Path) -> dict[str, int]:
+    """Return the bytes of every file in a folder, by its path relative to it."""
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    return dict(sorted((path.relative_to(folder).as_posix(), path.stat().st_size) for path in files))
 
 
 def check_target(target: Path) -> None:

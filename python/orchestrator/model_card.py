@@ -284,8 +284,3 @@ def _table(heads: list[str], rows: Iterable[Iterable[object]], numeric: bool = F
     rule = "|" + ("--:|" if numeric else "---|") * len(heads)
     lines = ["| " + " | ".join(str(cell).replace("|", "\\|") for cell in row) + " |" for row in [heads, *rows]]
     return "\n".join([lines[0], rule, *lines[1:]])
-
-
-def is_generated(text: str) -> bool:
-    """Whether a card was written by this program, and not edited to be kept."""
-    return GENERATED in text

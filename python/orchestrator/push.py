@@ -94,7 +94,7 @@ def preview(repository: str, source: Source, merge: bool, max_shard_size: str | 
     size = _checked(repository, max_shard_size)
     with _staging(repository) as folder:
         source.read(lambda found: _filled(folder, repository, found, merge, size))
-        sizes = {name: (folder / name).stat().st_size for name in _files(folder)}
+        sizes = hf_directory.files_of(folder)
     for name, bytes_ in sizes.items():
         note(f"{name}  {amount(bytes_)}")
     step("dry run", f"{len(sizes)} files, {amount(sum(sizes.values()))}: nothing was sent to {repository}")
@@ -106,11 +106,6 @@ def _checked(repository: str, max_shard_size: str | None) -> int | str:
     if named is None or named["revision"]:
         raise CommandError(f"{repository} is not a repository of the Hub: give OWNER/NAME")
     return hf_directory.checked_size(max_shard_size or hf_directory.MAX_SHARD_SIZE)
-
-
-def _files(folder: Path) -> list[str]:
-    """Return the files in a folder, by their paths relative to it."""
-    return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
 
 
 def _filled(folder: Path, repository: str, source: Source, merge: bool, size: int | str) -> Model:
@@ -203,11 +198,11 @@ def _operations(
     from huggingface_hub import CommitOperationAdd, CommitOperationDelete
     from huggingface_hub.utils.tqdm import disable_progress_bars
 
-    files = _files(folder)
+    files = list(hf_directory.files_of(folder))
     if model_card.FILE in there:
         disable_progress_bars("huggingface_hub.http_get")  # a page of text needs none
         card = Path(api.hf_hub_download(target.repository, model_card.FILE, revision=target.branch))
-        if not model_card.is_generated(card.read_text(encoding="utf-8", errors="replace")):
+        if model_card.GENERATED not in card.read_text(encoding="utf-8", errors="replace"):
             note(f"{model_card.FILE} of the repository is kept: it was not written by orchestrate")
             files.remove(model_card.FILE)
     stale = [name for name in there if name not in files and any(fnmatch(name, pattern) for pattern in WEIGHTS)]

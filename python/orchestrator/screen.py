@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 
 from rich.console import Console
 from rich.text import Text
@@ -43,6 +44,13 @@ def plain(text: str) -> None:
 def warn(text: str) -> None:
     """Print a warning on stderr."""
     complain(f"warning: {text}")
+
+
+def table(rows: Sequence[Sequence[str]]) -> str:
+    """Return rows of cells as lines in which the cells of a column have the same width."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows)
+    return "\n".join(map(escaped, lines))
 
 
 def amount(size: int) -> str:

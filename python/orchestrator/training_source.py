@@ -8,7 +8,7 @@ from typing import Any
 from orchestrator import _native, base_config, demo_data
 from orchestrator.base_config import BaseConfig
 from orchestrator.command_error import CommandError
-from orchestrator.screen import amount, note, step
+from orchestrator.screen import amount, counted, note, step
 from orchestrator.settings import DEFAULT_DATASET, DEFAULT_SPLIT, DEMO_DATASET, Settings
 
 
@@ -34,8 +34,7 @@ def open_source(settings: Settings, base: BaseConfig) -> Source:
         dataset = settings.dataset or DEFAULT_DATASET
         split = settings.split or DEFAULT_SPLIT
         source = Source(_stream(dataset, split, settings.data_config, settings.revision, column, version))
-    step("data", _describe(source.data))
-    _print_skipped_files(source.data)
+    _show(source.data, "data")
     return source
 
 
@@ -61,8 +60,7 @@ def _open_mixture(settings: Settings, base: BaseConfig) -> Source:
             data = _stream(component["dataset"], split, config, revision, column, version)
             pinned.append({**component, "revision": data.revision})
         sources.append((data, component["weight"]))
-        step("" if len(sources) > 1 else "data", f"{component['weight'] / weights:.1%} {_describe(data)}")
-        _print_skipped_files(data)
+        _show(data, "" if len(sources) > 1 else "data", f"{component['weight'] / weights:.1%} ")
     return Source(_native.DataSource.mixture(sources), mixture=pinned)
 
 
@@ -75,15 +73,12 @@ def _stream(
     return _native.DataSource.streaming(dataset, split, config, revision, column, note, reading_version)
 
 
-def _print_skipped_files(data: _native.DataSource) -> None:
+def _show(data: _native.DataSource, label: str, weight: str = "") -> None:
+    """Print what a source holds, and the files of it that are skipped."""
+    revision = f" at {data.revision[:12]}" if data.revision else ""
+    step(label, f"{weight}{data.name}{revision}: {counted(data.files, 'file')}, {amount(data.bytes)}")
     for message in data.notes:
         note(message)
-
-
-def _describe(data: _native.DataSource) -> str:
-    revision = f" at {data.revision[:12]}" if data.revision else ""
-    files = "1 file" if data.files == 1 else f"{data.files:,} files"
-    return f"{data.name}{revision}: {files}, {amount(data.bytes)}"
 
 
 def streamed_flags(settings: Settings) -> list[str]:

@@ -157,7 +157,10 @@ def _sizes(base: Base, overrides: Mapping[str, Any], parameters: int) -> dict[st
         }
 
     def count(kv_heads: int) -> int:
-        return parameters_of(base, {**overrides, **sizes(kv_heads)})
+        """Return the number of parameters of a model of this size."""
+        text = [f"{key}={written(value)}" for key, value in {**overrides, **sizes(kv_heads)}.items()]
+        text += [f"tokenizer.tokenizer_json={base.tokenizer}", "runtime.device=cpu"]
+        return _native.memory_plan(_native.RunConfig.load_for_planning(base.config, text)).parameters
 
     low, high = 1, 2
     while count(high) < parameters:
@@ -167,13 +170,6 @@ def _sizes(base: Base, overrides: Mapping[str, Any], parameters: int) -> dict[st
         low, high = (middle, high) if count(middle) < parameters else (low, middle)
     nearest = min((low, high), key=lambda kv_heads: abs(count(kv_heads) - parameters))
     return sizes(nearest)
-
-
-def parameters_of(base: Base, overrides: Mapping[str, Any]) -> int:
-    """Return the number of parameters of a model."""
-    text = [f"{key}={written(value)}" for key, value in overrides.items()]
-    text += [f"tokenizer.tokenizer_json={base.tokenizer}", "runtime.device=cpu"]
-    return _native.memory_plan(_native.RunConfig.load_for_planning(base.config, text)).parameters
 
 
 def check_bounds(base: Base, space: Space) -> None:

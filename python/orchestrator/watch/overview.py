@@ -12,7 +12,7 @@ from typing import Any
 
 from orchestrator import _native, terminal
 from orchestrator.paths import Roots, shown
-from orchestrator.screen import amount, duration, loss_text
+from orchestrator.screen import amount, duration, loss_text, table
 from orchestrator.watch import trainer_lock
 from orchestrator.watch.metrics_file import MetricsFile, number
 from orchestrator.watch.run_directory import METRICS
@@ -30,11 +30,7 @@ def run(json_wanted: bool) -> None:
         for row in rows:
             terminal.result(json.dumps(row))
     elif rows:
-        table = [HEADINGS, *map(_cells, rows)]
-        widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-        for cells in table:
-            line = "  ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True))
-            terminal.result(terminal.escaped(line.rstrip()))
+        terminal.result(table([HEADINGS, *map(_cells, rows)]))
     else:
         terminal.result(f"there are no runs in {shown(Roots.from_environment().runs)}")
 

@@ -35,7 +35,6 @@ HEADER = 2
 MIN_BAR = 10
 FRAME = 2
 """Rows or columns that the border of a panel takes."""
-LABEL_WIDTH = 14
 SMALL_FACTS = 5
 """Facts in a panel of a small terminal."""
 
@@ -188,7 +187,7 @@ def _cut(lines: list[Text], height: int) -> RenderableType:
 
 def _fact(fact: Fact) -> Text:
     name, text = fact
-    return Text.assemble((f"{name:<{LABEL_WIDTH}}", "cyan"), escaped(text), no_wrap=True, overflow="ellipsis")
+    return Text.assemble((f"{name:<{wording.LABEL_WIDTH}}", "cyan"), escaped(text), no_wrap=True, overflow="ellipsis")
 
 
 def _row(panels: list[Panel]) -> Layout:

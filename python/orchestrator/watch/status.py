@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from orchestrator.input_files import json_object
 from orchestrator.paths import quoted
-from orchestrator.screen import duration
+from orchestrator.screen import counted, duration
 from orchestrator.watch import checkpoints, ranks
 from orchestrator.watch.checkpoints import Checkpoint
 from orchestrator.watch.metrics_file import Metrics, Row, number
@@ -275,8 +275,7 @@ def _warnings(
     elif last is not None and number(last, "grad_norm") is None:
         yield f"the gradient norm of step {last['step']:,} is not finite; the step changed no weight"
     if metrics.damaged:
-        lines = "1 line" if metrics.damaged == 1 else f"{metrics.damaged:,} lines"
-        yield f"{lines} of {METRICS} could not be read and were left out"
+        yield f"{counted(metrics.damaged, 'line')} of {METRICS} could not be read and were left out"
 
 
 def as_json(status: Status) -> dict[str, Any]:
