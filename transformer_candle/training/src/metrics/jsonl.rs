@@ -11,12 +11,6 @@ use super::MetricsSink;
 use crate::report::{EndReport, Record};
 use crate::{Result, TrainerError, atomic_file};
 
-/// The open metrics file, written a whole line at a time.
-#[derive(Debug)]
-pub(super) struct JsonLines {
-    file: AppendFile,
-}
-
 #[derive(Serialize)]
 struct Line<'a> {
     kind: &'a str,
@@ -24,30 +18,18 @@ struct Line<'a> {
     record: &'a Record,
 }
 
-impl MetricsSink for JsonLines {
-    /// Opens the file, keeping the lines up to the step `rewind_to`; empty without it.
-    fn open(path: &Path, _run_directory: &Path, rewind_to: Option<u64>) -> Result<Self> {
-        let opened =
-            atomic_file::replace_with(path, |kept| rewind_to.map_or(Ok(()), |step| copy_lines(path, kept, step)));
-        let file =
-            opened.and_then(|file| AppendFile::from_file(path, file)).map_err(TrainerError::io("write", path))?;
-        Ok(Self { file })
-    }
+/// Opens the file, keeping the lines up to the step `rewind_to`; empty without it.
+pub(super) fn open(path: &Path, rewind_to: Option<u64>) -> Result<MetricsSink> {
+    let opened = atomic_file::replace_with(path, |kept| rewind_to.map_or(Ok(()), |step| copy_lines(path, kept, step)));
+    let file = opened.and_then(|file| AppendFile::from_file(path, file)).map_err(TrainerError::io("write", path))?;
+    Ok(MetricsSink { file, encode: line })
+}
 
-    /// Appends a line.
-    fn record(&mut self, record: &Record) {
-        let mut line = serde_json::to_vec(&Line { kind: record.kind, record }).expect("records are plain values");
-        line.push(b'\n');
-        self.file.append(&line);
-    }
-
-    fn flush(&mut self) {
-        self.file.sync();
-    }
-
-    fn take_notices(&mut self) -> Vec<String> {
-        self.file.take_notices()
-    }
+/// Returns a record as a whole line.
+fn line(record: &Record) -> Vec<u8> {
+    let mut line = serde_json::to_vec(&Line { kind: record.kind, record }).expect("records are plain values");
+    line.push(b'\n');
+    line
 }
 
 /// Copies the complete lines up to a step, without the ends of earlier sessions, which an uninterrupted run has not
@@ -85,7 +67,7 @@ mod tests {
     }
 
     fn written(path: &Path) -> Vec<u8> {
-        let mut lines = JsonLines::open(path, Path::new("run"), None).unwrap();
+        let mut lines = open(path, None).unwrap();
         for step in 1..=3 {
             lines.record(&record(step));
         }
@@ -100,7 +82,7 @@ mod tests {
         let two_lines = bytes.len() / 3 * 2;
         for torn in two_lines..bytes.len() {
             fs::write(&path, &bytes[..torn]).unwrap();
-            drop(JsonLines::open(&path, folder.path(), Some(3)).unwrap());
+            drop(open(&path, Some(3)).unwrap());
             assert_eq!(fs::read(&path).unwrap(), bytes[..two_lines], "torn at {torn}");
         }
     }
@@ -110,7 +92,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("metrics.jsonl");
         written(&path);
-        JsonLines::open(&path, folder.path(), Some(1)).unwrap().record(&record(2));
+        open(&path, Some(1)).unwrap().record(&record(2));
         let text = fs::read_to_string(&path).unwrap();
         assert_eq!(text, "{\"kind\":\"train\",\"step\":1}\n{\"kind\":\"train\",\"step\":2}\n");
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1, "nothing is left beside it");
@@ -122,9 +104,9 @@ mod tests {
         let path = folder.path().join("metrics.jsonl");
         let bytes = written(&path);
         let end = EndReport { step: 3, reason: "stopped by SIGINT".to_owned(), exit_code: None };
-        JsonLines::open(&path, folder.path(), Some(3)).unwrap().record(&end.record());
+        open(&path, Some(3)).unwrap().record(&end.record());
         assert!(fs::read_to_string(&path).unwrap().ends_with("\"step\":3,\"reason\":\"stopped by SIGINT\"}\n"));
-        drop(JsonLines::open(&path, folder.path(), Some(3)).unwrap());
+        drop(open(&path, Some(3)).unwrap());
         assert_eq!(fs::read(&path).unwrap(), bytes);
     }
 
@@ -132,7 +114,7 @@ mod tests {
     fn a_missing_file_starts_empty() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("metrics.jsonl");
-        drop(JsonLines::open(&path, folder.path(), Some(5)).unwrap());
+        drop(open(&path, Some(5)).unwrap());
         assert_eq!(fs::read(&path).unwrap(), b"");
     }
 }

@@ -5,46 +5,43 @@ mod jsonl;
 mod tensorboard;
 mod tfrecord;
 
-use std::{fmt::Debug, path::Path};
+use std::path::Path;
 
-use jsonl::JsonLines;
-use tensorboard::EventFile;
+use dataset::AppendFile;
 
 use crate::{Result, report::Record};
 
-/// Receives a run's records in step order. A record has left the process when the call returns, so that a kill loses
-/// nothing; only records that a full disk refuses are buffered.
-trait MetricsSink: Debug + Send {
-    /// Opens the sink of the run in `run_directory` at its file or folder. `rewind_to` keeps what was recorded up to
-    /// that step, for a resume; without it the sink starts empty.
-    fn open(path: &Path, run_directory: &Path, rewind_to: Option<u64>) -> Result<Self>
-    where
-        Self: Sized;
+/// A file that receives a run's records in step order. A record has left the process when the call returns, so that a
+/// kill loses nothing; only records that a full disk refuses are buffered.
+#[derive(Debug)]
+struct MetricsSink {
+    file: AppendFile,
+    /// Returns the bytes of a record; empty for a record that the file does not have.
+    encode: fn(&Record) -> Vec<u8>,
+}
 
-    /// Appends a record.
-    fn record(&mut self, record: &Record);
-
-    /// Makes everything recorded durable, as far as the disk has space.
-    fn flush(&mut self);
-
-    /// Returns notes for the user since the last call, one sentence each.
-    fn take_notices(&mut self) -> Vec<String>;
+impl MetricsSink {
+    fn record(&mut self, record: &Record) {
+        let bytes = (self.encode)(record);
+        if !bytes.is_empty() {
+            self.file.append(&bytes);
+        }
+    }
 }
 
 /// Writes a run's metrics to every sink.
 #[derive(Debug)]
 pub struct MetricsWriter {
-    sinks: Vec<Box<dyn MetricsSink>>,
+    sinks: Vec<MetricsSink>,
 }
 
 impl MetricsWriter {
     /// Opens the metrics of a run directory, and its TensorBoard events in a folder of their own where one is given.
     /// `rewind_to` keeps what was written up to that step, for a resume; without it the metrics start empty.
     pub fn open(run_directory: &Path, tensorboard: Option<&Path>, rewind_to: Option<u64>) -> Result<Self> {
-        let lines = JsonLines::open(&run_directory.join("metrics.jsonl"), run_directory, rewind_to)?;
-        let mut sinks: Vec<Box<dyn MetricsSink>> = vec![Box::new(lines)];
+        let mut sinks = vec![jsonl::open(&run_directory.join("metrics.jsonl"), rewind_to)?];
         if let Some(folder) = tensorboard {
-            sinks.push(Box::new(EventFile::open(folder, run_directory, rewind_to)?));
+            sinks.push(tensorboard::open(folder, run_directory, rewind_to)?);
         }
         Ok(Self { sinks })
     }
@@ -62,12 +59,14 @@ impl MetricsWriter {
     /// Makes everything written durable, as far as the disk has space. Called before a checkpoint, so that no
     /// checkpoint outlives the metrics that led to it.
     pub fn flush(&mut self) {
-        self.sinks.iter_mut().for_each(|sink| sink.flush());
+        for sink in &mut self.sinks {
+            sink.file.sync();
+        }
     }
 
     /// Returns notes for the user since the last call, one sentence each.
     pub fn take_notices(&mut self) -> Vec<String> {
-        self.sinks.iter_mut().flat_map(|sink| sink.take_notices()).collect()
+        self.sinks.iter_mut().flat_map(|sink| sink.file.take_notices()).collect()
     }
 }
 

@@ -18,49 +18,30 @@ use crate::atomic_file;
 use crate::report::{Record, Scalar};
 use crate::{Result, TrainerError};
 
-/// The open event file.
-#[derive(Debug)]
-pub(super) struct EventFile {
-    file: AppendFile,
+/// Opens an event file for a run with its events up to the step `rewind_to`, without it empty. Files of other programs
+/// in the folder stay, and those of other runs in a folder that is shared.
+pub(super) fn open(folder: &Path, run_directory: &Path, rewind_to: Option<u64>) -> Result<MetricsSink> {
+    fs::create_dir_all(folder).map_err(TrainerError::io("create", folder))?;
+    let earlier = event_folder::take_over(folder, run_directory).map_err(TrainerError::io("rewind", folder))?;
+    let events = rewind_to.map_or_else(Vec::new, |step| kept(&earlier, step));
+    let path = event_folder::unused_path(folder, run_directory, now() as u64);
+    let written = atomic_file::replace_with(&path, |writer| write_all(writer, &events));
+    let file = written.and_then(|file| AppendFile::from_file(&path, file)).map_err(TrainerError::io("write", &path))?;
+    for EarlierFile { path, .. } in &earlier {
+        fs::remove_file(path).map_err(TrainerError::io("remove", path))?;
+    }
+    Ok(MetricsSink { file, encode: event })
 }
 
-impl MetricsSink for EventFile {
-    /// Opens an event file for a run with its events up to the step `rewind_to`, without it empty. Files of other
-    /// programs in the folder stay, and those of other runs in a folder that is shared.
-    fn open(folder: &Path, run_directory: &Path, rewind_to: Option<u64>) -> Result<Self> {
-        fs::create_dir_all(folder).map_err(TrainerError::io("create", folder))?;
-        let earlier = event_folder::take_over(folder, run_directory).map_err(TrainerError::io("rewind", folder))?;
-        let events = rewind_to.map_or_else(Vec::new, |step| kept(&earlier, step));
-        let path = event_folder::unused_path(folder, run_directory, now() as u64);
-        let written = atomic_file::replace_with(&path, |writer| write_all(writer, &events));
-        let file =
-            written.and_then(|file| AppendFile::from_file(&path, file)).map_err(TrainerError::io("write", &path))?;
-        for EarlierFile { path, .. } in &earlier {
-            fs::remove_file(path).map_err(TrainerError::io("remove", path))?;
-        }
-        Ok(Self { file })
+/// Returns an event with all curves of the record whose values are known, and its text; empty if it has neither.
+fn event(record: &Record) -> Vec<u8> {
+    let mut value = curves(record);
+    value.extend(record.shown.iter().map(|shown| Value::text(&shown.tag, &literal(&shown.text))));
+    if value.is_empty() {
+        return Vec::new();
     }
-
-    /// Appends an event with all curves of the record whose values are known, and its text; none if it has neither.
-    fn record(&mut self, record: &Record) {
-        let mut values = curves(record);
-        values.extend(record.shown.iter().map(|shown| Value::text(&shown.tag, &literal(&shown.text))));
-        if values.is_empty() {
-            return;
-        }
-        let summary = Summary { value: values };
-        let what = Some(EventPayload::Summary(summary));
-        let event = Event { wall_time: now(), step: record.step as i64, what, source_metadata: None };
-        self.file.append(&tfrecord::record(&event));
-    }
-
-    fn flush(&mut self) {
-        self.file.sync();
-    }
-
-    fn take_notices(&mut self) -> Vec<String> {
-        self.file.take_notices()
-    }
+    let what = Some(EventPayload::Summary(Summary { value }));
+    tfrecord::record(&Event { wall_time: now(), step: record.step as i64, what, source_metadata: None })
 }
 
 /// Returns the values of a record that are curves; a component's have its name appended to their tags.
@@ -151,7 +132,7 @@ mod tests {
     #[test]
     fn duplicate_and_truncated_events_are_dropped() {
         let folder = tempfile::tempdir().unwrap();
-        let mut events = EventFile::open(folder.path(), Path::new("runs/demo"), None).unwrap();
+        let mut events = open(folder.path(), Path::new("runs/demo"), None).unwrap();
         for step in 1..=5 {
             events.record(&loss(step));
         }
@@ -160,7 +141,7 @@ mod tests {
         let bytes = fs::read(file).unwrap();
         fs::write(folder.path().join("events.out.tfevents.0000000001.host.1.0.demo"), &bytes[..bytes.len() - 3])
             .unwrap();
-        drop(EventFile::open(folder.path(), Path::new("runs/demo"), Some(4)).unwrap());
+        drop(open(folder.path(), Path::new("runs/demo"), Some(4)).unwrap());
         let steps: Vec<i64> = steps_and_tags(folder.path()).into_iter().map(|(step, _)| step).collect();
         assert_eq!(steps, [1, 2, 3, 4]);
     }
@@ -168,13 +149,13 @@ mod tests {
     #[test]
     fn several_events_of_a_step_survive_rewinding() {
         let folder = tempfile::tempdir().unwrap();
-        let mut events = EventFile::open(folder.path(), Path::new("runs/demo"), None).unwrap();
+        let mut events = open(folder.path(), Path::new("runs/demo"), None).unwrap();
         for cores in [1.0_f64, 2.0] {
             let cores = Scalar { key: "cpu_cores", tag: Some("system/cpu_cores"), value: Some(cores.into()) };
             events.record(&Record { scalars: vec![cores], ..Record::new("utilization", 1) });
         }
         events.record(&Record::new("end", 1));
-        drop(EventFile::open(folder.path(), Path::new("runs/demo"), Some(1)).unwrap());
+        drop(open(folder.path(), Path::new("runs/demo"), Some(1)).unwrap());
         assert_eq!(steps_and_tags(folder.path()), vec![(1, vec!["system/cpu_cores".to_owned()]); 2]);
     }
 
@@ -187,7 +168,7 @@ mod tests {
     fn a_renamed_run_takes_its_events_along() {
         let root = tempfile::tempdir().unwrap();
         let (former, moved) = (root.path().join("former"), root.path().join("moved"));
-        let open = |run: &Path, rewind_to| EventFile::open(&run.join("tensorboard"), run, rewind_to).unwrap();
+        let open = |run: &Path, rewind_to| open(&run.join("tensorboard"), run, rewind_to).unwrap();
         let mut events = open(&former, None);
         (1..=5).for_each(|step| events.record(&loss(step)));
         drop(events);

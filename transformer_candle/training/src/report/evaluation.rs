@@ -1,7 +1,5 @@
 //! The result of one evaluation, and the texts that the model wrote at it.
 
-use serde::{Serialize, Serializer};
-
 use super::scalar::{ComponentRecord, Record, Scalar, ShownText, Text};
 
 /// TensorBoard's tag of the held-out loss; for a mixture's component its name is appended.
@@ -72,12 +70,6 @@ impl ComponentEvaluation {
     }
 }
 
-impl Serialize for EvaluationReport {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        self.record().serialize(serializer)
-    }
-}
-
 /// A prompt of `runtime.evaluation.prompts` and the model's completion.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SampleReport {
@@ -102,11 +94,5 @@ impl SampleReport {
             }),
             ..Record::new("sample", self.step)
         }
-    }
-}
-
-impl Serialize for SampleReport {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        self.record().serialize(serializer)
     }
 }

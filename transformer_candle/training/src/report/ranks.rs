@@ -1,6 +1,7 @@
 //! The times and the resource use of a run's ranks.
 
 use super::scalar::{Scalar, Series};
+use crate::memory_plan::median;
 
 /// The times of a step of several ranks.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -35,7 +36,7 @@ impl RankTimes {
     pub fn median_of_others(&self, rank: usize) -> f64 {
         let mut others = self.compute_seconds.clone();
         others.remove(rank);
-        median(&mut others)
+        median(others)
     }
 
     pub(super) fn scalars(&self) -> [Scalar; 4] {
@@ -63,16 +64,6 @@ impl RankTimes {
 
 /// A rank that takes this many times as long as the median of the others is shown.
 const SHOWN_RATIO: f64 = 1.2;
-
-/// Returns the median; NaN of no numbers.
-fn median(numbers: &mut [f64]) -> f64 {
-    numbers.sort_unstable_by(f64::total_cmp);
-    let (lower, upper) = (numbers.len().saturating_sub(1) / 2, numbers.len() / 2);
-    match (numbers.get(lower), numbers.get(upper)) {
-        (Some(lower), Some(upper)) => f64::midpoint(*lower, *upper),
-        _ => f64::NAN,
-    }
-}
 
 #[cfg(test)]
 mod tests {

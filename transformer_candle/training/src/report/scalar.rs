@@ -2,8 +2,11 @@
 
 use serde::ser::{Serialize, SerializeMap, Serializer};
 
+use super::{EvaluationReport, SampleReport, StepReport, UtilizationReport};
+
 /// A logged number.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, serde::Serialize)]
+#[serde(untagged)]
 pub enum Number {
     /// A count.
     Integer(u64),
@@ -39,16 +42,6 @@ impl From<f32> for Number {
 impl From<f64> for Number {
     fn from(value: f64) -> Self {
         Self::F64(value)
-    }
-}
-
-impl Serialize for Number {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        match *self {
-            Self::Integer(value) => serializer.serialize_u64(value),
-            Self::F32(value) => serializer.serialize_f32(value),
-            Self::F64(value) => serializer.serialize_f64(value),
-        }
     }
 }
 
@@ -129,7 +122,7 @@ pub struct ComponentRecord {
 }
 
 /// The record of a report for every sink. It serializes as the report's fields, in their order.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Record {
     /// `train`, `evaluation`, `utilization`, `data`, `stage`, `sample`, `advice` or `end`.
     pub kind: &'static str,
@@ -149,15 +142,7 @@ pub struct Record {
 
 impl Record {
     pub(crate) fn new(kind: &'static str, step: u64) -> Self {
-        Self {
-            kind,
-            step,
-            scalars: Vec::new(),
-            series: Vec::new(),
-            components: Vec::new(),
-            texts: Vec::new(),
-            shown: None,
-        }
+        Self { kind, step, ..Self::default() }
     }
 }
 
@@ -178,6 +163,19 @@ impl Serialize for Record {
         map.end()
     }
 }
+
+/// Serializes reports as their records.
+macro_rules! serialize_as_record {
+    ($($report:ty),*) => {
+        $(impl Serialize for $report {
+            fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+                self.record().serialize(serializer)
+            }
+        })*
+    };
+}
+
+serialize_as_record!(StepReport, EvaluationReport, SampleReport, UtilizationReport);
 
 impl Serialize for ComponentRecord {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {

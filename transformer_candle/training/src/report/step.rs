@@ -1,7 +1,5 @@
 //! The result of one optimizer step, and which steps are logged.
 
-use serde::{Serialize, Serializer};
-
 use super::{
     ranks::RankTimes,
     scalar::{Record, Scalar},
@@ -77,12 +75,6 @@ impl StepReport {
     pub fn record(&self) -> Record {
         let series = self.ranks.iter().map(RankTimes::series).collect();
         Record { scalars: self.scalars(), series, ..Record::new("train", self.step) }
-    }
-}
-
-impl Serialize for StepReport {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        self.record().serialize(serializer)
     }
 }
 

@@ -1,7 +1,5 @@
 //! A run's use of its machine: memory, CPU and GPU.
 
-use serde::{Serialize, Serializer};
-
 use super::{
     ranks::RankUsage,
     scalar::{Record, Scalar, Text},
@@ -138,12 +136,6 @@ impl GpuUtilization {
             ),
             Scalar::optional_curve("gpu_clock_mhz", "system/gpu_clock_mhz", self.clock_mhz),
         ]
-    }
-}
-
-impl Serialize for UtilizationReport {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        self.record().serialize(serializer)
     }
 }
 
