@@ -4,7 +4,7 @@ pub(crate) mod checkpoint;
 mod exit_code;
 pub(crate) mod shortage;
 
-use std::{fmt, io, path::PathBuf};
+use std::{io, path::PathBuf};
 
 use dataset::DataError;
 use run_config::system_error::in_words;
@@ -47,7 +47,7 @@ pub enum TrainerError {
     },
 
     /// Settings that must not change on resume differ from the checkpoint's.
-    #[error("{} was trained with other settings than this config asks for: {}. Put them back, or start a new run in another directory", checkpoint.display(), Changes(changes))]
+    #[error("{} was trained with other settings than this config asks for: {}. Put them back, or start a new run in another directory", checkpoint.display(), listed(changes))]
     ChangedOnResume {
         /// The checkpoint's directory.
         checkpoint: PathBuf,
@@ -69,7 +69,7 @@ pub enum TrainerError {
     },
 
     /// The config computes a step in another way than the checkpoint's run did.
-    #[error("{} was trained with another micro-batch, recompute mode or number of virtual shards than this config asks for: {}. Put them back to resume bit for bit, or add --rebatch to change them (the weights then agree up to rounding)", checkpoint.display(), Changes(changes))]
+    #[error("{} was trained with another micro-batch, recompute mode or number of virtual shards than this config asks for: {}. Put them back to resume bit for bit, or add --rebatch to change them (the weights then agree up to rounding)", checkpoint.display(), listed(changes))]
     RebatchedOnResume {
         /// The checkpoint's directory.
         checkpoint: PathBuf,
@@ -86,7 +86,7 @@ pub enum TrainerError {
     Checkpoint(#[from] CheckpointError),
 
     /// Training diverged.
-    #[error("training diverged at step {}: {reason}. Lower optimizer.learning_rate, raise scheduler.warmup_steps (`plan --config FILE --unstable` suggests values), or resume from an earlier checkpoint{}", grouped(*step), LastSaved(last_checkpoint.as_ref()))]
+    #[error("training diverged at step {}: {reason}. Lower optimizer.learning_rate, raise scheduler.warmup_steps (`plan --config FILE --unstable` suggests values), or resume from an earlier checkpoint{}", grouped(*step), last_checkpoint.as_ref().map_or_else(String::new, |path| format!(" (the newest is {})", path.display())))]
     Diverged {
         /// The step at which the guard gave up.
         step: u64,
@@ -97,7 +97,7 @@ pub enum TrainerError {
     },
 
     /// The run directory was moved, renamed or removed while it was trained in.
-    #[error("{} is no longer the directory that this run was started in, which was {}", directory.display(), WhereTo(now.as_ref()))]
+    #[error("{} is no longer the directory that this run was started in, which was {}", directory.display(), whereabouts(now.as_ref()))]
     Moved {
         /// The path it was started with.
         directory: PathBuf,
@@ -224,41 +224,18 @@ impl TrainerError {
     }
 }
 
-/// `a = 1 (checkpoint) / 2 (config), b = ...`
-struct Changes<'a>(&'a [Change]);
-
-impl fmt::Display for Changes<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (index, change) in self.0.iter().enumerate() {
-            write!(f, "{}{change}", if index == 0 { "" } else { "; " })?;
-        }
-        Ok(())
-    }
+fn listed(changes: &[Change]) -> String {
+    changes.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")
 }
 
-struct LastSaved<'a>(Option<&'a PathBuf>);
-
-impl fmt::Display for LastSaved<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.0 {
-            Some(path) => write!(f, " (the newest is {})", path.display()),
-            None => Ok(()),
-        }
-    }
-}
-
-struct WhereTo<'a>(Option<&'a PathBuf>);
-
-impl fmt::Display for WhereTo<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let nothing_saved = "training stops without saving into another directory. Resume from the last checkpoint";
-        match self.0.map(|path| path.display()) {
-            Some(now) => write!(
-                f,
-                "moved and is now {now}: {nothing_saved} with `--resume` and the config in {now}, or move it back first"
-            ),
-            None => write!(f, "moved or removed: {nothing_saved} where it is now, with `--resume`"),
-        }
+/// Says where the directory of a run went, and how to go on.
+fn whereabouts(now: Option<&PathBuf>) -> String {
+    let nothing_saved = "training stops without saving into another directory. Resume from the last checkpoint";
+    match now.map(|path| path.display()) {
+        Some(now) => format!(
+            "moved and is now {now}: {nothing_saved} with `--resume` and the config in {now}, or move it back first"
+        ),
+        None => format!("moved or removed: {nothing_saved} where it is now, with `--resume`"),
     }
 }
 
