@@ -41,18 +41,18 @@ impl Parts {
     /// If there is no stage.
     pub(super) fn new(stages: &[StepOf<'_>], arena: &mut Arena) -> Result<Self> {
         let (first, later) = stages.split_first().expect("there is at least one stage");
-        let StepOf { config, shape, settings } = *first;
-        let engine = StageEngine::new(first, arena)?;
+        let StepOf { config, settings, .. } = *first;
+        let engine = StageEngine::new(*first, true, arena)?;
         let optimizer = Optimizer::new(&engine.decoder, config, settings, arena)?;
         let sharding = Sharding::new(engine.decoder.layout(), settings, arena);
         let reduction = config.runtime.deterministic_reduction.map(|virtual_shards| {
             TreeReduction::new(&engine.decoder, sharding.own_shard(), virtual_shards, settings.rank_info, arena)
         });
-        let generator = generator(config, shape, settings, &engine.decoder, arena)?;
+        let generator = generator(*first, &engine.decoder, arena)?;
         let mut engines = VecDeque::from([engine]);
         for stage in later {
             arena.rewind();
-            engines.push_back(StageEngine::new(stage, arena)?);
+            engines.push_back(StageEngine::new(*stage, true, arena)?);
         }
         Ok(Self { stages: engines, optimizer, sharding, reduction: reduction.transpose()?, generator })
     }
@@ -71,13 +71,8 @@ impl StepOf<'_> {
 }
 
 /// Continues `runtime.evaluation.prompts`; None without prompts.
-fn generator(
-    config: &RunConfig,
-    shape: &ModelShape,
-    settings: EngineSettings,
-    decoder: &Decoder,
-    arena: &mut Arena,
-) -> Result<Option<Generator>> {
+fn generator(stage: StepOf<'_>, decoder: &Decoder, arena: &mut Arena) -> Result<Option<Generator>> {
+    let StepOf { config, shape, settings } = stage;
     let evaluation = &config.runtime.evaluation;
     let Some(longest) = evaluation.prompts.iter().map(String::len).max() else { return Ok(None) };
     let tokens = longest + PROMPT_MARGIN + evaluation.prompt_tokens;
@@ -91,11 +86,6 @@ pub(crate) struct StageEngine {
 }
 
 impl StageEngine {
-    /// Takes the buffers of a stage.
-    fn new(stage: &StepOf<'_>, arena: &mut Arena) -> Result<Self> {
-        Self::take(stage.config, stage.shape, stage.settings, true, arena)
-    }
-
     /// Takes the buffers of a stand-alone evaluation, `micro_batch` sequences at a time, without gradients and saved
     /// activations.
     pub(crate) fn for_evaluation(
@@ -107,16 +97,11 @@ impl StageEngine {
     ) -> Result<Self> {
         let (activation_recompute, rank_info) = (ActivationRecompute::None, RankInfo::default());
         let settings = EngineSettings { micro_batch, activation_recompute, device, rank_info };
-        Self::take(config, shape, settings, false, arena)
+        Self::new(StepOf { config, shape, settings }, false, arena)
     }
 
-    fn take(
-        config: &RunConfig,
-        shape: &ModelShape,
-        settings: EngineSettings,
-        training: bool,
-        arena: &mut Arena,
-    ) -> Result<Self> {
+    /// Takes the buffers of a stage.
+    fn new(StepOf { config, shape, settings }: StepOf<'_>, training: bool, arena: &mut Arena) -> Result<Self> {
         let (batch, sequence_length, device) = (settings.micro_batch, config.data.sequence_length, settings.device);
         let decoder_settings = DecoderSettings {
             batch,

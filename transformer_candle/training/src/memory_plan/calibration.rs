@@ -185,7 +185,7 @@ impl Sample {
     }
 }
 
-/// Returns the median; of an even count, the mean of the two middle numbers.
+/// Returns the median; of an even count, the mean of the two middle numbers. There is at least one.
 pub(crate) fn median(mut numbers: Vec<f64>) -> f64 {
     numbers.sort_by(f64::total_cmp);
     let half = numbers.len() / 2;

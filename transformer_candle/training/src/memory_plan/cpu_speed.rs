@@ -38,12 +38,21 @@ fn fastest_matmul(dtype: DType) -> kernels::Result<Duration> {
     let zeros = |elements: &[usize], dtype| Buffer::zeros(elements, dtype, &Device::Cpu);
     let (x, w, mut y) = (zeros(&[SIZE; 2], dtype)?, zeros(&[SIZE; 2], dtype)?, zeros(&[SIZE; 2], dtype)?);
     let mut workspace = zeros(&[linear::workspace_elements(SIZE, SIZE, SIZE, DeviceKind::Cpu)], DType::F32)?;
-    let (begin, mut fastest, mut calls) = (Instant::now(), Duration::MAX, 0);
-    while calls < 2 || begin.elapsed() < MEASURE_TIME {
+    fastest(2, MEASURE_TIME, || linear::forward(&x, &w, &mut y, &mut workspace))
+}
+
+/// Repeats a call at least so often and so long, and returns the shortest time that it took.
+pub(super) fn fastest(
+    fewest: usize,
+    length: Duration,
+    mut call: impl FnMut() -> kernels::Result<()>,
+) -> kernels::Result<Duration> {
+    let (begin, mut shortest, mut calls) = (Instant::now(), Duration::MAX, 0);
+    while calls < fewest || begin.elapsed() < length {
         let from = Instant::now();
-        linear::forward(&x, &w, &mut y, &mut workspace)?;
-        fastest = fastest.min(from.elapsed());
+        call()?;
+        shortest = shortest.min(from.elapsed());
         calls += 1;
     }
-    Ok(fastest)
+    Ok(shortest)
 }

@@ -1,15 +1,12 @@
 //! The rates that bound the operations of a step on a device at hand: the ceilings of its roofline.
 
-use std::{
-    collections::BTreeMap,
-    time::{Duration, Instant},
-};
+use std::{collections::BTreeMap, time::Duration};
 
 use kernels::{Buffer, DType, Device, cast};
 use run_config::RunConfig;
 
 use super::{
-    cpu_speed::CpuSpeed,
+    cpu_speed::{CpuSpeed, fastest},
     gpu_table::{GpuSpec, SustainedFractions},
     roofline::{Bound, LAUNCH_SECONDS, Rates, Roofline},
     step_part::StepPart,
@@ -77,7 +74,7 @@ impl PeakRates {
 
     /// Returns FLOPs, bytes and least seconds of each operation of a step.
     pub(crate) fn bounds(&self, step: StepOf<'_>) -> Bounds {
-        Roofline::new(step.config, step.shape, step.settings).bounds(&self.rates)
+        Roofline::new(step).bounds(&self.rates)
     }
 }
 
@@ -87,12 +84,6 @@ fn measure_memory() -> kernels::Result<f64> {
     let mut target = Buffer::zeros(&[STREAMED_ELEMENTS], DType::BF16, &Device::Cpu)?;
     // Pages that were never written are all one page, which stays in the cache.
     cast::forward(&target, &mut source)?;
-    let (begin, mut fastest, mut calls) = (Instant::now(), Duration::MAX, 0);
-    while calls < 3 || begin.elapsed() < MEASURE_TIME {
-        let from = Instant::now();
-        cast::forward(&source, &mut target)?;
-        fastest = fastest.min(from.elapsed());
-        calls += 1;
-    }
+    let fastest = fastest(3, MEASURE_TIME, || cast::forward(&source, &mut target))?;
     Ok((STREAMED_ELEMENTS * (4 + 2)) as f64 / fastest.as_secs_f64())
 }

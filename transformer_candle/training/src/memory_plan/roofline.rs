@@ -10,7 +10,7 @@ use super::{
     peak_rates::Bounds,
     step_part::StepPart,
 };
-use crate::engine::{EngineSettings, Shard, muon_flops, shards};
+use crate::engine::{EngineSettings, Shard, StepOf, muon_flops, shards};
 use kernels::{DeviceKind, muon};
 use model::{ModelShape, ParameterKind, ParameterLayout, dtype_of, head_chunk_rows};
 use run_config::{ActivationRecompute, Algorithm, RunConfig};
@@ -128,8 +128,9 @@ pub(super) struct Roofline {
 
 impl Roofline {
     /// Lists the operations of a step.
-    pub(super) fn new(config: &RunConfig, shape: &ModelShape, settings: EngineSettings) -> Self {
-        let step = Step::new(config, shape, settings);
+    pub(super) fn new(step: StepOf<'_>) -> Self {
+        let StepOf { config, shape, settings } = step;
+        let step = Step::new(step);
         let layout = ParameterLayout::new(shape);
         let mut operations = step.blocks();
         operations.extend(step.adapters(&layout));
@@ -187,7 +188,7 @@ pub fn operation_costs(
     settings: EngineSettings,
 ) -> BTreeMap<&'static str, OperationCost> {
     let mut costs: BTreeMap<_, OperationCost> = BTreeMap::new();
-    for Operation { kernel, count, flops, bytes, .. } in Roofline::new(config, shape, settings).operations {
+    for Operation { kernel, count, flops, bytes, .. } in Roofline::new(StepOf { config, shape, settings }).operations {
         let cost = costs.entry(kernel).or_default();
         cost.flops += count * flops;
         cost.bytes += count * bytes;
@@ -208,7 +209,7 @@ struct Step<'a> {
 }
 
 impl<'a> Step<'a> {
-    fn new(config: &RunConfig, shape: &'a ModelShape, settings: EngineSettings) -> Self {
+    fn new(StepOf { config, shape, settings }: StepOf<'a>) -> Self {
         Self {
             shape,
             recompute: settings.activation_recompute,

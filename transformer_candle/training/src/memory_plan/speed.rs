@@ -183,8 +183,8 @@ impl SpeedModel {
     }
 
     /// Seconds of a step without the exchange between ranks, pessimistic and optimistic.
-    fn computing_seconds(&self, StepOf { config, shape, settings }: StepOf<'_>) -> [f64; 2] {
-        let roofline = Roofline::new(config, shape, settings);
+    fn computing_seconds(&self, step: StepOf<'_>) -> [f64; 2] {
+        let roofline = Roofline::new(step);
         [0, 1].map(|end| self.scale[end] * roofline.seconds(&self.rates[end]))
     }
 
@@ -231,7 +231,7 @@ impl SpeedModel {
         if step.settings.device == DeviceKind::Cuda && self.peak.is_none() {
             return None;
         }
-        let roofline = Roofline::new(step.config, step.shape, step.settings);
+        let roofline = Roofline::new(step);
         Some(StepOperations::new(&roofline, &self.rates[1], self.scale[1], &self.speed(step)))
     }
 
@@ -249,10 +249,8 @@ impl SpeedModel {
 
     /// Returns the fraction of a step that each part takes; none where only whole steps were measured.
     fn shares(&self, step: StepOf<'_>) -> Option<BTreeMap<&'static str, f64>> {
-        let StepOf { config, shape, settings } = step;
-        let by_roofline = || Roofline::new(config, shape, settings).seconds_by_part(&self.rates[1]);
         let parts = match self.source {
-            SpeedSource::Roofline => by_roofline(),
+            SpeedSource::Roofline => Roofline::new(step).seconds_by_part(&self.rates[1]),
             SpeedSource::Calibration => self.parts.clone()?,
             SpeedSource::Bench => return None,
         };

@@ -19,68 +19,59 @@ use crate::{
     pool,
 };
 
-/// What a plan needs to know of a machine; tests implement it for machines that do not exist.
+/// What a plan needs to know of a machine, by default of the one that the program runs on; tests implement it for
+/// machines that do not exist.
 pub(super) trait Machine {
     /// The processor's name; none where the system does not tell.
-    fn processor(&self) -> Option<String>;
+    fn processor(&self) -> Option<String> {
+        environment::processor()
+    }
+
     /// The memory that a process with so many threads may still allocate; none where the system does not tell.
-    fn available_memory(&self, threads: usize) -> Option<AvailableMemory>;
+    fn available_memory(&self, threads: usize) -> Option<AvailableMemory> {
+        available_memory(threads)
+    }
+
     /// The GPUs that the driver lists; none without a driver or a build for it, as training will say.
-    fn gpus(&self) -> Vec<Gpu>;
+    fn gpus(&self) -> Vec<Gpu> {
+        device::gpus().unwrap_or_default()
+    }
+
     /// A GPU's memory and speed.
-    fn look_at(&self, gpu: &Gpu) -> GpuMemory;
+    fn look_at(&self, gpu: &Gpu) -> GpuMemory {
+        GpuMemory::measure(gpu)
+    }
+
     /// The CPU's matmul speed.
-    fn matmul_speed(&self, config: &RunConfig) -> Result<CpuSpeed>;
+    fn matmul_speed(&self, config: &RunConfig) -> Result<CpuSpeed> {
+        CpuSpeed::measure(config)
+    }
+
     /// A step's time on the CPU; none where there is no memory or no time to time it.
-    fn calibrate(&self, step: StepOf<'_>, matmul: CpuSpeed) -> Result<Option<Calibration>>;
+    fn calibrate(&self, step: StepOf<'_>, matmul: CpuSpeed) -> Result<Option<Calibration>> {
+        calibrate(step, matmul)
+    }
+
     /// What `bench` has measured of a config on a device of this name.
-    fn measured(&self, step: StepOf<'_>, device: &str) -> Option<MeasuredStep>;
+    fn measured(&self, step: StepOf<'_>, device: &str) -> Option<MeasuredStep> {
+        measured::find(step, device)
+    }
+
     /// The load average of the last minute: programs that run or wait for a core; none where the system does not tell.
-    fn load(&self) -> Option<f64>;
+    fn load(&self) -> Option<f64> {
+        std::fs::read_to_string("/proc/loadavg").ok()?.split_whitespace().next()?.parse().ok()
+    }
+
     /// The current time.
-    fn now(&self) -> SystemTime;
+    fn now(&self) -> SystemTime {
+        SystemTime::now()
+    }
 }
 
 /// The machine that the program runs on.
 pub(super) struct ThisMachine;
 
-impl Machine for ThisMachine {
-    fn processor(&self) -> Option<String> {
-        environment::processor()
-    }
-
-    fn available_memory(&self, threads: usize) -> Option<AvailableMemory> {
-        available_memory(threads)
-    }
-
-    fn gpus(&self) -> Vec<Gpu> {
-        device::gpus().unwrap_or_default()
-    }
-
-    fn look_at(&self, gpu: &Gpu) -> GpuMemory {
-        GpuMemory::measure(gpu)
-    }
-
-    fn matmul_speed(&self, config: &RunConfig) -> Result<CpuSpeed> {
-        CpuSpeed::measure(config)
-    }
-
-    fn calibrate(&self, step: StepOf<'_>, matmul: CpuSpeed) -> Result<Option<Calibration>> {
-        calibrate(step, matmul)
-    }
-
-    fn measured(&self, step: StepOf<'_>, device: &str) -> Option<MeasuredStep> {
-        measured::find(step, device)
-    }
-
-    fn load(&self) -> Option<f64> {
-        std::fs::read_to_string("/proc/loadavg").ok()?.split_whitespace().next()?.parse().ok()
-    }
-
-    fn now(&self) -> SystemTime {
-        SystemTime::now()
-    }
-}
+impl Machine for ThisMachine {}
 
 /// The name that measurements on a device at hand are kept under, as [`super::target::PlanTarget::name`] has it.
 pub(super) fn device_name(config: &RunConfig, device: &Device) -> Result<String> {

@@ -84,7 +84,7 @@ struct Row<'a> {
 
 impl Summary<'_> {
     fn step_seconds(&self) -> f64 {
-        self.totals.time.as_secs_f64() / f64::from(self.totals.steps.max(1))
+        self.per_step(self.totals.time)
     }
 
     fn per_step(&self, time: Duration) -> f64 {

@@ -100,10 +100,13 @@ pub(super) struct MuonGroup {
     graphs: GraphCache<()>,
 }
 
-/// The buffers that all batches are orthogonalised in, for the largest.
+/// The buffers that matrices are orthogonalised in: those of the largest batch, or a batch's views of them.
+#[derive(Debug)]
 struct Orthogonalization {
+    /// `[B, M, N]`, as `other`.
     update: Buffer,
     other: Buffer,
+    /// `[B, S, S]` with S = min(M, N), as `polynomial`.
     gram: Buffer,
     polynomial: Buffer,
 }
@@ -112,12 +115,7 @@ struct Orthogonalization {
 #[derive(Debug)]
 struct BoundBatch {
     matrices: Vec<BoundMatrix>,
-    /// `[B, M, N]`, as `other`.
-    update: Buffer,
-    other: Buffer,
-    /// `[B, S, S]` with S = min(M, N), as `polynomial`.
-    gram: Buffer,
-    polynomial: Buffer,
+    buffers: Orthogonalization,
 }
 
 /// Views of a matrix's part of every buffer, each `[M, N]`.
@@ -197,13 +195,11 @@ impl BoundBatch {
                 update: update.view(index * m * n, &[m, n])?,
             })
         };
-        Ok(Self {
-            matrices: batch.offsets.iter().enumerate().map(matrix).collect::<kernels::Result<_>>()?,
-            update,
-            other: scratch.other.view(0, &[b, m, n])?,
-            gram: scratch.gram.view(0, &[b, short, short])?,
-            polynomial: scratch.polynomial.view(0, &[b, short, short])?,
-        })
+        let matrices = batch.offsets.iter().enumerate().map(matrix).collect::<kernels::Result<_>>()?;
+        let other = scratch.other.view(0, &[b, m, n])?;
+        let [gram, polynomial] =
+            [&scratch.gram, &scratch.polynomial].map(|squares| squares.view(0, &[b, short, short]));
+        Ok(Self { matrices, buffers: Orthogonalization { update, other, gram: gram?, polynomial: polynomial? } })
     }
 
     fn update(
@@ -226,7 +222,7 @@ impl BoundBatch {
     }
 
     fn orthogonalize(&mut self, settings: &Muon, workspace: &mut Buffer) -> kernels::Result<()> {
-        let Self { update, other, gram, polynomial, .. } = self;
+        let Orthogonalization { update, other, gram, polynomial } = &mut self.buffers;
         let scratch = muon::Scratch { other_BMN: other, gram_BSS: gram, polynomial_BSS: polynomial, workspace };
         muon::orthogonalize(update, scratch, settings.polynomials)
     }

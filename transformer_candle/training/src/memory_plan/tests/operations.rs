@@ -181,7 +181,7 @@ fn mfu_depends_on_the_rates_as_documented() {
     let mfu = |gpu: &GpuSpec, fractions: SustainedFractions, micro_batch: usize| {
         let settings = EngineSettings { micro_batch, ..plan_of(&run).unwrap().engine_settings(DeviceKind::Cuda) };
         let rates = Rates { fractions, ..Rates::of_gpu(gpu, &run.config)[1] };
-        let seconds = Roofline::new(&run.config, &shape, settings).seconds(&rates);
+        let seconds = Roofline::new(StepOf { config: &run.config, shape: &shape, settings }).seconds(&rates);
         let flops = shape.flops_per_token(2048) * run.config.data.tokens_per_step() as f64;
         format!("{:.1}", 100.0 * flops / seconds / gpu.bf16_flops())
     };
