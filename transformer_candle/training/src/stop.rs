@@ -3,6 +3,7 @@
 
 use std::{
     fs, io,
+    ops::ControlFlow,
     sync::{
         Arc,
         atomic::{AtomicBool, AtomicUsize, Ordering},
@@ -77,6 +78,11 @@ impl StopSignal {
     /// Fails with [`TrainerError::Interrupted`] once the flag is set.
     pub fn check(&self) -> Result<()> {
         self.requested().map_or(Ok(()), |reason| Err(TrainerError::Interrupted(reason)))
+    }
+
+    /// Breaks once the flag is set.
+    pub fn flow(&self) -> ControlFlow<()> {
+        if self.requested().is_some() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
     }
 
     /// Returns a token that cancels reading once the flag is set.

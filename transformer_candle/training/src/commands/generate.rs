@@ -69,7 +69,9 @@ impl Prompt {
 
 /// Continues the text, unless the signal is raised meanwhile.
 pub fn run(options: &GenerateOptions, stop: &StopSignal) -> Result<Completion> {
-    Generator::open(options, stop)?.complete(options, stop, |_| Ok(()))
+    let Generator { model, prompt } = Generator::open(options, stop)?;
+    let completion = model.complete(&prompt, options.max_tokens, &options.sampling, |_| stop.flow())?;
+    stop.check().map(|()| completion)
 }
 
 pub(super) fn main(options: &GenerateOptions, output: &mut dyn Output, stop: &StopSignal) -> Result<u8> {
@@ -83,8 +85,7 @@ pub(super) fn main(options: &GenerateOptions, output: &mut dyn Output, stop: &St
     let mut printed = Ok(());
     model.complete(&prompt, options.max_tokens, &options.sampling, |text| {
         printed = output.write_exactly(due.take().unwrap_or_default()).and_then(|()| output.write_exactly(text));
-        let continues = printed.is_ok() && stop.requested().is_none();
-        if continues { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
+        if printed.is_ok() { stop.flow() } else { ControlFlow::Break(()) }
     })?;
     stop.check()?;
     let rest = format!("{}\n", due.unwrap_or_default());
@@ -113,20 +114,5 @@ impl Generator {
             );
         }
         Ok(Self { model, prompt })
-    }
-
-    /// Continues the text; `on_text` receives it as it grows, and ends it by returning an error.
-    fn complete(
-        &self,
-        options: &GenerateOptions,
-        stop: &StopSignal,
-        mut on_text: impl FnMut(&str) -> Result<()> + Send,
-    ) -> Result<Completion> {
-        let mut written = Ok(());
-        let completion = self.model.complete(&self.prompt, options.max_tokens, &options.sampling, |text| {
-            written = on_text(text).and_then(|()| stop.check());
-            if written.is_ok() { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
-        })?;
-        written.map(|()| completion)
     }
 }

@@ -1,7 +1,6 @@
 //! The work of a trainer between steps: evaluate, save checkpoints, generate text.
 
 use std::{
-    ops::ControlFlow,
     path::{Path, PathBuf},
     time::Instant,
 };
@@ -170,11 +169,9 @@ impl Trainer {
         let (shape, weights) = (&self.shape, self.engine.decoder.weights().clone());
         self.engine.pool().install(|| {
             let mut generator = generator(shape, &weights, tokens.len().saturating_add(max_tokens))?;
-            let on_text =
-                |_: &str| if stop.requested().is_some() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) };
             let request =
                 CompletionRequest { prompt, prompt_tokens: &tokens, seen: 0, max_tokens, stop_tokens, settings };
-            let written = complete(&mut generator, tokenizer, &request, on_text)?;
+            let written = complete(&mut generator, tokenizer, &request, |_| stop.flow())?;
             stop.check().map(|()| written)
         })
     }

@@ -71,14 +71,12 @@ impl Prompts {
         step: u64,
         stop: &StopSignal,
     ) -> Result<Option<Vec<SampleReport>>> {
-        let on_text =
-            |_: &str| if stop.requested().is_some() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) };
         let stop_tokens = &[tokenizer.end_of_text()];
         let mut samples = Vec::with_capacity(self.encoded.len());
         for (index, (prompt, prompt_tokens)) in self.encoded.iter().enumerate() {
             let (max_tokens, settings) = (self.max_tokens, &self.settings);
             let request = CompletionRequest { prompt, prompt_tokens, seen: 0, max_tokens, stop_tokens, settings };
-            let written = complete(generator, tokenizer, &request, on_text)?;
+            let written = complete(generator, tokenizer, &request, |_| stop.flow())?;
             if stop.requested().is_some() {
                 return Ok(None);
             }
