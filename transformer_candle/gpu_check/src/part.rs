@@ -41,11 +41,7 @@ pub enum Part {
 
 impl fmt::Display for Part {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Training => "training",
-            Self::Gradients => "gradients",
-            Self::Operations => "operations",
-            Self::Memory => "memory",
-        })
+        let name = self.to_possible_value().expect("no part is hidden from the command line");
+        f.write_str(name.get_name())
     }
 }

@@ -229,18 +229,8 @@ impl TrainingCase {
         let state = TrainerState {
             format_version: FORMAT_VERSION,
             step: self.first,
-            stage: 0,
-            tokens: 0,
-            cursor: serde_json::Value::Null,
             seed: self.seed,
-            fingerprint: std::collections::BTreeMap::new(),
-            evaluation_loss: None,
-            best: None,
-            improvement: None,
-            execution: None,
-            matmul_algorithms: None,
-            bf16_units: None,
-            ledger: None,
+            ..TrainerState::default()
         };
         let contents = CheckpointContents {
             shape: &self.shape,

@@ -17,7 +17,7 @@ pub const FORMAT_VERSION: u32 = 1;
 
 /// The trainer's state at a checkpoint. It holds neither time nor host name: the same run writes the same bytes (on a
 /// GPU, with the same GEMM algorithms; on a CPU in bf16, with the same units).
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TrainerState {
     /// [`FORMAT_VERSION`] when it was written.
