@@ -31,9 +31,17 @@ pub fn run_command(
     let lock = lock.and_then(RunLock::shared);
     let mut output = Stream { write, is_terminal };
     let stop = StopSignal::new();
+    exit_code(py, &stop, || commands::run(words, lock, &mut output, &stop))
+}
+
+/// Runs a command to its exit code. A stop raises no exception: the exit code or the error reports it.
+pub fn exit_code(
+    py: Python<'_>,
+    stop: &StopSignal,
+    command: impl FnOnce() -> training::Result<u8> + Send,
+) -> PyResult<u8> {
     let _save_requests = stop.listen_for_save_requests()?;
-    // A stop raises no exception here: the exit code or the error reports it.
-    let (outcome, _) = forwarding_signals(py, &stop, || commands::run(words, lock, &mut output, &stop));
+    let (outcome, _) = forwarding_signals(py, stop, command);
     match (outcome, stop.requested()) {
         (Err(CallError::Error(error)), Some(signal)) if error.is_interruption() => {
             Err(raised(TrainerError::Interrupted(signal)))

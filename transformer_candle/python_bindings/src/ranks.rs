@@ -15,9 +15,7 @@ use training::ranks::{Exchange, Parcel, RankInfo, Ranks};
 use training::stop::StopSignal;
 use training::{Result, TrainerError};
 
-use crate::arguments::CallError;
-use crate::errors::raised;
-use crate::signals::forwarding_signals;
+use crate::commands::exit_code;
 
 /// A buffer of the trainer, as `NumPy`'s array interface describes it if it is in this machine's memory, and as CUDA's
 /// array interface does on a GPU: `numpy.asarray` or `torch.as_tensor` shares the memory. Of bf16 these are the bits, as
@@ -139,13 +137,5 @@ pub fn train_rank(py: Python<'_>, words: Vec<OsString>, exchange: &Bound<'_, PyA
     let ranks = Ranks::new(Arc::new(PythonExchange::new(exchange)?));
     let words = once(OsString::from("orchestrate")).chain(words);
     let stop = StopSignal::new();
-    let _save_requests = stop.listen_for_save_requests()?;
-    // A stop raises no exception here, as in `run_command`.
-    let (outcome, _) = forwarding_signals(py, &stop, || train::run_rank(words, ranks, &stop));
-    match (outcome, stop.requested()) {
-        (Err(CallError::Error(error)), Some(signal)) if error.is_interruption() => {
-            Err(raised(TrainerError::Interrupted(signal)))
-        }
-        (outcome, _) => Ok(outcome?),
-    }
+    exit_code(py, &stop, || train::run_rank(words, ranks, &stop))
 }
