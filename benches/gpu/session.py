@@ -142,10 +142,8 @@ def measurements(program: str, python: str, config: Path, only: list[str]) -> li
 
     def of_torch(name: str, compilations: int, command: list[str], *options: str) -> Part:
         # Four micro-batches of each size tried; then one warm-up step and four measured.
-        limit, minimum = (
-            Duration(START_SECONDS + compilations * COMPILE_SECONDS, 8),
-            Duration(START_SECONDS + min(1, compilations) * COMPILE_SECONDS, 4),
-        )
+        limit = Duration(START_SECONDS + compilations * COMPILE_SECONDS, 8)
+        minimum = Duration(START_SECONDS + min(1, compilations) * COMPILE_SECONDS, 4)
         return Part(name, [*command, *options], limit, minimum, budgeted=True)
 
     measured = [

@@ -151,14 +151,13 @@ class Peer:
 
     def learning_rate(self, step: int) -> float:
         """Return the rate of a step, with warm-up, stable and decay phases; steps count from 1."""
-        peak, total, warmup = (
-            self.settings["learning_rate"],
-            self.scheduler["total_steps"],
-            self.scheduler["warmup_steps"],
-        )
+        peak, total = self.settings["learning_rate"], self.scheduler["total_steps"]
         decay = round(self.scheduler["decay_fraction"] * total)
         into_decay = max(0, step - (total - decay)) / decay
-        return peak * min(1.0, step / max(warmup, 1)) + (self.scheduler["min_lr"] - peak) * into_decay
+        return (
+            peak * min(1.0, step / max(self.scheduler["warmup_steps"], 1))
+            + (self.scheduler["min_lr"] - peak) * into_decay
+        )
 
     def train(self, max_steps: int | None = None) -> None:
         """Train to the end, or for `max_steps` steps, and write the result so far at every evaluation."""

@@ -32,10 +32,8 @@ def _is_the_program() -> bool:
 if _is_the_program() and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
     signal.signal(signal.SIGINT, exit_at_once)
 
-import importlib  # noqa: E402
+import importlib.util  # noqa: E402
 from typing import TYPE_CHECKING, Any  # noqa: E402
-
-from orchestrator import nvidia_wheels  # noqa: E402
 
 if TYPE_CHECKING:
     from orchestrator._native import (
@@ -82,7 +80,15 @@ __all__ = [
     "memory_plan",
 ]
 
-nvidia_wheels.make_known()
+
+def _pass_nvidia_wheels() -> None:
+    """Name the folders of the package `nvidia` to the trainer, which opens CUDA's libraries by itself."""
+    package = importlib.util.find_spec("nvidia")
+    if package is not None and package.submodule_search_locations:
+        os.environ.setdefault("ORCHESTRATE_NVIDIA_WHEELS", os.pathsep.join(package.submodule_search_locations))
+
+
+_pass_nvidia_wheels()
 
 
 def __getattr__(name: str) -> Any:

@@ -31,13 +31,9 @@ def _instead_of_dataset(typed: str) -> str | None:
         return f"an address: type --dataset {url['name']}{pinned}"
     if "://" in typed:
         return "an address: download it, and type --input PATH"
-    is_name = re.fullmatch(r"[\w.-]+/[\w.-]+", typed) and not typed.startswith(".")
-    if (
-        typed.startswith(("/", "./", "../", "~"))
-        or FILE_NAME.fullmatch(typed)
-        or (Path(typed).exists() and not is_name)
-    ):
-        kind = "a folder" if Path(typed).is_dir() else "a file" if Path(typed).exists() else "a path"
+    exists, is_name = Path(typed).exists(), re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", typed)
+    if typed.startswith(("/", "./", "../", "~")) or FILE_NAME.fullmatch(typed) or (exists and not is_name):
+        kind = "a folder" if Path(typed).is_dir() else "a file" if exists else "a path"
         return f"{kind}: type --input {shlex.quote(typed)}"
     name, at, revision = typed.partition("@")
     if at:

@@ -9,13 +9,11 @@ from inspect import Parameter
 from pathlib import Path
 from typing import Annotated, Any
 
-from typer import Option
-
 from orchestrator import pipeline_options
 from orchestrator.command_error import CommandError
 from orchestrator.help_text import RUN, TOKENIZER, TRAINING
 from orchestrator.input_files import json_object
-from orchestrator.options import parameter
+from orchestrator.options import panel_option, parameter
 from orchestrator.paths import shown
 from orchestrator.screen import counted, step
 from orchestrator.settings import OpenKeys, Settings
@@ -49,17 +47,10 @@ HALF_PRECISION = ("bfloat16", "float16")
 
 def parameters() -> list[Parameter]:
     """Return the options of the command: its own, and those of the pipeline that it leaves open."""
-    model = Option(
-        metavar="DIR|OWNER/NAME[@REVISION]",
-        help="The model to start from: a folder in Hugging Face's format, or a repository of the Hub.",
-        rich_help_panel=RUN,
-    )
-    epochs = Option(
-        metavar="N",
-        min=1,
-        help="Passes over the conversations, at a constant learning rate. Default: 1, up to 3 where they are few.",
-        rich_help_panel=TRAINING,
-    )
+    about_model = "The model to start from: a folder in Hugging Face's format, or a repository of the Hub."
+    model = panel_option(RUN, about_model, metavar="DIR|OWNER/NAME[@REVISION]")
+    about_epochs = "Passes over the conversations, at a constant learning rate. Default: 1, up to 3 where they are few."
+    epochs = panel_option(TRAINING, about_epochs, metavar="N", min=1)
     own = [parameter("model", Annotated[str | None, model]), parameter("epochs", Annotated[int | None, epochs])]
     return own + [_with_own_help(option) for option in pipeline_options.parameters() if not _is_left_out(option)]
 

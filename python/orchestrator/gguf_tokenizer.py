@@ -37,9 +37,8 @@ def add(writer: GGUFWriter, model: Model) -> list[str]:
     Returns:
         What the file cannot express, a sentence each.
     """
-    path, vocab_size, tokens = (
-        model.tokenizer_folder / model_tokenizer.FILE, model.checked_config["vocab_size"], model.tokens,
-    )  # fmt: skip
+    path, tokens = model.tokenizer_folder / model_tokenizer.FILE, model.tokens
+    vocab_size = model.checked_config["vocab_size"]
     if tokens is None:
         raise CommandError(f"a GGUF file needs the model's {shown(path)}, and there is none")
     tokenizer = tokens.tokenizer_json
@@ -134,10 +133,8 @@ def _adds_space(normalizer: dict[str, Any], pre_tokenizer: dict[str, Any]) -> bo
 
     Llama 2 puts it there by its normalizer, newer models by a pre-tokenizer that does not split.
     """
-    prepend, replace = (
-        {"type": "Prepend", "prepend": SPACE},
-        {"type": "Replace", "pattern": {"String": " "}, "content": SPACE},
-    )
+    prepend = {"type": "Prepend", "prepend": SPACE}
+    replace = {"type": "Replace", "pattern": {"String": " "}, "content": SPACE}
     match normalizer.get("normalizers") or [normalizer], pre_tokenizer:
         case [first, second], {} if (first, second, pre_tokenizer) == (prepend, replace, {}):
             return True

@@ -83,11 +83,9 @@ class LongWords:
                 if not self._has_room_for(set(_ASCII_WORDS.findall(text, start, end))):
                     yield start, end, False
                     continue
-                words = (
-                    [word.span() for word in _ASCII_WORDS.finditer(text, start, end)]
-                    if _is_long(text[start:end])
-                    else []
-                )
+                words = []
+                if _is_long(text[start:end]):
+                    words = [word.span() for word in _ASCII_WORDS.finditer(text, start, end)]
             else:
                 # Ordinary text of scripts without spaces has no breaks either: only its long words count.
                 found = self.pre_tokenizer.pre_tokenize_str(text[start:end])

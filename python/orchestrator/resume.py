@@ -94,11 +94,7 @@ def _data_flags(
     flags = [
         ("--dataset", settings.dataset, streamed.get("dataset")),
         ("--data-config", settings.data_config, streamed.get("config")),
-        (
-            "--max-samples",
-            settings.max_samples,
-            data["max_samples"] if streaming is None else streaming.get("max_samples"),
-        ),
+        ("--max-samples", settings.max_samples, (data if streaming is None else streaming).get("max_samples")),
         ("--input", base_config.absolute(settings.input) or None, data["train_shards"]),
         ("--validation", base_config.absolute(settings.validation) or None, data["validation_shards"]),
     ]

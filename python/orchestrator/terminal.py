@@ -32,9 +32,8 @@ class _Unfailing(io.FileIO):
 
     def write(self, content: ReadableBuffer) -> int:
         try:
-            while (
-                written := super().write(content)
-            ) is None:  # another process with the same pipe made it non-blocking
+            # Another process with the same pipe may have made it non-blocking.
+            while (written := super().write(content)) is None:
                 select.select([], [self], [])
             return written
         except OSError as error:

@@ -138,8 +138,7 @@ def show(plan: Plan, study: optuna.Study, trial: FrozenTrial, compared: list[Com
 
 def _verdict(base: Comparison, winner: Comparison) -> str:
     gain = mean(base.losses) - mean(winner.losses)
-    if len(base.losses) < 2:
-        return f"the winner's loss is {abs(gain):.4f} {'lower' if gain > 0 else 'higher'}"
-    deviation = max(stdev(base.losses), stdev(winner.losses))
-    of = f", {abs(gain) / deviation:.1f} standard deviations" if deviation else ""
+    of = ""
+    if len(base.losses) > 1 and (deviation := max(stdev(base.losses), stdev(winner.losses))):
+        of = f", {abs(gain) / deviation:.1f} standard deviations"
     return f"the winner's loss is {abs(gain):.4f} {'lower' if gain > 0 else 'higher'}{of}"

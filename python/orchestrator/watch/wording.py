@@ -63,12 +63,10 @@ def speed(status: Status) -> list[Fact]:
     """Return tokens per second, MFU and the parts of a step's time; of several ranks exchange and the slowest too."""
     mfu, seconds, shares = number(status.train, "mfu"), status.seconds_per_step, status.shares
     part = {name: f"{100 * share:.1f} %" for name, share in shares.items()}
+    step = UNKNOWN if seconds is None else f"{_step_time(seconds)}, compute {100 * shares.get('compute', 1):.0f} %"
     return [
         ("tokens/s", _rates(status) if mfu is None else f"{_rates(status)}, MFU {100 * mfu:.1f} %"),
-        (
-            "step",
-            UNKNOWN if seconds is None else f"{_step_time(seconds)}, compute {100 * shares.get('compute', 1):.0f} %",
-        ),
+        ("step", step),
         ("data wait", part.get("data_wait", UNKNOWN)),
         *_ranks(status),
         ("save", part.get("save", UNKNOWN)),
