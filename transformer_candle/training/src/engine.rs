@@ -23,7 +23,7 @@ use rayon::ThreadPool;
 use run_config::RunConfig;
 
 pub(crate) use self::settings::StepOf;
-pub(crate) use self::synthetic::synthetic_batch;
+pub(crate) use self::synthetic::SyntheticSteps;
 pub(crate) use self::{
     gradient_exchange::share_after_backward,
     optimizer::muon_flops,

@@ -7,8 +7,7 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use clap::Args;
-use dataset::Batch;
-use kernels::{Device, cuda::Cuda, timing};
+use kernels::cuda::Cuda;
 use run_config::RunConfig;
 
 pub use self::report::BenchReport;
@@ -17,10 +16,9 @@ use super::count::at_least_one;
 use super::output::print_remark;
 use super::{ConfigSource, Output};
 use crate::device::{self, DeviceSelection};
-use crate::engine::{Engine, StepOf, model_shape, synthetic_batch};
+use crate::engine::{StepOf, SyntheticSteps, model_shape};
 use crate::memory_plan::{self, Calibrator, MemoryPlan, StepPart, median};
 use crate::ranks::RankInfo;
-use crate::stop::StopSignal;
 use crate::units::counted;
 use crate::{Result, TrainerError};
 
@@ -111,9 +109,10 @@ pub fn run(options: &BenchOptions) -> Result<BenchReport> {
         file.display(),
         limit.unwrap_or_default()
     ));
-    let mut bench = Bench::new(&run.config, &plan, &device)?;
+    let engine = memory_plan::allocate(&run.config, &shape, step.settings, &device)?;
+    let mut bench = SyntheticSteps::new(engine, &run.config)?;
     let TimedSteps { count: steps, mean: seconds, median } =
-        bench.time_steps(options.steps, budget, calibrator.as_mut())?;
+        time_steps(&mut bench, options.steps, budget, calibrator.as_mut())?;
     MemoryPlan::keep_measurement(step, &device, median);
     let prediction = StepPrediction::new(calibrator.as_ref(), MemoryPlan::roofline(step, &device)?, median);
     drop(calibrator);
@@ -136,7 +135,7 @@ pub fn run(options: &BenchOptions) -> Result<BenchReport> {
         memory_used_bytes: used,
         micro_batch: plan.micro_batch,
         tokens_per_step: plan.tokens_per_step,
-        milliseconds: milliseconds(seconds, bench.part_seconds(operation_steps)?.as_ref()),
+        milliseconds: milliseconds(seconds, part_seconds(&mut bench, operation_steps)?.as_ref()),
         median_step_milliseconds: median * 1e3,
         prediction,
     })
@@ -163,14 +162,6 @@ fn gemm_flops(cuda: &Cuda, config: &RunConfig) -> Result<f64> {
     Ok(cuda.measure_gemm_flops(size)?)
 }
 
-/// A trainer without data, checkpoints and metrics.
-struct Bench {
-    engine: Engine,
-    batch: Batch,
-    learning_rate: f64,
-    steps_done: u64,
-}
-
 /// How many steps were timed, and their seconds.
 struct TimedSteps {
     count: u32,
@@ -178,68 +169,47 @@ struct TimedSteps {
     median: f64,
 }
 
-impl Bench {
-    fn new(config: &RunConfig, plan: &MemoryPlan, device: &Device) -> Result<Self> {
-        let shape = model_shape(config)?;
-        let mut engine = memory_plan::allocate(config, &shape, plan.engine_settings(device.kind()), device)?;
-        engine.initialize(config.runtime.seed)?;
-        let batch = synthetic_batch(config, shape.vocab_size, config.data.sequences_per_step);
-        Ok(Self { engine, batch, learning_rate: config.optimizer.learning_rate, steps_done: 0 })
-    }
-
-    fn step(&mut self) -> Result<()> {
-        self.steps_done += 1;
-        self.engine.step(&self.batch, self.steps_done, self.learning_rate, &StopSignal::new())?;
-        Ok(())
-    }
-
-    /// Times steps as they are trained, after one to warm up, and leaves time for those that run operation by
-    /// operation.
-    ///
-    /// A prediction is timed in turns with them, so that whatever else the machine does slows both alike: not step by
-    /// step, because a small model would find another one's numbers in the caches each time.
-    fn time_steps(
-        &mut self,
-        most: u32,
-        budget: TimeBudget,
-        mut calibrator: Option<&mut Calibrator<'_>>,
-    ) -> Result<TimedSteps> {
-        self.step()?;
-        let (started, mut times) = (Instant::now(), Vec::new());
-        loop {
-            let turn = Instant::now();
-            while turn.elapsed() < TURN && times.len() < most as usize {
-                let from = Instant::now();
-                self.step()?;
-                times.push(from.elapsed().as_secs_f64());
-            }
-            let turn = Instant::now();
-            while let Some(calibrator) = calibrator.as_mut().filter(|_| turn.elapsed() < TURN) {
-                calibrator.time_step()?;
-            }
-            let steps = times.len() as u32;
-            let each = started.elapsed().as_secs_f64() / f64::from(steps);
-            let turns = TURN * (1 + u32::from(calibrator.is_some()));
-            let next_turn = turns.as_secs_f64().max(each * (1.0 + MEASURED_STEPS[0]));
-            if steps == most || budget.steps(next_turn) < 1 {
-                let mean = times.iter().sum::<f64>() / f64::from(steps);
-                return Ok(TimedSteps { count: steps, mean, median: median(times) });
-            }
+/// Times steps as they are trained, after one to warm up, and leaves time for those that run operation by
+/// operation.
+///
+/// A prediction is timed in turns with them, so that whatever else the machine does slows both alike: not step by
+/// step, because a small model would find another one's numbers in the caches each time.
+fn time_steps(
+    bench: &mut SyntheticSteps,
+    most: u32,
+    budget: TimeBudget,
+    mut calibrator: Option<&mut Calibrator<'_>>,
+) -> Result<TimedSteps> {
+    bench.step()?;
+    let (started, mut times) = (Instant::now(), Vec::new());
+    loop {
+        let turn = Instant::now();
+        while turn.elapsed() < TURN && times.len() < most as usize {
+            let from = Instant::now();
+            bench.step()?;
+            times.push(from.elapsed().as_secs_f64());
+        }
+        let turn = Instant::now();
+        while let Some(calibrator) = calibrator.as_mut().filter(|_| turn.elapsed() < TURN) {
+            calibrator.time_step()?;
+        }
+        let steps = times.len() as u32;
+        let each = started.elapsed().as_secs_f64() / f64::from(steps);
+        let turns = TURN * (1 + u32::from(calibrator.is_some()));
+        let next_turn = turns.as_secs_f64().max(each * (1.0 + MEASURED_STEPS[0]));
+        if steps == most || budget.steps(next_turn) < 1 {
+            let mean = times.iter().sum::<f64>() / f64::from(steps);
+            return Ok(TimedSteps { count: steps, mean, median: median(times) });
         }
     }
+}
 
-    /// Returns the mean seconds of each part over `steps` steps that run operation by operation; None for no steps.
-    fn part_seconds(&mut self, steps: u32) -> Result<Option<BTreeMap<StepPart, f64>>> {
-        if steps == 0 {
-            return Ok(None);
-        }
-        let (pool, device) = (self.engine.pool(), self.engine.device().clone());
-        let mut run = || (0..steps).try_for_each(|_| self.step());
-        // Operations run on the thread that asks for them, which is the pool's.
-        let (done, times) = pool.install(|| timing::measure(&device, || Ok(run())))?;
-        done?;
-        Ok(Some(by_part(&times, steps)))
+/// Returns the mean seconds of each part over `steps` steps that run operation by operation; None for no steps.
+fn part_seconds(bench: &mut SyntheticSteps, steps: u32) -> Result<Option<BTreeMap<StepPart, f64>>> {
+    if steps == 0 {
+        return Ok(None);
     }
+    Ok(Some(by_part(&bench.time_operations(steps)?, steps)))
 }
 
 /// Returns how many steps of `seconds` each time operations one by one: a few short steps are not representative.

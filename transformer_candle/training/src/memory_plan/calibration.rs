@@ -10,17 +10,15 @@ use std::{
     time::{Duration, Instant},
 };
 
-use dataset::Batch;
-use kernels::{Device, timing};
+use kernels::Device;
 use model::{ModelShape, ParameterLayout};
 use run_config::RunConfig;
 
 use super::{StepPart, cpu_speed::CpuSpeed};
 use crate::{
-    engine::{Engine, EngineSettings, StepOf, UpdateRule, parameter_groups, synthetic_batch},
+    engine::{Engine, EngineSettings, StepOf, SyntheticSteps, UpdateRule, parameter_groups},
     error::Result,
     ranks::RankInfo,
-    stop::StopSignal,
 };
 
 /// About how long one of the timed steps takes at most.
@@ -68,9 +66,7 @@ pub(crate) struct Calibrator<'a> {
     sample: Sample,
     config: RunConfig,
     shape: ModelShape,
-    engine: Engine,
-    batch: Batch,
-    steps_done: u64,
+    steps: SyntheticSteps,
     step_seconds: Vec<f64>,
     operations: BTreeMap<&'static str, Vec<f64>>,
 }
@@ -91,32 +87,21 @@ impl<'a> Calibrator<'a> {
         let rank_info = RankInfo::default();
         let settings = EngineSettings { micro_batch: sample.micro_batch, rank_info, ..step.settings };
         let part = StepOf { config: &config, shape: &shape, settings };
-        let mut engine = match Engine::allocate(&config, &[part], &Device::Cpu) {
+        let engine = match Engine::allocate(&config, &[part], &Device::Cpu) {
             Ok(engine) => engine,
             Err(error) if error.is_out_of_memory() => return Ok(None),
             Err(error) => return Err(error),
         };
-        engine.initialize(config.runtime.seed)?;
-        let batch = synthetic_batch(&config, shape.vocab_size, config.data.sequences_per_step);
-        let (steps_done, step_seconds, operations) = (0, Vec::new(), BTreeMap::new());
-        let mut calibrator = Self { step, sample, config, shape, engine, batch, steps_done, step_seconds, operations };
-        calibrator.take_step()?;
-        Ok(Some(calibrator))
-    }
-
-    fn take_step(&mut self) -> Result<()> {
-        self.steps_done += 1;
-        let learning_rate = self.config.optimizer.learning_rate;
-        self.engine.step(&self.batch, self.steps_done, learning_rate, &StopSignal::new())?;
-        Ok(())
+        let mut steps = SyntheticSteps::new(engine, &config)?;
+        steps.step()?;
+        let (step_seconds, operations) = (Vec::new(), BTreeMap::new());
+        Ok(Some(Self { step, sample, config, shape, steps, step_seconds, operations }))
     }
 
     /// Times a step, and its operations one by one.
     pub(crate) fn time_step(&mut self) -> Result<()> {
-        let (pool, from) = (self.engine.pool(), Instant::now());
-        // Operations are timed on the thread that calls them.
-        let (done, times) = pool.install(|| timing::measure(&Device::Cpu, || Ok(self.take_step())))?;
-        done?;
+        let from = Instant::now();
+        let times = self.steps.time_operations(1)?;
         self.step_seconds.push(from.elapsed().as_secs_f64());
         for (operation, time) in times {
             self.operations.entry(operation).or_default().push(time.as_secs_f64());

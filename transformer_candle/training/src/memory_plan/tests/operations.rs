@@ -2,12 +2,11 @@
 
 use super::*;
 use crate::{
-    engine::synthetic_batch,
+    engine::SyntheticSteps,
     memory_plan::{
         gpu_table::SustainedFractions,
         roofline::{Rates, Roofline},
     },
-    stop::StopSignal,
 };
 
 // The sizes of the 1B preset: layers, hidden, intermediate, packed QKV, padded vocabulary; tokens of a micro-batch and
@@ -219,13 +218,8 @@ fn costs_have_the_names_of_the_operations_that_a_step_calls() {
         let run = run_of("smoke_cpu", &overrides);
         let shape = model_shape(&run.config).unwrap();
         let settings = plan_of(&run).unwrap().engine_settings(DeviceKind::Cpu);
-        let mut engine = allocate(&run.config, &shape, settings, &kernels::Device::Cpu).unwrap();
-        engine.initialize(1).unwrap();
-        let batch = synthetic_batch(&run.config, shape.vocab_size, run.config.data.sequences_per_step);
-        let pool = engine.pool();
-        let step = || Ok(engine.step(&batch, 1, 1e-3, &StopSignal::new()));
-        let (done, called) = pool.install(|| kernels::timing::measure(&kernels::Device::Cpu, step)).unwrap();
-        done.unwrap();
+        let engine = allocate(&run.config, &shape, settings, &kernels::Device::Cpu).unwrap();
+        let called = SyntheticSteps::new(engine, &run.config).unwrap().time_operations(1).unwrap();
         for (operation, cost) in operation_costs(&run.config, &shape, settings) {
             assert!(cost.bytes == 0.0 || called.contains_key(operation), "{operation} with {recompute}: {called:?}");
         }
