@@ -54,6 +54,22 @@ const fn mebibytes(number: u64) -> u64 {
     number << 20
 }
 
+/// Both A100 have its chip; the one of 80 GB has faster memory.
+const A100_40: GpuSpec = GpuSpec {
+    key: "a100-40",
+    name: "A100 40 GB",
+    memory_bytes: mebibytes(40_335), // 39.39 GiB
+    fp32_flops: 19.5e12,
+    bytes_per_second: 1.555e12,
+    watts: 400.0,
+    multiprocessors: 108,
+    link: NVLINK_3,
+    // GEMMs published at 230 to 275 TFLOP/s of 312; FlashAttention-2 at 110 to 170 with heads of 64; TinyLlama trains at
+    // 56 % MFU.
+    low: fractions(0.64, 0.35, 0.28, 0.80),
+    high: fractions(0.86, 0.50, 0.42, 0.90),
+};
+
 /// Nominal bf16 FLOPs are [`kernels::cuda::nominal_bf16_flops`]'s. f32 FLOPs, bandwidth, watts and SMs: NVIDIA's white
 /// papers on GA102 (RTX 3090), AD102 (RTX 4090) and the RTX Blackwell architecture (RTX 5090), and the data sheets of
 /// A100, H100 SXM and H200 SXM. Memory: "total capacity of N GiB" in PyTorch's out-of-memory message, which is
@@ -104,31 +120,13 @@ pub const GPUS: [GpuSpec; 7] = [
         low: fractions(0.75, 0.45, 0.35, 0.80),
         high: fractions(0.93, 0.60, 0.50, 0.90),
     },
-    GpuSpec {
-        key: "a100-40",
-        name: "A100 40 GB",
-        memory_bytes: mebibytes(40_335), // 39.39 GiB
-        fp32_flops: 19.5e12,
-        bytes_per_second: 1.555e12,
-        watts: 400.0,
-        multiprocessors: 108,
-        link: NVLINK_3,
-        // GEMMs published at 230 to 275 TFLOP/s of 312; FlashAttention-2 at 110 to 170 with heads of 64; TinyLlama trains at
-        // 56 % MFU.
-        low: fractions(0.64, 0.35, 0.28, 0.80),
-        high: fractions(0.86, 0.50, 0.42, 0.90),
-    },
+    A100_40,
     GpuSpec {
         key: "a100-80",
         name: "A100 80 GB",
         memory_bytes: mebibytes(81_049), // 79.15 GiB
-        fp32_flops: 19.5e12,
         bytes_per_second: 2.039e12,
-        watts: 400.0,
-        multiprocessors: 108,
-        link: NVLINK_3,
-        low: fractions(0.64, 0.35, 0.28, 0.80),
-        high: fractions(0.86, 0.50, 0.42, 0.90),
+        ..A100_40
     },
     GpuSpec {
         key: "h100",
