@@ -8,12 +8,11 @@ use pyo3::prelude::*;
 use training::SamplingSettings;
 use training::chat::{ChatOptions, FinishReason};
 use training::checkpoint::Checkpoint;
-use training::stop::StopSignal;
 
 use crate::arguments::integer;
 use crate::json::from_python;
 use crate::machine::device_of;
-use crate::signals::interruptible;
+use crate::signals::stoppable;
 use crate::values::value_class;
 
 value_class! {
@@ -60,8 +59,7 @@ impl ChatModel {
     ) -> PyResult<Self> {
         let device = device_of(device)?;
         let options = ChatOptions { template: chat_template, date };
-        let stop = StopSignal::new();
-        let opened = interruptible(py, &stop, || {
+        let opened = stoppable(py, |stop| {
             let checkpoint = Checkpoint::open(&checkpoint)?.beside(base_model.as_deref());
             training::chat::ChatModel::open(&checkpoint, options, device, &stop.cancel_token())
         })?;
@@ -96,7 +94,6 @@ impl ChatModel {
     ) -> PyResult<Reply> {
         let messages: Vec<serde_json::Value> = from_python(messages)?;
         let settings = SamplingSettings { temperature, top_k, top_p, seed };
-        let stop = StopSignal::new();
         let mut refused = None;
         let mut show = |text: &str| match Python::attach(|py| on_text.call1(py, (text,))) {
             Ok(_) => ControlFlow::Continue(()),
@@ -105,9 +102,9 @@ impl ChatModel {
                 ControlFlow::Break(())
             }
         };
-        let reply = interruptible(py, &stop, || {
+        let reply = stoppable(py, |stop| {
             let mut model = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-            model.reply(&messages, max_tokens, &settings, &stop, &mut show)
+            model.reply(&messages, max_tokens, &settings, stop, &mut show)
         })?;
         refused.map_or_else(|| Ok(reply.into()), Err)
     }

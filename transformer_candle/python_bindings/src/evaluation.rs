@@ -7,11 +7,10 @@ use pyo3::prelude::*;
 use training::commands::ModelSource;
 use training::commands::evaluate::{self, EvaluateOptions};
 use training::report::SampleReport;
-use training::stop::StopSignal;
 
 use crate::arguments::Integer;
 use crate::machine::device_of;
-use crate::signals::interruptible;
+use crate::signals::stoppable;
 use crate::values::{ToPython, value_class};
 
 value_class! {
@@ -53,18 +52,14 @@ pub fn evaluate_model(
     max_sequences: Option<Integer<usize>>,
     device: &str,
 ) -> PyResult<EvaluationReport> {
-    let model = ModelSource::of_directory(checkpoint);
-    let text_column = text_column.to_owned();
-    let device = device_of(device)?;
     let options = EvaluateOptions {
-        model,
+        model: ModelSource::of_directory(checkpoint),
         input,
-        text_column,
+        text_column: text_column.to_owned(),
         max_sequences: max_sequences.map(|most| most.0),
-        device,
+        device: device_of(device)?,
         json: false,
     };
-    let stop = StopSignal::new();
     let hub = HubSettings::from_environment();
-    interruptible(py, &stop, || evaluate::run(&options, &hub, &stop)).map(EvaluationReport::from)
+    stoppable(py, |stop| evaluate::run(&options, &hub, stop)).map(EvaluationReport::from)
 }

@@ -8,12 +8,11 @@ use training::SamplingSettings;
 use training::checkpoint::Checkpoint;
 use training::commands::ModelSource;
 use training::commands::generate::{self as command, GenerateOptions, Prompt};
-use training::stop::StopSignal;
 use training::trained_model::TrainedModel;
 
 use crate::arguments::{Integer, integer};
 use crate::machine::device_of;
-use crate::signals::interruptible;
+use crate::signals::stoppable;
 use crate::values::value_class;
 
 value_class! {
@@ -66,8 +65,7 @@ pub fn generate(
         device: device_of(device)?,
         json: false,
     };
-    let stop = StopSignal::new();
-    interruptible(py, &stop, || command::run(&options, &stop)).map(Completion)
+    stoppable(py, |stop| command::run(&options, stop)).map(Completion)
 }
 
 /// Return the logits after each token, `[tokens, vocabulary]` in f32. The first `prompt_tokens` (at most all) pass through
@@ -82,13 +80,12 @@ pub fn logits<'py>(
     device: &str,
 ) -> PyResult<Bound<'py, PyArray2<f32>>> {
     let device = device_of(device)?;
-    let stop = StopSignal::new();
     let tokens: Vec<u32> = tokens.into_iter().map(|token| token.0).collect();
-    let rows = interruptible(py, &stop, || {
+    let rows = stoppable(py, |stop| {
         let cancel = stop.cancel_token();
         let open = |checkpoint: &Checkpoint| TrainedModel::of_checkpoint(checkpoint, device, &cancel);
-        let model = ModelSource::of_directory(checkpoint.clone()).read(&cancel, open)?;
-        model.logits(&tokens, prompt_tokens, &stop)
+        let model = ModelSource::of_directory(checkpoint).read(&cancel, open)?;
+        model.logits(&tokens, prompt_tokens, stop)
     })?;
     Ok(PyArray2::from_vec2(py, &rows)?)
 }

@@ -5,20 +5,18 @@ use std::path::PathBuf;
 use pyo3::prelude::*;
 use training::checkpoint::Checkpoint;
 use training::commands::{ModelName, ModelSource};
-use training::stop::StopSignal;
 
 use crate::json;
-use crate::signals::interruptible;
+use crate::signals::stoppable;
 
 /// Return the directory of a checkpoint, of the newest intact one of a run or an experiment, or of any model in Hugging
 /// Face's format. The files of a checkpoint are verified.
 #[pyfunction]
 #[pyo3(signature = (checkpoint = None, experiment = None))]
 pub fn model_directory(py: Python<'_>, checkpoint: Option<PathBuf>, experiment: Option<String>) -> PyResult<PathBuf> {
-    let stop = StopSignal::new();
-    let cancel = stop.cancel_token();
-    interruptible(py, &stop, || {
-        let name = ModelName { run: None, checkpoint: checkpoint.clone(), experiment: experiment.clone() };
+    stoppable(py, |stop| {
+        let cancel = stop.cancel_token();
+        let name = ModelName { run: None, checkpoint, experiment };
         ModelSource { name, base_model: None }.read(&cancel, |found| {
             if found.is_checkpoint() {
                 found.verify(&cancel)?;
@@ -39,9 +37,9 @@ pub fn model_file_problem(path: PathBuf) -> Option<String> {
 #[pyfunction]
 #[pyo3(signature = (directory, read_weights = true))]
 pub fn checked_model_config(py: Python<'_>, directory: PathBuf, read_weights: bool) -> PyResult<String> {
-    let stop = StopSignal::new();
-    let cancel = stop.cancel_token();
-    interruptible(py, &stop, || Ok(Checkpoint::open(&directory)?.checked_config(read_weights, &cancel)?.to_string()))
+    stoppable(py, |stop| {
+        Ok(Checkpoint::open(&directory)?.checked_config(read_weights, &stop.cancel_token())?.to_string())
+    })
 }
 
 /// Compare adapters with their model, and return where that is, whether the adapters record what its files are,
@@ -49,10 +47,8 @@ pub fn checked_model_config(py: Python<'_>, directory: PathBuf, read_weights: bo
 #[pyfunction]
 #[pyo3(signature = (directory, base_model = None))]
 pub fn checked_adapters(py: Python<'_>, directory: PathBuf, base_model: Option<PathBuf>) -> PyResult<Bound<'_, PyAny>> {
-    let stop = StopSignal::new();
-    let cancel = stop.cancel_token();
-    let adapters = interruptible(py, &stop, || {
-        Ok(Checkpoint::open(&directory)?.beside(base_model.as_deref()).checked_adapters(&cancel)?)
+    let adapters = stoppable(py, |stop| {
+        Ok(Checkpoint::open(&directory)?.beside(base_model.as_deref()).checked_adapters(&stop.cancel_token())?)
     })?;
     json::to_python(py, &adapters)
 }
@@ -61,9 +57,8 @@ pub fn checked_adapters(py: Python<'_>, directory: PathBuf, base_model: Option<P
 /// whole, of the right shapes and finite.
 #[pyfunction]
 pub fn check_start_adapters(py: Python<'_>, directory: PathBuf, model: PathBuf) -> PyResult<()> {
-    let stop = StopSignal::new();
-    let cancel = stop.cancel_token();
-    interruptible(py, &stop, || {
+    stoppable(py, |stop| {
+        let cancel = stop.cancel_token();
         let adapters = Checkpoint::open(&directory)?.beside(Some(&model));
         adapters.check_base(&model, &cancel)?;
         adapters.pretrained_adapters(&adapters.model()?.shape, &cancel)?;
@@ -80,8 +75,7 @@ pub fn model_tokens(
     base_model: Option<PathBuf>,
     date: Option<String>,
 ) -> PyResult<Bound<'_, PyAny>> {
-    let stop = StopSignal::new();
-    let tokens = interruptible(py, &stop, || {
+    let tokens = stoppable(py, |_| {
         let checkpoint = Checkpoint::open(&directory)?.beside(base_model.as_deref());
         training::model_tokens::model_tokens(&checkpoint, date)
     })?;

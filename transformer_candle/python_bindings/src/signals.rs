@@ -168,6 +168,12 @@ pub fn interruptible<T: Send>(
     interrupted.map_or_else(|| Ok(result?), Err)
 }
 
+/// Runs work that a signal stops, as [`interruptible`] does, with a stop signal of its own.
+pub fn stoppable<T: Send>(py: Python<'_>, work: impl FnOnce(&StopSignal) -> training::Result<T> + Send) -> PyResult<T> {
+    let stop = StopSignal::new();
+    interruptible(py, &stop, || work(&stop))
+}
+
 fn not_started(error: &io::Error) -> TrainerError {
     TrainerError::Request(format!(
         "the system cannot start a thread: {error}. Raise the limit of processes (ulimit -u)"

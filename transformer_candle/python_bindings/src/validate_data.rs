@@ -5,10 +5,9 @@ use std::path::PathBuf;
 use dataset::hub::HubSettings;
 use pyo3::prelude::*;
 use training::commands::validate_data::{self as command, ValidateDataOptions};
-use training::stop::StopSignal;
 
 use crate::arguments::Integer;
-use crate::signals::interruptible;
+use crate::signals::stoppable;
 use crate::values::value_class;
 
 value_class! {
@@ -33,6 +32,6 @@ value_class! {
 pub fn validate_data(py: Python<'_>, run: PathBuf, replay: Vec<Integer<u64>>) -> PyResult<DataReport> {
     let options =
         ValidateDataOptions { run: Some(run), replay: replay.into_iter().map(|step| step.0).collect(), json: false };
-    let (hub, stop) = (HubSettings::from_environment(), StopSignal::new());
-    interruptible(py, &stop, || command::run(&options, &hub, &stop)).map(DataReport)
+    let hub = HubSettings::from_environment();
+    stoppable(py, |stop| command::run(&options, &hub, stop)).map(DataReport)
 }
