@@ -27,7 +27,6 @@ pub struct HeldOut {
     /// Documents that were read and not yet tokenized.
     documents: VecDeque<Document>,
     packed: PackedSequences,
-    sequence_length: usize,
     found: Found,
     notices: SkipNotices,
     /// Whether all documents are packed.
@@ -79,7 +78,6 @@ impl HeldOut {
             reader: PrefetchThread::start(reader, ROWS_PER_READ)?,
             documents: VecDeque::new(),
             packed: packer.empty(),
-            sequence_length: settings.sequence_length,
             packer,
             found,
             notices: SkipNotices::default(),
@@ -106,14 +104,7 @@ impl HeldOut {
     /// Returns batches of `sequences` sequences (at least one) from the start, at most `max_sequences` in all; the last
     /// batch may be smaller. Text is tokenized in the threads of the current rayon pool.
     pub fn batches(&mut self, sequences: usize, max_sequences: usize) -> HeldOutBatches<'_> {
-        HeldOutBatches {
-            held_out: self,
-            sequences: sequences.max(1),
-            max_sequences,
-            next: 0,
-            failed: false,
-            interrupted: &|| false,
-        }
+        HeldOutBatches { held_out: self, sequences: sequences.max(1), max_sequences, next: 0, interrupted: &|| false }
     }
 
     /// Returns how many sequences there are, at most `limit`; reads no further than that. The text is tokenized in the
@@ -184,7 +175,6 @@ pub struct HeldOutBatches<'a> {
     sequences: usize,
     max_sequences: usize,
     next: usize,
-    failed: bool,
     interrupted: &'a dyn Fn() -> bool,
 }
 
@@ -201,11 +191,8 @@ impl Iterator for HeldOutBatches<'_> {
     type Item = Result<Batch, DataError>;
 
     fn next(&mut self) -> Option<Self::Item> {
-        if self.failed {
-            return None;
-        }
         let tokenizer = self.held_out.packer.tokenizer().clone();
-        let mut batch = Batch::new(self.held_out.sequence_length, tokenizer.token_bytes().is_some());
+        let mut batch = self.held_out.packer.empty_batch();
         while batch.sequences() < self.sequences && self.next < self.max_sequences {
             match self.held_out.read_sequence(self.next, self.interrupted) {
                 Ok(true) => {
@@ -214,7 +201,7 @@ impl Iterator for HeldOutBatches<'_> {
                 }
                 Ok(false) => break,
                 Err(error) => {
-                    self.failed = true;
+                    self.next = self.max_sequences;
                     return Some(Err(error));
                 }
             }

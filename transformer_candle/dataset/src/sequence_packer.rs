@@ -61,6 +61,11 @@ impl SequencePacker {
         self.chat.as_ref()
     }
 
+    /// Creates a batch without sequences.
+    pub(crate) fn empty_batch(&self) -> Batch {
+        Batch::new(self.sequence_length, self.tokenizer.token_bytes().is_some())
+    }
+
     /// Creates an empty set of packed sequences.
     pub(crate) fn empty(&self) -> PackedSequences {
         let &Self { sequence_length, packing, .. } = self;

@@ -59,7 +59,6 @@ pub struct TokenStream {
     /// Whether an error was returned.
     failed: bool,
     packer: SequencePacker,
-    sequence_length: usize,
     cancel: CancelToken,
 }
 
@@ -112,7 +111,6 @@ impl TokenStream {
             delivered_rows: None,
             failed: false,
             packer,
-            sequence_length: settings.sequence_length,
             cancel,
         })
     }
@@ -131,7 +129,7 @@ impl TokenStream {
         }
         let mut batch = self.partial.take().unwrap_or_else(|| {
             self.components.iter_mut().for_each(ComponentStream::clear_opened);
-            Batch::new(self.sequence_length, self.packer.tokenizer().token_bytes().is_some())
+            self.packer.empty_batch()
         });
         match self.fill(&mut batch, until, interrupted) {
             Ok(()) => {

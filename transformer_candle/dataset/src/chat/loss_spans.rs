@@ -35,8 +35,7 @@ pub(super) fn render(
     prepared: &PreparedMessages,
     everything: bool,
 ) -> Result<Rendered, RowProblem> {
-    let whole = template.render(prepared, conversation.messages.len(), false).map_err(|message| raised(&message))?;
-    let Rendered { text, counted: marked } = unmarked(&whole);
+    let Rendered { text, counted: marked } = part(template, prepared, conversation.messages.len(), false)?;
     if everything && conversation.left_out.is_empty() {
         let counted = std::iter::once(0..text.len()).collect();
         return Ok(Rendered { text, counted });
@@ -60,18 +59,15 @@ struct Turn {
     is_left_out: bool,
 }
 
-fn raised(message: &str) -> RowProblem {
-    RowProblem::new(SkipReason::Template, format!("it says: {message}"))
-}
-
 /// Renders the first `count` messages.
 fn part(
     template: &ChatTemplate,
     prepared: &PreparedMessages,
     count: usize,
     prompt: bool,
-) -> Result<String, RowProblem> {
-    template.render(prepared, count, prompt).map(|text| unmarked(&text).text).map_err(|message| raised(&message))
+) -> Result<Rendered, RowProblem> {
+    let raised = |message: String| RowProblem::new(SkipReason::Template, format!("it says: {message}"));
+    template.render(prepared, count, prompt).map(|text| unmarked(&text)).map_err(raised)
 }
 
 /// Returns what the template marks behind the row's prompt.
@@ -84,7 +80,7 @@ fn marked_turns(
 ) -> Result<Vec<Turn>, RowProblem> {
     let prompt_end = match conversation.prompt {
         0 => 0,
-        prompt => common_prefix(&part(template, prepared, prompt, true)?, text),
+        prompt => common_prefix(&part(template, prepared, prompt, true)?.text, text),
     };
     let left_out = left_out_marks(template, conversation, marked.len())?;
     let turns = marked
@@ -102,8 +98,7 @@ fn left_out_marks(template: &ChatTemplate, conversation: &Messages, marks: usize
     let mut labelled = conversation.clone();
     conversation.left_out.iter().for_each(|&index| label(&mut labelled.messages[index]));
     let prepared = template.prepare(&labelled);
-    let whole = template.render(&prepared, labelled.messages.len(), false).map_err(|message| raised(&message))?;
-    let Rendered { text, counted } = unmarked(&whole);
+    let Rendered { text, counted } = part(template, &prepared, labelled.messages.len(), false)?;
     let found: Vec<bool> = counted.into_iter().map(|span| text[span].contains(LEFT_OUT)).collect();
     if found.len() == marks && found.contains(&true) {
         return Ok(found);
@@ -141,7 +136,7 @@ fn added_turns(
     prepared: &PreparedMessages,
     text: &str,
 ) -> Result<Vec<Turn>, RowProblem> {
-    let part = |count, prompt| part(template, prepared, count, prompt);
+    let part = |count, prompt| part(template, prepared, count, prompt).map(|rendered| rendered.text);
     let mut turns = Vec::new();
     for index in conversation.turns() {
         let before = if index == 0 { String::new() } else { part(index, false)? };

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use flate2::bufread::GzDecoder;
 
 use super::Compression;
+use super::json_array::peek_after;
 use crate::DataError;
 use crate::byte_source::{ByteSource, RangeReader};
 use crate::cancel::CancelToken;
@@ -53,27 +54,13 @@ impl<R: BufRead> Read for PaddedGzip<R> {
             if read > 0 || buffer.is_empty() {
                 return Ok(read);
             }
-            if skip_zeros(member.get_mut())? {
+            if peek_after(member.get_mut(), |byte| *byte == 0)?.is_some() {
                 self.member = self.member.take().map(|member| GzDecoder::new(member.into_inner()));
             } else {
                 self.member = None;
             }
         }
         Ok(0)
-    }
-}
-
-/// Skips zeros; returns whether anything follows them.
-fn skip_zeros(reader: &mut impl BufRead) -> io::Result<bool> {
-    loop {
-        let buffer = reader.fill_buf()?;
-        let zeros = buffer.iter().take_while(|byte| **byte == 0).count();
-        if zeros < buffer.len() || buffer.is_empty() {
-            let follows = !buffer.is_empty();
-            reader.consume(zeros);
-            return Ok(follows);
-        }
-        reader.consume(zeros);
     }
 }
 

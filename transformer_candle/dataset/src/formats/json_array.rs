@@ -30,7 +30,7 @@ impl ArrayElements {
     /// Moves before the next element; false after the last.
     pub(super) fn seek_element(&mut self, reader: &mut impl BufRead) -> io::Result<bool> {
         loop {
-            let next = peek_after_white_space(reader)?;
+            let next = peek_after(reader, u8::is_ascii_whitespace)?;
             self.position = match (self.position, next) {
                 (Position::Outside, None) => return Ok(false),
                 (_, None) => return Err(invalid("the JSON array ends in the middle")),
@@ -105,16 +105,16 @@ impl ElementEnd {
     }
 }
 
-fn peek_after_white_space(reader: &mut impl BufRead) -> io::Result<Option<u8>> {
+/// Skips bytes that fulfil a condition; returns the next one without reading it.
+pub(super) fn peek_after(reader: &mut impl BufRead, is_skipped: impl Fn(&u8) -> bool) -> io::Result<Option<u8>> {
     loop {
         let buffer = reader.fill_buf()?;
-        let blank = buffer.iter().take_while(|byte| byte.is_ascii_whitespace()).count();
-        if buffer.is_empty() || blank < buffer.len() {
-            let next = buffer.get(blank).copied();
-            reader.consume(blank);
+        let skipped = buffer.iter().take_while(|byte| is_skipped(byte)).count();
+        let (next, is_end) = (buffer.get(skipped).copied(), buffer.is_empty());
+        reader.consume(skipped);
+        if next.is_some() || is_end {
             return Ok(next);
         }
-        reader.consume(blank);
     }
 }
 
