@@ -42,12 +42,12 @@ def main() -> int:
     parser.add_argument("--megabytes", type=int, default=100)
     parser.add_argument("--folder", type=Path, action="append", default=[], help="read its texts too")
     parser.add_argument("--suffix", action="append", default=[], help="read files that end so too, as .html")
-    asked = parser.parse_args()
+    flags = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
-        count, size = write_text(root / "text.jsonl", pieces(asked.folder, asked.suffix), asked.megabytes * 1_000_000)
-        tokenizer = tiny_tokenizers.train(asked.kind, sample(root / "text.jsonl"), VOCAB_SIZE)
-        config = write_config(root, tiny_tokenizers.write(tokenizer, asked.kind, root / "tokenizer"))
+        count, size = write_text(root / "text.jsonl", pieces(flags.folder, flags.suffix), flags.megabytes * 1_000_000)
+        tokenizer = tiny_tokenizers.train(flags.kind, sample(root / "text.jsonl"), VOCAB_SIZE)
+        config = write_config(root, tiny_tokenizers.write(tokenizer, flags.kind, root / "tokenizer"))
         started = time.monotonic()
         expected = Counter(digest(ids) for ids in theirs(tokenizer, root / "text.jsonl"))
         between = time.monotonic()
@@ -57,7 +57,7 @@ def main() -> int:
             tokens += len(ids)
         ended = time.monotonic()
     row = {
-        "kind": asked.kind, "documents": count, "megabytes": size / 1e6, "tokens": tokens,
+        "kind": flags.kind, "documents": count, "megabytes": size / 1e6, "tokens": tokens,
         "different": max((found - expected).total(), (expected - found).total()),
         "tokenizers_mb_s": size / 1e6 / (between - started), "ours_mb_s": size / 1e6 / (ended - between),
     }  # fmt: skip

@@ -54,9 +54,9 @@ def pace(batches: Batches, begin: float, seconds: float) -> dict[str, float]:
         computing = batch[0].size / TOKENS_PER_SECOND
         worked += computing
         time.sleep(computing)
-        asked = time.perf_counter()
+        requested_at = time.perf_counter()
         batch = next(batches, None)
-        waited += time.perf_counter() - asked
+        waited += time.perf_counter() - requested_at
     return {"first_batch_seconds": first, "wait_share": waited / (waited + worked), "seconds": waited + worked}
 
 
@@ -87,25 +87,25 @@ def main() -> None:
     parser.add_argument("--state", type=Path)
     arguments = parser.parse_args()
     setting = Setting(arguments.root, arguments.scratch, arguments.hub)
-    asked = contender(arguments.contender, setting)
+    loader = contender(arguments.contender, setting)
     begin = time.perf_counter()
     answer: dict[str, Any]
     match arguments.task:
         case "read":
-            answer = read(itertools.islice(asked.batches(), arguments.batches), begin)
+            answer = read(itertools.islice(loader.batches(), arguments.batches), begin)
         case "pace":
-            answer = pace(asked.batches(), begin, arguments.seconds)
+            answer = pace(loader.batches(), begin, arguments.seconds)
         case "depart":
-            batches = asked.batches()
+            batches = loader.batches()
             for _ in itertools.islice(batches, arguments.batches):
                 pass
-            state = pickle.dumps(asked.state())
+            state = pickle.dumps(loader.state())
             arguments.state.write_bytes(state)
             answer = {"state_bytes": len(state), "digests": digests(batches)}
         case "resume":
-            answer = following(asked.batches(pickle.loads(arguments.state.read_bytes())), begin)
+            answer = following(loader.batches(pickle.loads(arguments.state.read_bytes())), begin)
         case _:
-            answer = following(itertools.islice(asked.batches(), arguments.batches, None), begin)
+            answer = following(itertools.islice(loader.batches(), arguments.batches, None), begin)
     print(json.dumps(answer), flush=True)
 
 

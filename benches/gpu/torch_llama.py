@@ -215,11 +215,11 @@ def seconds_per_sequence(trainer: Trainer, micro_batch: int) -> float | None:
             torch.cuda.empty_cache()
 
 
-def choose_micro_batch(trainer: Trainer, asked: str) -> int:
+def choose_micro_batch(trainer: Trainer, sizes: str) -> int:
     """Return the fastest power of two that fits (auto), or the first that fits of a list."""
     sequences = trainer.shape.sequences_per_step
     powers = [1 << power for power in range(int(math.log2(sequences)) + 1)]
-    candidates = powers if asked == "auto" else [int(size) for size in asked.split(",")]
+    candidates = powers if sizes == "auto" else [int(size) for size in sizes.split(",")]
     found: dict[int, float] = {}
     for micro_batch in candidates:
         if sequences % micro_batch:
@@ -228,10 +228,10 @@ def choose_micro_batch(trainer: Trainer, asked: str) -> int:
         print(json.dumps({"micro_batch": micro_batch, "seconds_per_sequence": seconds}), flush=True)
         if seconds is not None:
             found[micro_batch] = seconds
-        if (seconds is None) == (asked == "auto"):
+        if (seconds is None) == (sizes == "auto"):
             break
     if not found:
-        sys.exit(f"no micro-batch of {asked} that divides {sequences} sequences fits in the memory limit")
+        sys.exit(f"no micro-batch of {sizes} that divides {sequences} sequences fits in the memory limit")
     return min(found, key=lambda micro_batch: found[micro_batch])
 
 

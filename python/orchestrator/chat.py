@@ -58,18 +58,18 @@ class Conversation:
             raise CommandError("what was said is not UTF-8")
         request, pieces = self.request, list[str]()
         system = [{"role": "system", "content": request.system}] if request.system else []
-        asked = {"role": "user", "content": text}
+        question = {"role": "user", "content": text}
 
         def take(piece: str) -> None:
             pieces.append(piece)
             show(piece)
 
         try:
-            messages = [*system, *self.said, asked]
+            messages = [*system, *self.said, question]
             reply = self.model.reply(messages, take, max_tokens=request.max_tokens, **request.sampling)
         finally:
             if pieces:
-                self.said += [asked, {"role": "assistant", "content": "".join(pieces)}]
+                self.said += [question, {"role": "assistant", "content": "".join(pieces)}]
         if not pieces:
             return "the model ends its turn without a word"
         if reply.finish_reason == "length":

@@ -98,7 +98,7 @@ def export(
         ),
     ] = None,
     max_shard_size: ShardSize = None,
-    list_wanted: Annotated[
+    is_list: Annotated[
         bool,
         typer.Option("--list", help="List the LoRA adapters of the run or folder instead: step, rank, loss, base."),
     ] = False,
@@ -116,8 +116,8 @@ def export(
     from orchestrator.export import run as write
     from orchestrator.model_source import named_source
 
-    source = named_source("list" if list_wanted else "export", run, checkpoint, experiment, base_model)
-    if list_wanted:
+    source = named_source("list" if is_list else "export", run, checkpoint, experiment, base_model)
+    if is_list:
         adapter_list.run(source)
         return
     write(Request(source, format or default_format(type, out), merge, type, max_shard_size, out, overwrite))

@@ -19,12 +19,12 @@ DEVICE = ConfigFlag("device", "runtime.device", panel=None)
 
 @app.command("runs", cls=Command)
 def list_runs(
-    json_wanted: Annotated[bool, typer.Option("--json", help="Print one JSON object for each run.")] = False,
+    is_json: Annotated[bool, typer.Option("--json", help="Print one JSON object for each run.")] = False,
 ) -> None:
     """List the runs, the newest first: state, step, loss, size, age."""
     from orchestrator.watch.overview import run
 
-    run(json_wanted)
+    run(is_json)
 
 
 @app.command("watch", cls=Command)
@@ -37,7 +37,7 @@ def watch(
         ),
     ] = None,
     once: Annotated[bool, typer.Option("--once", help="Print the run's status once, as plain text.")] = False,
-    json_wanted: Annotated[bool, typer.Option("--json", help="With --once: print one JSON object.")] = False,
+    is_json: Annotated[bool, typer.Option("--json", help="With --once: print one JSON object.")] = False,
     interval: Annotated[
         float, typer.Option(metavar="SECONDS", min=0.1, max=3600, help="Time between two looks at the files.")
     ] = 1.0,
@@ -45,7 +45,7 @@ def watch(
     """Show a run live, also one of another terminal or machine, from its files."""
     from orchestrator.watch.live import run as show
 
-    show(run, once, json_wanted, interval)
+    show(run, once, is_json, interval)
 
 
 add_trainer_command(app, "validate-data")

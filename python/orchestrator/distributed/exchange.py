@@ -187,10 +187,10 @@ def _require_gloo() -> None:
             "PyPI"
         )
     interfaces = [name for _, name in socket.if_nameindex()]
-    for asked in os.environ.get(INTERFACES, "").split(","):
-        if asked and asked not in interfaces:
+    for name in os.environ.get(INTERFACES, "").split(","):
+        if name and name not in interfaces:
             raise CommandError(
-                f"{INTERFACES} asks for the network interface {asked}, and there are {', '.join(interfaces)}"
+                f"{INTERFACES} asks for the network interface {name}, and there are {', '.join(interfaces)}"
             )
 
 

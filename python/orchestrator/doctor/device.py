@@ -12,14 +12,14 @@ from orchestrator.screen import amount
 LIBRARIES = ("libcuda.so", "libcublas.so", "libcublasLt.so", "libcurand.so")
 
 
-def device(asked: str) -> Finding:
+def device(name: str) -> Finding:
     """Open what `auto`, `cpu`, `cuda` or `cuda:N` means here."""
     try:
-        facts = _native.open_device(asked)
+        facts = _native.open_device(name)
     except _native.TrainerError as error:
         return Finding("device", Verdict.BAD, str(error))
     if "free_bytes" not in facts:
-        return Finding("device", Verdict.GOOD, facts["device"] + _why_no_gpu(asked), facts)
+        return Finding("device", Verdict.GOOD, facts["device"] + _why_no_gpu(name), facts)
     major, minor = facts["compute_capability"]
     free, total = amount(facts["free_bytes"]), amount(facts["total_bytes"])
     text = f"{facts['device']}: {facts['name']}, compute capability {major}.{minor}, {free} of {total} free"
@@ -27,8 +27,8 @@ def device(asked: str) -> Finding:
     return Finding("device", Verdict.GOOD, f"{text}; {software}", facts)
 
 
-def _why_no_gpu(asked: str) -> str:
-    if asked == "cpu":
+def _why_no_gpu(name: str) -> str:
+    if name == "cpu":
         return ""
     try:
         reason = _native.gpus()[0].refusal

@@ -71,19 +71,19 @@ class Watched:
         return status
 
 
-def run(named: str | None, once: bool, json_wanted: bool, interval: float) -> None:
+def run(named: str | None, once: bool, is_json: bool, interval: float) -> None:
     """Show a run until a key or its end; once if `once`.
 
     Raises:
         CommandError: There is no such run, or it cannot be read where it is shown once.
     """
-    if json_wanted and not once:
+    if is_json and not once:
         raise CommandError("--json prints one object: give --once with it")
     watched = Watched(FollowedDirectory(_native.run_directory(named)))
     unicode = "utf" in (sys.stdout.encoding or "").lower()
     console = Console(file=sys.stdout, highlight=False)
     if once:
-        _show_once(watched, json_wanted, unicode)
+        _show_once(watched, is_json, unicode)
         return
     try:
         if console.is_terminal and not console.is_dumb_terminal:
@@ -96,11 +96,11 @@ def run(named: str | None, once: bool, json_wanted: bool, interval: float) -> No
             raise
 
 
-def _show_once(watched: Watched, json_wanted: bool, unicode: bool) -> None:
+def _show_once(watched: Watched, is_json: bool, unicode: bool) -> None:
     status = _caught_up(watched)
     if watched.problem is not None:
         raise CommandError(f"cannot read {shown(status.directory / METRICS)}: {watched.problem}")
-    terminal.result(json.dumps(as_json(status)) if json_wanted else wording.plain(status, _plain_width(), unicode))
+    terminal.result(json.dumps(as_json(status)) if is_json else wording.plain(status, _plain_width(), unicode))
 
 
 def _show_lines(watched: Watched, interval: float, unicode: bool) -> None:

@@ -23,10 +23,10 @@ STATES = {State.ENDED: "finished", State.KILLED: "failed", State.STARTING: "runn
 """The states of `watch` that have another name here."""
 
 
-def run(json_wanted: bool) -> None:
+def run(is_json: bool) -> None:
     """Print one line per run, the one that was written to last first."""
     rows = [_row(folder) for folder in _native.runs()]
-    if json_wanted:
+    if is_json:
         for row in rows:
             terminal.result(json.dumps(row))
     elif rows:
