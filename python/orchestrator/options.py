@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable, Iterable
-from dataclasses import MISSING, Field, dataclass, field, fields
+from dataclasses import MISSING, Field, dataclass, fields
 from functools import cache
 from inspect import Parameter, Signature
 from typing import Annotated, Any, Literal, get_type_hints
@@ -110,19 +110,13 @@ def parameter(name: str, annotation: Any, default: Any = None) -> Parameter:
     return Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
 
-def option(panel: str | None, help: str, *names: str, default: Any = None, **details: Any) -> Any:
-    """Return a field of a dataclass with the option that sets it; with the default `list` a new list."""
-    values: dict[str, Any] = {"default_factory": list} if default is list else {"default": default}
-    return field(**values, metadata={"option": panel_option(panel, help, *names, **details)})
-
-
-def options_of(declaration: type, *names: str) -> list[Parameter]:
-    """Return a dataclass's fields with an option as a function's parameters: those of these names, or all."""
-    hints = get_type_hints(declaration)
+def options_of(declaration: type) -> list[Parameter]:
+    """Return the fields of a dataclass that are annotated with an option or an argument, as a function's parameters."""
+    hints = get_type_hints(declaration, include_extras=True)
     return [
-        parameter(part.name, Annotated[hints[part.name], part.metadata["option"]], _default_of(part))
+        parameter(part.name, hints[part.name], _default_of(part))
         for part in fields(declaration)
-        if "option" in part.metadata and (not names or part.name in names)
+        if hasattr(hints[part.name], "__metadata__")
     ]
 
 
@@ -132,7 +126,7 @@ def _default_of(part: Field[Any]) -> Any:
     return Parameter.empty if part.default is MISSING else part.default
 
 
-def panel_option(panel: str | None, help: str, *names: str, **details: Any) -> Any:
+def panel_option(panel: str, help: str, *names: str, **details: Any) -> Any:
     """Return an option of a panel of the help text."""
     return Option(*names, help=help, rich_help_panel=panel, **details)
 

@@ -1,8 +1,5 @@
 """The values of the pipeline's flags, each field declared together with its option."""
 
-# `option` returns a field, which ruff cannot see.
-# ruff: noqa: RUF009
-
 from __future__ import annotations
 
 import enum
@@ -11,12 +8,12 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from orchestrator.config_flags import CONFIG_FLAGS
 from orchestrator.depth import MAX_DEPTH, MIN_DEPTH
 from orchestrator.help_text import DATA, RUN, TOKENIZER
-from orchestrator.options import option
+from orchestrator.options import panel_option
 
 DEFAULT_DATASET = "HuggingFaceFW/fineweb"
 DEMO_DATASET = "demo"
@@ -36,6 +33,44 @@ class Launch(str, enum.Enum):
     NONE = "none"
 
 
+Preset = Annotated[
+    str | None,
+    panel_option(
+        RUN,
+        "Start from this shipped config. Default: the largest that this machine's GPU trains, else smoke_cpu.",
+        metavar="NAME",
+    ),
+]
+PlannedPreset = Annotated[str | None, panel_option(RUN, "Plan this shipped config.", metavar="NAME")]
+Ranks = Annotated[
+    int | None,
+    panel_option(
+        RUN,
+        "Train in N processes on this machine, each on a GPU of its own or on the CPU. Needs PyTorch.",
+        metavar="N",
+        min=1,
+    ),
+]
+Depth = Annotated[
+    int | None,
+    panel_option(
+        RUN,
+        "Start from a model of N layers: width, heads, learning rate, batch and length of training follow from it.",
+        metavar="N",
+        min=MIN_DEPTH,
+        max=MAX_DEPTH,
+    ),
+]
+LaunchMode = Annotated[
+    Launch,
+    panel_option(
+        RUN,
+        "Train in the Rust program (process), in this process (bindings), or only write the files (none). auto takes "
+        "the program where it is found, else the bindings.",
+    ),
+]
+
+
 @dataclass(frozen=True)
 class OpenKeys:
     """The keys of the length of a run that were left open, and follow from the data."""
@@ -49,105 +84,130 @@ class OpenKeys:
 class Settings:
     """The values of the pipeline's flags; None or empty for one that was left out."""
 
-    stream: bool = option(DATA, "Stream a data set (what happens anyway without --input).", "--stream", default=False)
-    dataset: str | None = option(
-        DATA,
-        "A data set of the Hugging Face Hub, or `demo`: this machine's own Python sources. "
-        f"Default: {DEFAULT_DATASET}.",
-        metavar="NAME",
-    )
-    data_config: str | None = option(DATA, "The data set's configuration, such as sample-10BT.", metavar="NAME")
-    split: str | None = option(
-        DATA, f"The split of the data set, or of an --input folder. Default: {DEFAULT_SPLIT}.", metavar="NAME"
-    )
-    revision: str | None = option(
-        DATA, "The data set's commit, branch or tag. Default: the newest commit, then pinned.", metavar="SHA"
-    )
-    max_samples: int | None = option(
-        DATA,
-        "Use only the first N documents, repeated as epochs. Default: the whole data set, for ever.",
-        metavar="N",
-        min=1,
-    )
-    stream_batch_size: int | None = option(
-        DATA,
-        "Kept in streaming_config.json for other readers; our own reader goes by row groups. "
-        f"Default: {DEFAULT_STREAM_BATCH_SIZE}.",
-        metavar="N",
-        min=1,
-    )
-    input: list[str] = option(
-        DATA,
-        "Train on local .parquet, .json, .jsonl(.gz/.zst) or .txt instead: a file, folder or glob. Others, such as "
-        ".md or .py, are read as text if they are named. Repeatable.",
-        metavar="PATH",
-        default=list,
-    )
-    validation: list[str] = option(
-        DATA,
-        "Evaluate on these files. Default: row groups held out of the training data. Repeatable.",
-        metavar="PATH",
-        default=list,
-    )
+    stream: Annotated[
+        bool, panel_option(DATA, "Stream a data set (what happens anyway without --input).", "--stream")
+    ] = False
+    dataset: Annotated[
+        str | None,
+        panel_option(
+            DATA,
+            "A data set of the Hugging Face Hub, or `demo`: this machine's own Python sources. "
+            f"Default: {DEFAULT_DATASET}.",
+            metavar="NAME",
+        ),
+    ] = None
+    data_config: Annotated[
+        str | None, panel_option(DATA, "The data set's configuration, such as sample-10BT.", metavar="NAME")
+    ] = None
+    split: Annotated[
+        str | None,
+        panel_option(
+            DATA, f"The split of the data set, or of an --input folder. Default: {DEFAULT_SPLIT}.", metavar="NAME"
+        ),
+    ] = None
+    revision: Annotated[
+        str | None,
+        panel_option(
+            DATA, "The data set's commit, branch or tag. Default: the newest commit, then pinned.", metavar="SHA"
+        ),
+    ] = None
+    max_samples: Annotated[
+        int | None,
+        panel_option(
+            DATA,
+            "Use only the first N documents, repeated as epochs. Default: the whole data set, for ever.",
+            metavar="N",
+            min=1,
+        ),
+    ] = None
+    stream_batch_size: Annotated[
+        int | None,
+        panel_option(
+            DATA,
+            "Kept in streaming_config.json for other readers; our own reader goes by row groups. "
+            f"Default: {DEFAULT_STREAM_BATCH_SIZE}.",
+            metavar="N",
+            min=1,
+        ),
+    ] = None
+    input: Annotated[
+        list[str],
+        panel_option(
+            DATA,
+            "Train on local .parquet, .json, .jsonl(.gz/.zst) or .txt instead: a file, folder or glob. Others, such as "
+            ".md or .py, are read as text if they are named. Repeatable.",
+            metavar="PATH",
+        ),
+    ] = field(default_factory=list)
+    validation: Annotated[
+        list[str],
+        panel_option(
+            DATA,
+            "Evaluate on these files. Default: row groups held out of the training data. Repeatable.",
+            metavar="PATH",
+        ),
+    ] = field(default_factory=list)
 
-    vocab_size: int | None = option(
-        TOKENIZER, "Tokens in the vocabulary to train. Default: the config's model.vocab_size.", metavar="N", min=1
-    )
-    tokenizer_json: Path | None = option(TOKENIZER, "Use this tokenizer.json instead of training one.", metavar="FILE")
-    skip_tokenizer: bool = option(
-        TOKENIZER,
-        "Use the experiment's tokenizer as it is, whatever it was trained on.",
-        "--skip-tokenizer",
-        default=False,
-    )
-    force_retrain_tokenizer: bool = option(
-        TOKENIZER, "Train the tokenizer even if a fitting one exists.", "--force-retrain-tokenizer", default=False
-    )
-    tokenizer_max_lines: int = option(
-        TOKENIZER,
-        "Train the tokenizer on at most N documents (and 256 MB): all their words are held in memory.",
-        metavar="N",
-        min=1,
-        default=DEFAULT_TOKENIZER_LINES,
-    )
-    tokenizer_seed: int | None = option(
-        TOKENIZER,
-        "Train the tokenizer on every second document, chosen by this seed. Default: on the first ones.",
-        metavar="N",
-        min=0,
-    )
+    vocab_size: Annotated[
+        int | None,
+        panel_option(
+            TOKENIZER,
+            "Tokens in the vocabulary to train. Default: the config's model.vocab_size.",
+            metavar="N",
+            min=1,
+        ),
+    ] = None
+    tokenizer_json: Annotated[
+        Path | None, panel_option(TOKENIZER, "Use this tokenizer.json instead of training one.", metavar="FILE")
+    ] = None
+    skip_tokenizer: Annotated[
+        bool,
+        panel_option(
+            TOKENIZER, "Use the experiment's tokenizer as it is, whatever it was trained on.", "--skip-tokenizer"
+        ),
+    ] = False
+    force_retrain_tokenizer: Annotated[
+        bool,
+        panel_option(TOKENIZER, "Train the tokenizer even if a fitting one exists.", "--force-retrain-tokenizer"),
+    ] = False
+    tokenizer_max_lines: Annotated[
+        int,
+        panel_option(
+            TOKENIZER,
+            "Train the tokenizer on at most N documents (and 256 MB): all their words are held in memory.",
+            metavar="N",
+            min=1,
+        ),
+    ] = DEFAULT_TOKENIZER_LINES
+    tokenizer_seed: Annotated[
+        int | None,
+        panel_option(
+            TOKENIZER,
+            "Train the tokenizer on every second document, chosen by this seed. Default: on the first ones.",
+            metavar="N",
+            min=0,
+        ),
+    ] = None
 
-    experiment: str | None = option(
-        RUN, "Names the run's folder and its tokenizer. Default: from the data set's name.", metavar="NAME"
-    )
-    run_dir: Path | None = option(RUN, "This run's own folder. Default: runs/EXPERIMENT.", metavar="DIR")
-    config: Path | None = option(
-        RUN, "Start from this config (YAML, TOML or JSON) instead of a preset.", metavar="FILE"
-    )
-    preset: str | None = option(
-        RUN,
-        "Start from this shipped config. Default: the largest that this machine's GPU trains, else smoke_cpu.",
-        metavar="NAME",
-    )
-    depth: int | None = option(
-        RUN,
-        "Start from a model of N layers: width, heads, learning rate, batch and length of training follow from it.",
-        metavar="N",
-        min=MIN_DEPTH,
-        max=MAX_DEPTH,
-    )
-    launch: Launch = option(
-        RUN,
-        "Train in the Rust program (process), in this process (bindings), or only write the files (none). auto takes "
-        "the program where it is found, else the bindings.",
-        default=Launch.AUTO,
-    )
-    nproc: int | None = option(
-        RUN,
-        "Train in N processes on this machine, each on a GPU of its own or on the CPU. Needs PyTorch.",
-        metavar="N",
-        min=1,
-    )
+    experiment: Annotated[
+        str | None,
+        panel_option(
+            RUN,
+            "Names the run's folder and its tokenizer. Default: from the data set's name.",
+            metavar="NAME",
+        ),
+    ] = None
+    run_dir: Annotated[
+        Path | None, panel_option(RUN, "This run's own folder. Default: runs/EXPERIMENT.", metavar="DIR")
+    ] = None
+    config: Annotated[
+        Path | None,
+        panel_option(RUN, "Start from this config (YAML, TOML or JSON) instead of a preset.", metavar="FILE"),
+    ] = None
+    preset: Preset = None
+    depth: Depth = None
+    launch: LaunchMode = Launch.AUTO
+    nproc: Ranks = None
 
     override: Sequence[str] | None = None
     resume: str | None = None

@@ -11,23 +11,20 @@ import typer
 from orchestrator import _native, finetuning, terminal
 from orchestrator.arguments import Command
 from orchestrator.command_error import CommandError
-from orchestrator.help_text import RUN
 from orchestrator.options import (
     add_trainer_command,
     options_of,
-    panel_option,
     parameter,
     run_in_the_trainer,
     takes,
     trainer_command,
 )
-from orchestrator.settings import Launch, Settings
+from orchestrator.settings import Depth, Launch, LaunchMode, PlannedPreset, Ranks
 from orchestrator.tune import options as search_options
 
 app = typer.Typer()
 
 TRAIN, PLAN = trainer_command("train"), trainer_command("plan")
-PlannedPreset = Annotated[str | None, panel_option(RUN, "Plan this shipped config.", metavar="NAME")]
 VocabSize = Annotated[
     int | None, typer.Option(metavar="N", min=1, help="Tokens in the vocabulary. Default: by the depth.")
 ]
@@ -46,7 +43,9 @@ def finetune(**flags: Any) -> None:
 
 
 @app.command("train", cls=Command)
-@takes([*TRAIN.parameters(), *options_of(Settings, "launch", "nproc")], TRAIN.about)
+@takes(
+    [*TRAIN.parameters(), parameter("launch", LaunchMode, Launch.AUTO), parameter("nproc", Ranks, None)], TRAIN.about
+)
 def train(launch: Launch, nproc: int | None, **options: Any) -> None:
     """Run the trainer's `train`, in its program, in this process or in several processes."""
     from orchestrator.launch import check_ranks, start, start_ranks
@@ -67,7 +66,7 @@ def _with_config(options: dict[str, Any]) -> dict[str, Any]:
 
 
 @app.command("plan", cls=Command)
-@takes([*PLAN.parameters(), parameter("preset", PlannedPreset), *options_of(Settings, "depth")], PLAN.about)
+@takes([*PLAN.parameters(), parameter("preset", PlannedPreset), parameter("depth", Depth)], PLAN.about)
 def plan(preset: str | None, depth: int | None, **options: Any) -> None:
     """Run the trainer's `plan`, also of a shipped config or of a depth."""
     from orchestrator.base_config import config_file, preset_text
@@ -96,7 +95,7 @@ def plan(preset: str | None, depth: int | None, **options: Any) -> None:
 @takes(
     [
         parameter("name", PresetName),
-        *options_of(Settings, "depth"),
+        parameter("depth", Depth),
         *PLAN.parameters(["gpu", "memory"]),
         parameter("vocab_size", VocabSize),
     ],
