@@ -138,7 +138,7 @@ impl Trainer {
     /// Writes the profile, and returns its summary as text; None where no steps were to be profiled.
     ///
     /// # Errors
-    /// [`TrainerError::Io`] if it cannot be written.
+    /// [`crate::TrainerError::Io`] if it cannot be written.
     pub(crate) fn finish_profile(&mut self) -> Result<Option<String>> {
         self.profile.finish(&self.shape, self.engine.device())
     }

@@ -45,7 +45,7 @@ pub(super) struct Backoff<'a> {
 struct FailureStreak {
     since: Instant,
     failures: u32,
-    /// Id of the request in the [`RetryMonitor`].
+    /// Id of the request in the [`super::RetryMonitor`].
     id: u64,
 }
 
