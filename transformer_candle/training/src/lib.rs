@@ -37,6 +37,7 @@ pub mod run_options;
 pub mod schedule;
 mod speed_advice;
 pub mod stability;
+mod statistics;
 pub mod stop;
 mod stop_reason;
 pub mod terminal;

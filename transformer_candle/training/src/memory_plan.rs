@@ -55,7 +55,7 @@ pub use self::{
 };
 pub(crate) use self::{
     allocate::allocate_stages,
-    calibration::{Calibration, Calibrator, median},
+    calibration::{Calibration, Calibrator},
     peak_rates::{Bounds, PeakRates},
     roofline::Bound,
 };

@@ -17,8 +17,9 @@ use super::output::print_remark;
 use super::{ConfigSource, Output};
 use crate::device::{self, DeviceSelection};
 use crate::engine::{StepOf, SyntheticSteps, model_shape};
-use crate::memory_plan::{self, Calibrator, MemoryPlan, StepPart, median};
+use crate::memory_plan::{self, Calibrator, MemoryPlan, StepPart};
 use crate::ranks::RankInfo;
+use crate::statistics::median;
 use crate::units::counted;
 use crate::{Result, TrainerError};
 

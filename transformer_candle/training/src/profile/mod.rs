@@ -32,8 +32,9 @@ use crate::{
     atomic_file,
     engine::{Engine, EngineSettings, StepOf, StepOutcome},
     error::{Result, TrainerError},
-    memory_plan::{PeakRates, median},
+    memory_plan::PeakRates,
     report::StepReport,
+    statistics::median,
     units::grouped,
 };
 

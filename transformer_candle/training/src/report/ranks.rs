@@ -1,7 +1,7 @@
 //! The times and the resource use of a run's ranks.
 
 use super::scalar::{Scalar, Series};
-use crate::memory_plan::median;
+use crate::statistics::median;
 
 /// The times of a step of several ranks.
 #[derive(Clone, Debug, Default, PartialEq)]
