@@ -33,10 +33,10 @@ DESCRIPTION = "material.json"
 
 def make(root: Path, megabytes: int) -> dict[str, Any]:
     """Write the data set and the tokenizers below `root`, unless they are there, and describe them."""
-    described = root / DESCRIPTION
-    if described.exists() and (found := json.loads(described.read_text()))["megabytes"] == megabytes:
-        return dict(found)
-    described.unlink(missing_ok=True)
+    description = root / DESCRIPTION
+    if description.exists() and (facts := json.loads(description.read_text()))["megabytes"] == megabytes:
+        return dict(facts)
+    description.unlink(missing_ok=True)
     folder = root / "datasets" / NAME / "data"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
@@ -62,9 +62,9 @@ def make(root: Path, megabytes: int) -> dict[str, Any]:
         writer.close()
     _make_tokenizers(root, folder)
     tokens = _tokens(Setting(root, root / "scratch", None))
-    found = {"megabytes": megabytes, "documents": count, "text_bytes": size, "tokens": tokens}
-    described.write_text(json.dumps(found))
-    return found
+    facts = {"megabytes": megabytes, "documents": count, "text_bytes": size, "tokens": tokens}
+    description.write_text(json.dumps(facts))
+    return facts
 
 
 def documents(folders: Iterable[Path] = (), suffixes: Iterable[str] = ()) -> Iterator[str]:
@@ -74,12 +74,12 @@ def documents(folders: Iterable[Path] = (), suffixes: Iterable[str] = ()) -> Ite
     """
     lengths = random.Random(0)
     for path in _sources(folders, SUFFIXES.union(suffixes)):
-        wanted, piece = lengths.lognormvariate(0, 1) * MEAN_CHARACTERS / 1.65, ""
+        length, piece = lengths.lognormvariate(0, 1) * MEAN_CHARACTERS / 1.65, ""
         for paragraph in path.read_text(encoding="utf-8").split("\n\n"):
             piece += paragraph + "\n\n"
-            if len(piece) >= wanted:
+            if len(piece) >= length:
                 yield piece.strip()
-                wanted, piece = lengths.lognormvariate(0, 1) * MEAN_CHARACTERS / 1.65, ""
+                length, piece = lengths.lognormvariate(0, 1) * MEAN_CHARACTERS / 1.65, ""
         if piece.strip():
             yield piece.strip()
 
@@ -88,9 +88,9 @@ def _sources(folders: Iterable[Path], suffixes: set[str]) -> Iterator[Path]:
     cargo = Path(os.environ.get("CARGO_HOME", Path.home() / ".cargo")) / "registry" / "src"
     roots = {sysconfig.get_path("purelib"), sysconfig.get_path("stdlib"), str(cargo), "/usr/share/doc"}
     roots.update(str(folder) for folder in folders)
-    found = [path for root in roots for path in Path(root).rglob("*") if path.suffix in suffixes]
-    random.Random(0).shuffle(found := sorted(set(found)))
-    for path in found:
+    paths = [path for root in roots for path in Path(root).rglob("*") if path.suffix in suffixes]
+    random.Random(0).shuffle(paths := sorted(set(paths)))
+    for path in paths:
         try:
             if path.stat().st_size <= LARGEST_SOURCE:
                 path.read_text(encoding="utf-8")

@@ -72,8 +72,8 @@ def theirs(setting: Setting) -> Take:
         documents = documents.shuffle(seed=setting.seed, buffer_size=setting.shuffle_buffer_size)
         if state is not None:
             documents.load_state_dict(state)
-        wanted = batches * setting.sequences
-        numbers = np.fromiter((int(row["text"]) for row in itertools.islice(documents, wanted)), dtype=np.int64)
+        count = batches * setting.sequences
+        numbers = np.fromiter((int(row["text"]) for row in itertools.islice(documents, count)), dtype=np.int64)
         return numbers, documents.state_dict()
 
     return take

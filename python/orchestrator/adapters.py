@@ -44,16 +44,16 @@ class Adapters:
         return config | {"base_model_name_or_path": name, "revision": revision}
 
 
-def locate(named: str, flag: str) -> Path:
+def locate(name: str, flag: str) -> Path:
     """Return the directory of adapters: of a run its newest checkpoint, of `OWNER/NAME[@REVISION]` that in the cache.
 
     A run is named by its folder or its experiment.
 
     Args:
-        named: What was typed.
-        flag: The flag that it was typed for.
+        name: A folder, a run or a repository.
+        flag: The flag that the name was given with, for messages.
     """
-    folder = pretrained.run_named(named) or pretrained.locate(named, flag, (ADAPTER_CONFIG, Adapters.WEIGHTS))
+    folder = pretrained.run_named(name) or pretrained.locate(name, flag, (ADAPTER_CONFIG, Adapters.WEIGHTS))
     return _native.model_directory(folder).absolute()
 
 
@@ -89,24 +89,24 @@ def base_folder(folder: Path, base_model: str | None) -> Path | None:
 
     Args:
         folder: The directory of the adapters, or of a whole model, which has no base model.
-        base_model: A folder or a repository of the Hub that was typed.
+        base_model: A folder or a repository of the Hub, as the flag names it.
 
     Returns:
         None if the model is where the adapters say.
     """
-    named = base_model
-    if named is None:
-        named = named_base(folder) if has_adapters(folder) else ""
-        if not named and has_adapters(folder):
+    name = base_model
+    if name is None:
+        name = named_base(folder) if has_adapters(folder) else ""
+        if not name and has_adapters(folder):
             raise CommandError(
                 f"the adapters in {shown(folder)} do not name their model (base_model_name_or_path in "
                 f"{ADAPTER_CONFIG}): --base-model says where it is"
             )
-        if Path(named).is_dir() or pretrained.REPOSITORY.fullmatch(named) is None:
+        if Path(name).is_dir() or pretrained.REPOSITORY.fullmatch(name) is None:
             return None
-    place = pretrained.locate(named, "--base-model")
-    pretrained.download(named, place, "--base-model")
-    return place
+    location = pretrained.locate(name, "--base-model")
+    pretrained.download(name, location, "--base-model")
+    return location
 
 
 def named_base(folder: Path) -> str:

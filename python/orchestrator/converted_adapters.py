@@ -1,10 +1,10 @@
 """Adapters of peft that plain LoRA adapters can stand for, written as such.
 
-peft lets ranks, scales and the set of layers differ from module to module, and begins PiSSA and OLoRA (Meng et al.,
-2024; Büyükakyüz, 2024) by taking a part out of the model's weights, which it takes out again wherever the adapters are
+peft lets ranks, scales and the set of layers differ from module to module, and starts PiSSA and OLoRA (Meng et al.,
+2024; Büyükakyüz, 2024) by subtracting a part from the model's weights, and does so again wherever the adapters are
 loaded. With plain adapters of one rank R and scale 1, a module's update is B A; so
 
-    s * B' A' - P  =  [s * B', -U] [A'; V]    where U V = P is what was taken out, and zeros fill up the rank.
+    s * B' A' - P  =  [s * B', -U] [A'; V]    where U V = P is what was subtracted, and zeros fill up the rank.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ if TYPE_CHECKING:
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 PREFIX = "base_model.model."
-WORKED_IN = ("rank_pattern", "alpha_pattern", "layers_to_transform", "layers_pattern", "exclude_modules")
-"""The keys whose effect goes into the matrices."""
-OFF: tuple[Any, ...] = (None, [], {}, "")
+MERGED_KEYS = ("rank_pattern", "alpha_pattern", "layers_to_transform", "layers_pattern", "exclude_modules")
+"""Keys whose effect is merged into the matrices."""
+NEUTRAL_VALUES: tuple[Any, ...] = (None, [], {}, "")
 USUAL_TARGET = re.compile(r"(?:self_attn\.|mlp\.)?[a-z_]+")
 """A name in `target_modules` that stands for a projection of every layer."""
-TAKING_OUT = ("pissa", "olora")
-"""Values of `init_lora_weights` with which peft takes a part out of the model's weights."""
+SUBTRACTIVE_INITIALIZATIONS = ("pissa", "olora")
+"""Values of `init_lora_weights` with which peft subtracts a part from the model's weights."""
 PROJECTION = re.compile(r"model\.layers\.\d+\.(?:self_attn|mlp)\.([a-z]+_proj)")
 OTHER_TARGETS = ("model.embed_tokens", "lm_head")
 """Modules that peft can adapt and the decoder cannot."""
@@ -51,11 +51,11 @@ class Settings:
     config: dict[str, Any]
 
     @property
-    def takes_out(self) -> str | None:
-        """`pissa` or `olora`, if the model's weights lose a part."""
-        beginning = self.config.get("init_lora_weights")
-        name = beginning.lower() if isinstance(beginning, str) else None
-        return name if name in TAKING_OUT else None
+    def subtraction(self) -> str | None:
+        """`pissa` or `olora`, if a part is subtracted from the model's weights."""
+        initialization = self.config.get("init_lora_weights")
+        name = initialization.lower() if isinstance(initialization, str) else None
+        return name if name in SUBTRACTIVE_INITIALIZATIONS else None
 
     def names(self, target: str | list[str], module: str) -> bool:
         """Whether `target_modules` or `exclude_modules` name a module: a text is a regular expression."""
@@ -68,10 +68,10 @@ class Settings:
         target, excluded = self.config["target_modules"], self.config.get("exclude_modules")
         if excluded and self.names(excluded, module):
             return False
-        found = PROJECTION.fullmatch(module) is not None if is_all_linear(target) else self.names(target, module)
+        is_named = PROJECTION.fullmatch(module) is not None if is_all_linear(target) else self.names(target, module)
         layers = self.config.get("layers_to_transform")
-        if not found or isinstance(target, str) or layers is None or layers == []:
-            return found
+        if not is_named or isinstance(target, str) or layers is None or layers == []:
+            return is_named
         index = self.layer(module)
         return index in layers if isinstance(layers, list) else index == layers
 
@@ -79,9 +79,9 @@ class Settings:
         """Return the number of a module's layer, as `layers_pattern` finds it."""
         patterns = self.config.get("layers_pattern") or [r"[^.]*"]
         for pattern in [patterns] if isinstance(patterns, str) else patterns:
-            found = self.compiled(rf"(?:^|.*?\.){pattern}\.(?P<index>\d+)\.").match(module)
-            if found is not None:
-                return int(found["index"])
+            match = self.compiled(rf"(?:^|.*?\.){pattern}\.(?P<index>\d+)\.").match(module)
+            if match is not None:
+                return int(match["index"])
         return None
 
     def rank_and_scale(self, module: str) -> tuple[int, float]:
@@ -144,21 +144,25 @@ def _is_plain(settings: Settings) -> bool:
         return True
     names = target if isinstance(target, list) else []
     is_usual = is_all_linear(target) or (bool(names) and all(USUAL_TARGET.fullmatch(str(name)) for name in names))
-    return is_usual and settings.takes_out is None and not any(config.get(key) not in OFF for key in WORKED_IN)
+    return (
+        is_usual
+        and settings.subtraction is None
+        and not any(config.get(key) not in NEUTRAL_VALUES for key in MERGED_KEYS)
+    )
 
 
 def _check(settings: Settings) -> None:
     """Refuse adapters that differ from plain ones in more than the matrices can express."""
-    neutral = settings.config | dict.fromkeys(WORKED_IN) | {"target_modules": "all-linear"}
-    if settings.takes_out is not None:
+    neutral = settings.config | dict.fromkeys(MERGED_KEYS) | {"target_modules": "all-linear"}
+    if settings.subtraction is not None:
         neutral["init_lora_weights"] = True
     _native.check_adapter_config(settings.file, neutral)
-    reached = [module for module in OTHER_TARGETS if settings.adapts(module)]
-    if reached:
+    unsupported = [module for module in OTHER_TARGETS if settings.adapts(module)]
+    if unsupported:
         target = settings.config["target_modules"]
         raise CommandError(
-            f"{shown(settings.file)}: `target_modules` is {target!r}, which takes in {reached[0]}: only projections of "
-            "attention and MLP have adapters here"
+            f"{shown(settings.file)}: `target_modules` is {target!r}, which takes in {unsupported[0]}: only "
+            "projections of attention and MLP have adapters here"
         )
 
 
@@ -184,10 +188,10 @@ def _convert(settings: Settings, folder: Path, model: dict[str, StoredTensor], t
             outputs, inputs = weights[module].shape
             down, up = factors.get(module, (_zeros(0, inputs), _zeros(outputs, 0)))
             padding = rank - down.shape[0]
-            tensors[f"{PREFIX}{module}.lora_A.weight"] = _joined(0, down, _zeros(padding, inputs))
-            tensors[f"{PREFIX}{module}.lora_B.weight"] = _joined(1, up, _zeros(outputs, padding))
+            tensors[f"{PREFIX}{module}.lora_A.weight"] = _concatenated(0, down, _zeros(padding, inputs))
+            tensors[f"{PREFIX}{module}.lora_B.weight"] = _concatenated(1, up, _zeros(outputs, padding))
     save_file(tensors, target / WEIGHTS)
-    plain_config = settings.config | dict.fromkeys(WORKED_IN) | {
+    plain_config = settings.config | dict.fromkeys(MERGED_KEYS) | {
         "target_modules": names, "r": rank, "lora_alpha": rank, "use_rslora": False, "init_lora_weights": True,
         "rank_pattern": {}, "alpha_pattern": {},
     }  # fmt: skip
@@ -202,9 +206,9 @@ def _factors(
 ) -> tuple[Matrix, Matrix]:
     """Return matrices A [rank, inputs] and B [outputs, rank] whose product is a module's whole update."""
     names = [f"{PREFIX}{module}.lora_{part}.weight" for part in "AB"]
-    absent = next((name for name in names if name not in stored), None)
-    if absent is not None:
-        raise CommandError(f"{shown(settings.file.with_name(WEIGHTS))} lacks {absent}, which {CONFIG} asks for")
+    missing = next((name for name in names if name not in stored), None)
+    if missing is not None:
+        raise CommandError(f"{shown(settings.file.with_name(WEIGHTS))} lacks {missing}, which {CONFIG} asks for")
     down, up = (stored[name].values() for name in names)
     rank, scale = settings.rank_and_scale(module)
     outputs, inputs = weight.shape
@@ -214,16 +218,16 @@ def _factors(
             f"{list(up.shape)}, the config's has [{rank}, {inputs}] and [{outputs}, {rank}]"
         )
     up = (up * scale).astype("f4")
-    if settings.takes_out is None:
+    if settings.subtraction is None:
         return down, up
-    taken, onto = TAKEN_OUT[settings.takes_out](weight.values().astype("f8"), rank)
-    if settings.takes_out == "olora":
-        onto *= scale  # peft takes out the scaled product; with PiSSA the matrices make up for the scale
-    return _joined(0, down, onto.astype("f4")), _joined(1, up, -taken.astype("f4"))
+    left, right = FACTORIZATIONS[settings.subtraction](weight.values().astype("f8"), rank)
+    if settings.subtraction == "olora":
+        right *= scale  # peft subtracts the scaled product; with PiSSA the matrices make up for the scale
+    return _concatenated(0, down, right.astype("f4")), _concatenated(1, up, -left.astype("f4"))
 
 
 def _principal_part(weight: NDArray[np.float64], rank: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return factors U V of the part of a weight with the largest singular values, which PiSSA takes out.
+    """Return factors U V of the part of a weight with the largest singular values, which PiSSA subtracts.
 
     It is U U^T W for the leading left singular vectors U, which are eigenvectors of W W^T, the smaller Gram matrix.
     """
@@ -237,7 +241,7 @@ def _principal_part(weight: NDArray[np.float64], rank: int) -> tuple[NDArray[np.
 
 
 def _leading_part(weight: NDArray[np.float64], rank: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return factors U V of what OLoRA takes out, but for the scale: Q R of the QR decomposition, cut to the rank.
+    """Return factors U V of what OLoRA subtracts, but for the scale: Q R of the QR decomposition, cut to the rank.
 
     The first columns of Q are those of the decomposition of the first columns of the weight.
     """
@@ -247,7 +251,7 @@ def _leading_part(weight: NDArray[np.float64], rank: int) -> tuple[NDArray[np.fl
     return vectors, vectors.T @ weight
 
 
-TAKEN_OUT = {"pissa": _principal_part, "olora": _leading_part}
+FACTORIZATIONS = {"pissa": _principal_part, "olora": _leading_part}
 
 
 def _zeros(rows: int, columns: int) -> Matrix:
@@ -256,8 +260,8 @@ def _zeros(rows: int, columns: int) -> Matrix:
     return np.zeros((rows, columns), dtype=np.float32)
 
 
-def _joined(axis: int, one: Matrix, other: Matrix) -> Matrix:
+def _concatenated(axis: int, one: Matrix, other: Matrix) -> Matrix:
     import numpy as np
 
-    joined: Matrix = np.ascontiguousarray(np.concatenate([one, other], axis=axis))
-    return joined
+    result: Matrix = np.ascontiguousarray(np.concatenate([one, other], axis=axis))
+    return result
