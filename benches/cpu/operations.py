@@ -85,6 +85,19 @@ def norm(model: dict[str, int], tokens: int) -> Iterator[Row]:
     yield "rms norm: again", "compile", partial(torch.compile(normed), x, weight)
 
 
+def head_norm(model: dict[str, int], tokens: int) -> Iterator[Row]:
+    heads, kv_heads = model["num_attention_heads"], model["num_key_value_heads"]
+    size = model["hidden_size"] // heads
+
+    def normed(x: torch.Tensor, query: torch.Tensor, key: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        q, k, values = x.view(tokens, -1, size).split((heads, kv_heads, kv_heads), 1)
+        return F.rms_norm(q, (size,), query, 1e-5), F.rms_norm(k, (size,), key, 1e-5), values
+
+    packed = torch.randn(tokens, (heads + 2 * kv_heads) * size)
+    yield from fused("qkv bias: both", lambda x, bias: x + bias, packed, torch.randn(packed.shape[1]))
+    yield from fused("qk norm: both", normed, packed, torch.randn(size), torch.randn(size))
+
+
 def rope(model: dict[str, int], tokens: int, length: int) -> Iterator[Row]:
     heads = model["num_attention_heads"]
     size = model["hidden_size"] // heads
@@ -176,6 +189,7 @@ def main() -> None:
         decode,
         partial(attention, length=length),
         norm,
+        head_norm,
         partial(rope, length=length),
         swiglu,
         embedding,
