@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from orchestrator import _native, gpus
 from orchestrator.command_error import CommandError, ExitCode
+from orchestrator.settings import Settings
 from workspace import TINY_MODEL, Workspace
 
 ABSENT = "cuda:63"
@@ -29,6 +30,13 @@ def test_it_is_refused_before_anything_is_written(workspace: Workspace, launch: 
     refused = workspace.orchestrate(*run, f"--launch={launch}").refused(2, ABSENT)
     assert len(refused.err.splitlines()) == 1
     assert sorted(workspace.root.rglob("*")) == before
+
+
+def test_blanks_around_an_override_do_not_count(workspace: Workspace) -> None:
+    """The device decides which preset is the default, before the config is read."""
+    assert Settings(override=[f" runtime.device = {ABSENT} "]).requested_device == ABSENT
+    text = workspace.write_text()
+    workspace.orchestrate("--input", text, "--override", f"runtime.device = {ABSENT}").refused(2, ABSENT)
 
 
 def test_files_for_another_machine_are_written_without_it(workspace: Workspace) -> None:

@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from orchestrator import _native, depth, gpus
 from orchestrator.command_error import CommandError
+from orchestrator.config_flags import values_of
 from orchestrator.input_files import read_text, readable
 from orchestrator.options import trainer_command
 from orchestrator.paths import shown
@@ -112,7 +113,7 @@ def choose(settings: Settings) -> BaseConfig:
     if settings.init_from is not None:
         # No key of the preset's model is kept: null keys take the pretrained model's values.
         sizes = [f"model.{key}=null" for key in _native.json_schema()["properties"]["model"]["properties"]]
-        flags = {override.partition("=")[0]: DEFAULT_OF_COMMAND for override in PRETRAINED_OVERRIDES} | flags
+        flags = dict.fromkeys(values_of(PRETRAINED_OVERRIDES), DEFAULT_OF_COMMAND) | flags
         overrides = [*sizes, *PRETRAINED_OVERRIDES, *settings.defaults, *overrides]
     values = _native.parse_config(preset_text(name), "yaml", overrides, flags=flags)
     return BaseConfig(values, f"preset {name}", is_preset=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from orchestrator.help_text import DATA, MODEL, OFTEN, RUN, TRAINING
 from orchestrator.options import ConfigFlag
 
@@ -40,3 +42,9 @@ CONFIG_FLAGS = (
     ConfigFlag("device", "runtime.device", RUN),
 )
 """The flags that set a config key: name, key and panel of the help text."""
+
+
+def values_of(overrides: Iterable[str]) -> dict[str, str]:
+    """Return the values of overrides, `key=value`, without the blanks around either: of a key its last one."""
+    parts = (override.partition("=") for override in overrides)
+    return {key.strip(): value.strip() for key, sign, value in parts if sign}

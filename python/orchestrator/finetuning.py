@@ -11,6 +11,7 @@ from typing import Annotated, Any
 
 from orchestrator import pipeline_options
 from orchestrator.command_error import CommandError
+from orchestrator.config_flags import values_of
 from orchestrator.help_text import RUN, TOKENIZER, TRAINING
 from orchestrator.input_files import json_object
 from orchestrator.options import panel_option, parameter
@@ -140,7 +141,7 @@ def _defaults(settings: Settings, folder: Path, epochs: int | None) -> dict[str,
 
 def _data_defaults(settings: Settings) -> dict[str, str]:
     """Return the config keys that make rows conversations; none if `--override` says that they are texts."""
-    if _overrides(settings).get("data.format", "chat").strip() != "chat":
+    if values_of(settings.config_overrides()).get("data.format", "chat") != "chat":
         return {}
     return {
         "data.format": "chat",
@@ -151,7 +152,7 @@ def _data_defaults(settings: Settings) -> dict[str, str]:
 
 def _open_keys(settings: Settings, epochs: int | None) -> OpenKeys | None:
     """Return the keys that may follow from the data; none where the number of steps is given."""
-    overrides = _overrides(settings)
+    overrides = values_of(settings.config_overrides())
     if any(key in overrides for key in ("scheduler.total_steps", "stages", "data.tokens_per_step")):
         return None
     batch = ("data.sequences_per_step", "data.batch_size", "data.gradient_accumulation_steps")
@@ -160,11 +161,6 @@ def _open_keys(settings: Settings, epochs: int | None) -> OpenKeys | None:
         batch=not any(key in overrides for key in batch),
         warmup="scheduler.warmup_steps" not in overrides,
     )
-
-
-def _overrides(settings: Settings) -> dict[str, str]:
-    """Return the values of the config keys that a flag or an `--override` sets."""
-    return dict(override.split("=", 1) for override in settings.config_overrides() if "=" in override)
 
 
 def _refuse_another_repository(adapters: Path, model: Path) -> None:
@@ -186,8 +182,8 @@ def _adapter_rank(settings: Settings) -> str | None:
     from orchestrator import training_record
     from orchestrator.adapters import ADAPTER_CONFIG
 
-    overrides = _overrides(settings)
-    rank = overrides.get("lora.rank", "null").strip()
+    overrides = values_of(settings.config_overrides())
+    rank = overrides.get("lora.rank", "null")
     if rank == "null" and (adapters := overrides.get("lora.init_from")):
         rank = str(training_record.read_object(Path(adapters) / ADAPTER_CONFIG).get("r", "null"))
     return None if rank == "null" else rank
@@ -209,7 +205,7 @@ def _precision(model: dict[str, Any]) -> str:
 
 def _show(defaults: dict[str, str], settings: Settings) -> None:
     """Print the main settings of the run: the defaults, replaced by the flags."""
-    overrides = _overrides(settings)
+    overrides = values_of(settings.config_overrides())
     values = defaults | overrides
     unit = "step" if "scheduler.total_steps" in overrides else "epoch"
     length = counted(values.get(f"scheduler.total_{unit}s", "1"), unit)

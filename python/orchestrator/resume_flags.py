@@ -8,6 +8,7 @@ from typing import Any
 
 from orchestrator import _native, base_config, pretrained, run_files, tokenizer, training_record
 from orchestrator.command_error import CommandError, reason
+from orchestrator.config_flags import values_of
 from orchestrator.input_files import POINTERS, read_bytes
 from orchestrator.paths import shown
 from orchestrator.settings import DEFAULT_TOKENIZER_LINES, Settings
@@ -50,7 +51,7 @@ def refuse(folder: Path, problems: list[str]) -> None:
 
 def _of_keys(settings: Settings, run: dict[str, Any], values: dict[str, Any]) -> Iterator[str]:
     """Yield which flags and overrides change a key that a run keeps, such as a size of the model."""
-    flags = {**settings.flags_of_keys(), **{key: f"--override {key}=" for key in settings.overridden_keys()}}
+    flags = {**settings.flags_of_keys(), **{key: f"--override {key}=" for key in values_of(settings.override or ())}}
     for key, was, value in _native.changes_on_resume(run, values):
         # --vocab-size is compared with what the tokenizer was asked to have.
         if key in flags and flags[key] != "--vocab-size":

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
 
-from orchestrator.config_flags import CONFIG_FLAGS
+from orchestrator.config_flags import CONFIG_FLAGS, values_of
 from orchestrator.depth import MAX_DEPTH, MIN_DEPTH
 from orchestrator.help_text import DATA, RUN, TOKENIZER
 from orchestrator.options import panel_option
@@ -245,8 +245,7 @@ class Settings:
     @property
     def requested_device(self) -> str:
         """The device that a flag or an override names."""
-        overrides = [override.partition("=") for override in self.config_overrides()]
-        return ["auto", *(value for key, _, value in overrides if key == "runtime.device")][-1]
+        return values_of(self.config_overrides()).get("runtime.device", "auto")
 
     def with_keys(self, values: Mapping[str, Any]) -> Settings:
         """Return the settings with other values of `CONFIG_FLAGS`, by the flags' names."""
@@ -257,20 +256,16 @@ class Settings:
         flags = [f"{flag.key}={_scalar(self.keys[flag.name])}" for flag in CONFIG_FLAGS if flag.name in self.keys]
         return [*flags, *(self.override or ())]
 
-    def overridden_keys(self) -> set[str]:
-        """Return the config keys that an explicit `--override` sets."""
-        return {override.partition("=")[0].strip() for override in self.override or ()}
-
     def flags_of_keys(self) -> dict[str, str]:
         """Return the flags by the key that they set, without those that an `--override` replaces.
 
         A key that only the command itself sets is said to be its default.
         """
-        flags = {default.partition("=")[0]: DEFAULT_OF_COMMAND for default in self.defaults}
+        flags = dict.fromkeys(values_of(self.defaults), DEFAULT_OF_COMMAND)
         flags |= {flag.key: flag.flag for flag in CONFIG_FLAGS if flag.name in self.keys}
         if "init_from" in self.keys:
             flags["model.init_from"] = self.model_flag
-        for key in self.overridden_keys():
+        for key in values_of(self.override or ()):
             flags.pop(key, None)
         # --vocab-size takes precedence over an override.
         return flags if self.vocab_size is None else {**flags, "model.vocab_size": "--vocab-size"}

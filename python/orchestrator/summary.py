@@ -10,7 +10,7 @@ from typing import Any
 
 from orchestrator import _native
 from orchestrator.command_error import ExitCode
-from orchestrator.config_flags import CONFIG_FLAGS
+from orchestrator.config_flags import CONFIG_FLAGS, values_of
 from orchestrator.launch import Job
 from orchestrator.paths import RunLocation, quoted, shown, this_command
 from orchestrator.resume_flags import flat
@@ -65,10 +65,9 @@ def _ranks(job: Job) -> list[str]:
 def _flags_beyond_the_config(job: Job) -> list[str]:
     """Return the flags of a resumed session that its training.yaml does not say: the next session needs them again."""
     own, session = (flat(_native.RunConfig.load(job.config, overrides).to_dict()) for overrides in ([], job.overrides))
-    values = {key.strip(): value.strip() for key, _, value in (override.partition("=") for override in job.overrides)}
     names = {flag.key: flag.flag for flag in CONFIG_FLAGS}
     flags = []
-    for key, value in values.items():
+    for key, value in values_of(job.overrides).items():
         if own.get(key) == session.get(key):
             continue
         is_plain = key in names and not isinstance(session.get(key), bool)

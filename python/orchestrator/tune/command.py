@@ -35,11 +35,11 @@ def run(request: Request) -> None:
         step("space", ", ".join(plan.space.parameters))
         step("trials", _length(plan))
         search.Search(plan, study).run()
-        with search.readable(plan.folder):
+        with search.study_errors(plan.folder):
             trial = winner.best_trial(study, plan.folder)
             written = [winner.write_best(plan, trial), winner.write_report(study, plan.folder)]
         compared = winner.retrain(plan, trial, request.seeds, roots.target) if request.seeds else []
-        with search.readable(plan.folder):
+        with search.study_errors(plan.folder):
             winner.show(plan, study, trial, compared)
         heading("Where it is")
         for path in written:

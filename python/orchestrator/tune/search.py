@@ -81,16 +81,16 @@ class Search:
                 self._stop()
 
     def _left(self) -> int:
-        with self.lock, readable(self.plan.folder):
+        with self.lock, study_errors(self.plan.folder):
             return self.plan.request.trials - len(self.study.get_trials(deepcopy=False, states=ENDED))
 
     def _one_trial(self) -> None:
-        with self.lock, readable(self.plan.folder):
+        with self.lock, study_errors(self.plan.folder):
             trial = self.study.ask(self.plan.space.distributions())
         state, value = self._outcome(trial)
         if self.is_stopped:
             return  # stays open: the next search repeats it
-        with self.lock, readable(self.plan.folder):
+        with self.lock, study_errors(self.plan.folder):
             ended = self.study.tell(trial, value, state)
             best = min((t.value for t in self.study.get_trials(deepcopy=False) if t.value is not None), default=None)
         _show(ended, best)
@@ -106,7 +106,7 @@ class Search:
             overrides = overrides_of(plan.base, plan.space, trial.params)
             threads = {"runtime.threads": plan.base.threads} if plan.base.threads else {}
             values = plan.base.trial_values(overrides | threads, plan.base.tokens)
-            with self.lock, readable(plan.folder):
+            with self.lock, study_errors(plan.folder):
                 trial.set_user_attr(OVERRIDES, overrides)
         except _native.TrainerError as error:
             return self._refused(trial, without_origin(str(error)))
@@ -122,7 +122,7 @@ class Search:
                 error = report.get("error")
                 if error is None:
                     loss = report["loss"]
-                    with self.lock, readable(self.plan.folder):
+                    with self.lock, study_errors(self.plan.folder):
                         trial.report(loss, round(report["evaluation"] * tokens))
                         if trial.should_prune():
                             return TrialState.PRUNED, None
@@ -134,7 +134,7 @@ class Search:
 
     def _refused(self, trial: Trial, reason: str) -> tuple[TrialState, None]:
         if not self.is_stopped:
-            with self.lock, readable(self.plan.folder):
+            with self.lock, study_errors(self.plan.folder):
                 trial.set_user_attr(REFUSED, reason)
         return TrialState.PRUNED, None
 
@@ -165,7 +165,7 @@ class Search:
 
     def _check_refusals(self) -> None:
         """End a search whose trials cannot be trained."""
-        with self.lock, readable(self.plan.folder):
+        with self.lock, study_errors(self.plan.folder):
             ended = self.study.get_trials(deepcopy=False, states=ENDED)
         last = [trial.user_attrs.get(REFUSED) for trial in ended[-REFUSED_IN_A_ROW:]]
         if len(last) == REFUSED_IN_A_ROW and all(last):
@@ -188,7 +188,7 @@ def open_study(plan: Plan) -> optuna.Study:
     """
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     identity = {"space": plan.space.as_dict(), "base": plan.base.text, "tokens": plan.base.tokens}
-    with readable(plan.folder):
+    with study_errors(plan.folder):
         study = optuna.create_study(
             storage=storage(plan.folder), study_name=plan.folder.name, direction="minimize", load_if_exists=True,
             sampler=_sampler(plan, plan.request.seed), pruner=_pruner(plan),
@@ -224,7 +224,7 @@ def storage(folder: Path) -> optuna.storages.BaseStorage:
 
 
 @contextmanager
-def readable(folder: Path) -> Iterator[None]:
+def study_errors(folder: Path) -> Iterator[None]:
     """Turn errors of the database in the block into a `CommandError`."""
     try:
         yield
