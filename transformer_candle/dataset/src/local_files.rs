@@ -17,7 +17,7 @@ use run_config::regular_file;
 use self::glob::{GLOB_CHARACTERS, Glob};
 use self::passed_over::{PassedOver, is_documentation};
 pub use self::splits::FolderSplit;
-use self::traversal::{DirectoryTraversal, MatchedFile};
+use self::traversal::{DirectoryTraversal, FoundPath};
 use crate::DataError;
 use crate::cancel::CancelToken;
 use crate::formats::Format;
@@ -85,7 +85,7 @@ pub(crate) fn list(patterns: &[String], rules: ListingRules<'_>) -> Result<Local
 
 /// A file and its format.
 struct DataFile {
-    file: MatchedFile,
+    file: FoundPath,
     format: Format,
 }
 
@@ -103,7 +103,7 @@ fn expand_pattern(pattern: &str, rules: ListingRules<'_>, notes: &mut Vec<String
             let format = format.ok_or_else(|| no_files(&passed_over::describe_file(&whole)))?;
             regular_file::check(kind).map_err(DataError::io(&whole))?;
             let canonical = whole.canonicalize().map_err(DataError::io(&whole))?;
-            Ok(vec![DataFile { file: MatchedFile { path: whole, canonical, linked: false }, format }])
+            Ok(vec![DataFile { file: FoundPath { path: whole, canonical, linked: false }, format }])
         }
         None if pattern.contains(GLOB_CHARACTERS) => {
             let glob = Glob::new(pattern, rules.base)?;
@@ -144,7 +144,7 @@ fn list_folder(
 fn keep_data(
     pattern: &str,
     folder: &Path,
-    found: Vec<MatchedFile>,
+    found: Vec<FoundPath>,
     format: impl Fn(&Path) -> Option<Format>,
     notes: &mut Vec<String>,
 ) -> Result<Vec<DataFile>, DataError> {

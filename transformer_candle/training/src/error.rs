@@ -47,7 +47,7 @@ pub enum TrainerError {
     },
 
     /// Settings that must not change on resume differ from the checkpoint's.
-    #[error("{} was trained with other settings than this config asks for: {}. Put them back, or start a new run in another directory", checkpoint.display(), listed(changes))]
+    #[error("{} was trained with other settings than this config asks for: {}. Put them back, or start a new run in another directory", checkpoint.display(), joined_by_semicolons(changes))]
     ChangedOnResume {
         /// The checkpoint's directory.
         checkpoint: PathBuf,
@@ -69,7 +69,7 @@ pub enum TrainerError {
     },
 
     /// The config computes a step in another way than the checkpoint's run did.
-    #[error("{} was trained with another micro-batch, recompute mode or number of virtual shards than this config asks for: {}. Put them back to resume bit for bit, or add --rebatch to change them (the weights then agree up to rounding)", checkpoint.display(), listed(changes))]
+    #[error("{} was trained with another micro-batch, recompute mode or number of virtual shards than this config asks for: {}. Put them back to resume bit for bit, or add --rebatch to change them (the weights then agree up to rounding)", checkpoint.display(), joined_by_semicolons(changes))]
     RebatchedOnResume {
         /// The checkpoint's directory.
         checkpoint: PathBuf,
@@ -86,7 +86,7 @@ pub enum TrainerError {
     Checkpoint(#[from] CheckpointError),
 
     /// Training diverged.
-    #[error("training diverged at step {}: {reason}. Lower optimizer.learning_rate, raise scheduler.warmup_steps (`plan --config FILE --unstable` suggests values), or resume from an earlier checkpoint{}", grouped(*step), last_checkpoint.as_ref().map_or_else(String::new, |path| format!(" (the newest is {})", path.display())))]
+    #[error("training diverged at step {}: {reason}. Lower optimizer.learning_rate, raise scheduler.warmup_steps (`plan --config FILE --unstable` suggests values), or resume from an earlier checkpoint{}", grouped(*step), newest(last_checkpoint.as_ref()))]
     Diverged {
         /// The step at which the guard gave up.
         step: u64,
@@ -224,8 +224,12 @@ impl TrainerError {
     }
 }
 
-fn listed(changes: &[Change]) -> String {
+fn joined_by_semicolons(changes: &[Change]) -> String {
     changes.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")
+}
+
+fn newest(checkpoint: Option<&PathBuf>) -> String {
+    checkpoint.map_or_else(String::new, |path| format!(" (the newest is {})", path.display()))
 }
 
 /// Says where the directory of a run went, and how to go on.

@@ -4,9 +4,9 @@
 //! `template_source` finds the chat template, `template_trial` tries it before training, and `template` renders a
 //! conversation with it (`python_text`: values as Python prints them; `python_methods`: its methods; `percent_format`:
 //! its operator `%`; `template_edits`: changes of its source; `row_variables`: what it reads of the row;
-//! `template_limits` and `bounded_values`: that it ends, and in memory); `loss_spans` finds what the assistant says in it; `special_tokens` keeps the special tokens of the
-//! template apart from text that spells them. `unused_fields` names what of a row is not used, and `row_warnings` tells
-//! it.
+//! `template_limits` and `bounded_values`: that it ends, and in memory); `loss_spans` finds what the assistant says in
+//! it; `special_tokens` keeps the special tokens of the template apart from text that spells them. `unused_fields`
+//! names what of a row is not used, and `row_warnings` tells it.
 
 mod bounded_values;
 mod conversation;

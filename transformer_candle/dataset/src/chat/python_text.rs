@@ -238,7 +238,8 @@ impl JsonWriter {
         }
         let mut text = String::with_capacity(quoted.len());
         for character in quoted.chars() {
-            if character.is_ascii() {
+            // Python escapes DEL as well.
+            if matches!(character, ' '..='~') {
                 text.push(character);
             } else {
                 for unit in character.encode_utf16(&mut [0; 2]) {
@@ -271,16 +272,16 @@ mod tests {
     fn json_is_written_as_in_python() {
         let mut environment = minijinja::Environment::new();
         environment.add_filter("tojson", |value: Value, options: Kwargs| tojson(&|_| Ok(()), &value, options));
-        let context = json!({"v": {"b": ["<\u{e9}\u{1f642}&'\"\n\u{1}", 2.5], "a": []}});
+        let context = json!({"v": {"b": ["<\u{e9}\u{1f642}&'\"\n\u{1}\u{7f}", 2.5], "a": []}});
         let render = |filter: &str| {
             environment.render_str(&format!("{{{{ v | {filter} }}}}"), minijinja::value::Serde(&context)).unwrap()
         };
-        assert_eq!(render("tojson"), "{\"b\": [\"<\u{e9}\u{1f642}&'\\\"\\n\\u0001\", 2.5], \"a\": []}");
+        assert_eq!(render("tojson"), "{\"b\": [\"<\u{e9}\u{1f642}&'\\\"\\n\\u0001\u{7f}\", 2.5], \"a\": []}");
         assert_eq!(
             render("tojson(ensure_ascii=true, sort_keys=true, separators=(',', ':'))"),
-            r#"{"a":[],"b":["<\u00e9\ud83d\ude42&'\"\n\u0001",2.5]}"#
+            r#"{"a":[],"b":["<\u00e9\ud83d\ude42&'\"\n\u0001\u007f",2.5]}"#
         );
-        let indented = "{\n  \"b\": [\n    \"<\u{e9}\u{1f642}&'\\\"\\n\\u0001\",\n    2.5\n  ],\n  \"a\": []\n}";
+        let indented = "{\n  \"b\": [\n    \"<\u{e9}\u{1f642}&'\\\"\\n\\u0001\u{7f}\",\n    2.5\n  ],\n  \"a\": []\n}";
         assert_eq!(render("tojson(indent=2)"), indented);
     }
 }

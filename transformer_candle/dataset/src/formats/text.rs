@@ -53,15 +53,15 @@ impl TextFile {
         let end = ((chunk + 1) * CHUNK_STRIDE + vicinity as u64).min(self.source.length());
         let window = Window { bytes: self.source.read(first, (end - first) as usize)?, vicinity };
         let multiple = (chunk * CHUNK_STRIDE - first) as usize;
-        let end_of_file =
+        let file_boundary =
             |offset| Boundary { offset, ends_document: true, separator_before: false, separator_after: false };
         let start = match chunk {
-            0 => end_of_file(0),
+            0 => file_boundary(0),
             _ => window.boundary(multiple),
         };
         let end = match multiple + stride {
             next if chunk + 1 < self.chunks() => window.boundary(next),
-            _ => end_of_file(window.bytes.len()),
+            _ => file_boundary(window.bytes.len()),
         };
         let text = &window.bytes[start.offset..end.offset];
         let text = if chunk == 0 { text.strip_prefix(BYTE_ORDER_MARK).unwrap_or(text) } else { text };
@@ -165,7 +165,9 @@ fn split_documents(text: &[u8], start: &Boundary, end: &Boundary) -> VecDeque<Ro
 
 /// Offset of the first separator.
 fn find_separator(text: &[u8]) -> Option<usize> {
-    text.windows(SEPARATOR.len()).position(|window| window == SEPARATOR.as_bytes())
+    let separator = SEPARATOR.as_bytes();
+    let mut starts = text.iter().enumerate().filter(|(_, byte)| **byte == separator[0]).map(|(start, _)| start);
+    starts.find(|&start| text[start..].starts_with(separator))
 }
 
 /// Number of separators in the first bytes of a file, at most `bytes`.

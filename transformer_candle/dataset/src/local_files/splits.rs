@@ -89,14 +89,14 @@ fn describe(pattern: &str, chosen: &str, read: usize, splits: &[FolderFiles], fi
 mod tests {
     use std::path::PathBuf;
 
-    use super::super::MatchedFile;
+    use super::super::FoundPath;
     use super::*;
     use crate::formats::Format;
 
     fn chosen(split: &FolderSplit, names: &[&str]) -> Result<(Vec<String>, Vec<String>), DataError> {
         let file = |name: &&str| {
             let path = PathBuf::from("/data").join(name);
-            let file = MatchedFile { canonical: path.clone(), path, linked: false };
+            let file = FoundPath { canonical: path.clone(), path, linked: false };
             DataFile { file, format: Format::Text }
         };
         let mut notes = Vec::new();

@@ -12,10 +12,10 @@ use crate::DataError;
 use crate::cancel::CancelToken;
 use crate::formats::Format;
 
-/// A file that matches a pattern.
-pub(super) struct MatchedFile {
+/// A file that matches a pattern, or a folder to be read.
+pub(super) struct FoundPath {
     pub path: PathBuf,
-    /// The path without symbolic links, which identifies the file.
+    /// The path without symbolic links, which identifies it.
     pub canonical: PathBuf,
     /// Whether a symbolic link led to it.
     pub linked: bool,
@@ -27,14 +27,11 @@ pub(super) struct DirectoryTraversal<'a> {
     cancel: &'a CancelToken,
     notes: &'a mut Vec<String>,
     /// Directories still to be read, and links to directories, which are read after all others.
-    folders: Vec<Folder>,
+    folders: Vec<FoundPath>,
     links: BTreeMap<PathBuf, PathBuf>,
     entered: HashSet<(PathBuf, usize)>,
-    found: Vec<MatchedFile>,
+    found: Vec<FoundPath>,
 }
-
-/// A folder to be read.
-type Folder = MatchedFile;
 
 impl<'a> DirectoryTraversal<'a> {
     /// Returns every file below `root` that matches and is not hidden. Notes what matches but is not a regular file.
@@ -43,9 +40,9 @@ impl<'a> DirectoryTraversal<'a> {
         glob: Glob,
         cancel: &'a CancelToken,
         notes: &'a mut Vec<String>,
-    ) -> Result<Vec<MatchedFile>, DataError> {
+    ) -> Result<Vec<FoundPath>, DataError> {
         let canonical = root.canonicalize().map_err(DataError::io(root))?;
-        let folders = vec![Folder { path: root.to_owned(), canonical, linked: false }];
+        let folders = vec![FoundPath { path: root.to_owned(), canonical, linked: false }];
         let (links, entered) = (BTreeMap::new(), HashSet::new());
         let mut traversal = Self { glob, cancel, notes, folders, links, entered, found: Vec::new() };
         while let Some(folder) = traversal.next_folder() {
@@ -56,12 +53,12 @@ impl<'a> DirectoryTraversal<'a> {
         Ok(traversal.found)
     }
 
-    fn next_folder(&mut self) -> Option<Folder> {
-        let link = |(path, canonical)| Folder { path, canonical, linked: true };
+    fn next_folder(&mut self) -> Option<FoundPath> {
+        let link = |(path, canonical)| FoundPath { path, canonical, linked: true };
         self.folders.pop().or_else(|| self.links.pop_first().map(link))
     }
 
-    fn read_directory(&mut self, folder: &Folder) -> Result<(), DataError> {
+    fn read_directory(&mut self, folder: &FoundPath) -> Result<(), DataError> {
         let unreadable = |error: io::Error| DataError::io(&folder.path)(error);
         for entry in fs::read_dir(&folder.path).map_err(unreadable)? {
             self.cancel.check()?;
@@ -83,11 +80,11 @@ impl<'a> DirectoryTraversal<'a> {
     fn visit(&mut self, path: PathBuf, canonical: PathBuf, kind: FileType, linked: bool) {
         if kind.is_dir() {
             if self.glob.may_match_below(&path) {
-                self.folders.push(Folder { path, canonical, linked });
+                self.folders.push(FoundPath { path, canonical, linked });
             }
         } else if self.glob.matches(&path) {
             match regular_file::check(kind) {
-                Ok(()) => self.found.push(MatchedFile { path, canonical, linked }),
+                Ok(()) => self.found.push(FoundPath { path, canonical, linked }),
                 Err(reason) => self.note_skipped(&path, &reason.to_string()),
             }
         }
