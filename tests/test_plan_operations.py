@@ -50,7 +50,7 @@ def seconds(gpu: str) -> dict[str, float]:
     times = {
         "attention forward": blocks * 2 * attention / (flops * forward),
         "attention backward": blocks * 5 * attention / (flops * backward),
-        "add_rms_norm forward": moved(2 * blocks, 4 * row),
+        "add_rms_norm forward": moved(2 * blocks - once, 4 * row) + moved(once, 2 * row),
         "add_rms_norm backward": moved(2 * blocks, 4 * row),
         "add_rms_norm normalize": moved(2 * blocks, 2 * row),
         "rope forward": moved(blocks, 2 * 2 * TOKENS * 40 * 64),

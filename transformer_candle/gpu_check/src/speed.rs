@@ -76,7 +76,8 @@ mod tests {
         for (operation, megabytes) in [
             ("attention::forward", 20.0 * 83.9),
             ("linear::backward_weight", 20.0 * (134.2 + 100.7 + 570.4 + 302.0)),
-            ("add_rms_norm::forward_add", 41.0 * 134.2),
+            ("add_rms_norm::forward", 67.1),
+            ("add_rms_norm::forward_add", 40.0 * 134.2),
             ("rope::forward", 20.0 * 83.9),
             ("swiglu::backward_recomputing", 20.0 * 805.3),
         ] {

@@ -13,6 +13,7 @@ mod display;
 mod fit;
 mod gpu_table;
 mod interconnect;
+mod launches;
 mod measured;
 mod operation;
 mod operations_table;

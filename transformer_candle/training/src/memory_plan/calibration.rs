@@ -1,8 +1,8 @@
 //! Predicts the time of an optimizer step on this machine's CPU from a few short steps of the run's own operations.
 //!
 //! An engine with the run's shapes, but as few layers and sequences as fit in the time, takes steps whose operations are
-//! timed one by one. Every operation is then multiplied by how often the run calls it, or by how many parameters it
-//! passes over. So kernels, threads, caches and memory are those of the training itself; a config that is small enough
+//! timed one by one. Every operation is then multiplied by the ratio of its FLOPs or bytes in the run's step to those in
+//! the timed one. So kernels, threads, caches and memory are those of the training itself; a config that is small enough
 //! is timed whole.
 
 use std::{
@@ -11,12 +11,12 @@ use std::{
 };
 
 use kernels::Device;
-use model::{ModelShape, ParameterLayout};
+use model::ModelShape;
 use run_config::RunConfig;
 
-use super::{StepPart, cpu_speed::CpuSpeed};
+use super::{OperationCost, StepPart, cpu_speed::CpuSpeed, operation_costs};
 use crate::{
-    engine::{Engine, EngineSettings, StepOf, SyntheticSteps, UpdateRule, parameter_groups},
+    engine::{Engine, EngineSettings, StepOf, SyntheticSteps},
     error::Result,
     ranks::RankInfo,
     statistics::median,
@@ -64,9 +64,9 @@ pub(super) fn calibrate(step: StepOf<'_>, matmul: CpuSpeed) -> Result<Option<Cal
 /// Times steps of a reduced config, one at a time, and predicts the run's step from them.
 pub(crate) struct Calibrator<'a> {
     step: StepOf<'a>,
-    sample: Sample,
     config: RunConfig,
     shape: ModelShape,
+    settings: EngineSettings,
     steps: SyntheticSteps,
     step_seconds: Vec<f64>,
     operations: BTreeMap<&'static str, Vec<f64>>,
@@ -84,9 +84,7 @@ impl<'a> Calibrator<'a> {
             return Ok(None);
         }
         let (config, shape) = sample.reduced(step);
-        // One process: ranks on this CPU divide its cores between them.
-        let rank_info = RankInfo::default();
-        let settings = EngineSettings { micro_batch: sample.micro_batch, rank_info, ..step.settings };
+        let settings = one_process(EngineSettings { micro_batch: sample.micro_batch, ..step.settings });
         let part = StepOf { config: &config, shape: &shape, settings };
         let engine = match Engine::allocate(&config, &[part], &Device::Cpu) {
             Ok(engine) => engine,
@@ -96,7 +94,12 @@ impl<'a> Calibrator<'a> {
         let mut steps = SyntheticSteps::new(engine, &config)?;
         steps.step()?;
         let (step_seconds, operations) = (Vec::new(), BTreeMap::new());
-        Ok(Some(Self { step, sample, config, shape, steps, step_seconds, operations }))
+        Ok(Some(Self { step, config, shape, settings, steps, step_seconds, operations }))
+    }
+
+    /// The step that is timed.
+    fn timed(&self) -> StepOf<'_> {
+        StepOf { config: &self.config, shape: &self.shape, settings: self.settings }
     }
 
     /// Times a step, and its operations one by one.
@@ -110,14 +113,24 @@ impl<'a> Calibrator<'a> {
         Ok(())
     }
 
-    /// Predicts the run's step from the medians of what was timed so far.
+    /// Predicts the run's step from the medians of what was timed so far: the timed step, including the time between its
+    /// operations, times the factor by which the sum of its operations grows.
     pub(crate) fn predict(&self) -> Calibration {
-        let Self { step, sample, config, shape, step_seconds, operations, .. } = self;
-        let counts =
-            Counts { run: (step.config, step.shape), timed: (config, shape), tokens: sample.tokens_ratio(*step) };
-        let operations = operations.iter().map(|(name, seconds)| (*name, median(seconds.clone()))).collect();
-        counts.scale(median(step_seconds.clone()), &operations)
+        let growth = Growth::new(self.step, self.timed());
+        let (mut parts, mut timed_seconds) = (BTreeMap::<StepPart, f64>::new(), 0.0);
+        for (operation, seconds) in &self.operations {
+            let seconds = median(seconds.clone());
+            timed_seconds += seconds;
+            *parts.entry(StepPart::from_operation(operation)).or_default() += seconds * growth.of(operation);
+        }
+        let ratio = parts.values().sum::<f64>() / timed_seconds;
+        Calibration { seconds: median(self.step_seconds.clone()) * ratio, parts }
     }
+}
+
+/// Ranks on this CPU divide its cores between them, and are timed as one process.
+fn one_process(settings: EngineSettings) -> EngineSettings {
+    EngineSettings { rank_info: RankInfo::default(), ..settings }
 }
 
 /// The reduced step that is timed instead of the run's.
@@ -164,58 +177,81 @@ impl Sample {
         config.data.sequences_per_step = self.micro_batch * self.micro_batches;
         (config, ModelShape { num_layers: self.layers, ..shape })
     }
-
-    /// Tokens of the run's step over those of a timed one.
-    fn tokens_ratio(self, step: StepOf<'_>) -> f64 {
-        step.config.data.sequences_per_step as f64 / (self.micro_batch * self.micro_batches) as f64
-    }
 }
 
-/// Compares how often the run's step and the timed one call an operation.
-struct Counts<'a> {
-    run: (&'a RunConfig, &'a ModelShape),
-    timed: (&'a RunConfig, &'a ModelShape),
+/// How much longer the operations of the run's step take than those of the timed one: by their FLOPs, or by their bytes
+/// where they have none.
+struct Growth {
+    costs: [BTreeMap<&'static str, OperationCost>; 2],
+    /// That of operations without a listed cost, which are of micro-batches.
     tokens: f64,
 }
 
-impl Counts<'_> {
-    /// Predicts the run's step: the timed one, including the time between its operations, times the factor by which the
-    /// sum of its operations grows.
-    fn scale(&self, step_seconds: f64, operations: &BTreeMap<&'static str, f64>) -> Calibration {
-        let mut parts: BTreeMap<StepPart, f64> = BTreeMap::new();
-        for (operation, seconds) in operations {
-            *parts.entry(StepPart::from_operation(operation)).or_default() +=
-                seconds * self.calls_per_timed_call(operation);
+impl Growth {
+    fn new(run: StepOf<'_>, timed: StepOf<'_>) -> Self {
+        let steps = [run, timed];
+        let [run, timed] = steps.map(|step| step.config.data.sequences_per_step as f64);
+        Self {
+            costs: steps.map(|step| operation_costs(step.config, step.shape, one_process(step.settings))),
+            tokens: run / timed,
         }
-        let ratio = parts.values().sum::<f64>() / operations.values().sum::<f64>();
-        Calibration { seconds: step_seconds * ratio, parts }
     }
 
-    fn ratio(&self, number: impl Fn(&RunConfig, &ModelShape) -> usize) -> f64 {
-        let [run, timed] = [self.run, self.timed].map(|(config, shape)| number(config, shape) as f64);
-        if timed == 0.0 { 1.0 } else { run / timed }
-    }
-
-    /// Returns the calls of an operation in the run's step per call in the timed one, counted in calls of equal length.
-    fn calls_per_timed_call(&self, operation: &str) -> f64 {
-        match operation.split("::").next().unwrap_or_default() {
-            "attention" | "linear" | "rope" | "swiglu" | "qk_norm" | "bias" => {
-                self.tokens * self.ratio(|_, shape| shape.num_layers)
-            }
-            // Two per block, and the final norm.
-            "add_rms_norm" | "rms_norm" => self.tokens * self.ratio(|_, shape| 2 * shape.num_layers + 1),
-            "muon" => self.ratio(|_, shape| shape.num_layers),
-            "adamw" => self.ratio(adamw_elements),
-            "grad_norm" | "accumulate" => self.ratio(|_, shape| ParameterLayout::new(shape).elements()),
-            _ if operation == "Buffer::zero" => self.ratio(|_, shape| ParameterLayout::new(shape).elements()),
+    fn of(&self, operation: &str) -> f64 {
+        let module = operation.split("::").next().unwrap_or_default();
+        let [run, timed] = self.costs.each_ref().map(|costs| costs.get(operation).or_else(|| costs.get(module)));
+        match (run, timed) {
+            (Some(run), Some(timed)) if timed.flops > 0.0 => run.flops / timed.flops,
+            (Some(run), Some(timed)) if timed.bytes > 0.0 => run.bytes / timed.bytes,
             _ => self.tokens,
         }
     }
 }
 
-/// Parameters that `AdamW` updates.
-fn adamw_elements(config: &RunConfig, shape: &ModelShape) -> usize {
-    let groups = parameter_groups(&config.optimizer, &ParameterLayout::new(shape));
-    let by_adamw = groups.iter().filter(|group| matches!(group.rule, UpdateRule::AdamW(_)));
-    by_adamw.map(|group| group.range.len()).sum()
+#[cfg(test)]
+mod tests {
+    use kernels::DeviceKind;
+    use run_config::{ActivationRecompute, Algorithm, Format, presets};
+
+    use super::*;
+    use crate::engine::model_shape;
+
+    /// Returns how each operation grows from one sequence through 2 layers to 16 through 4.
+    fn growth(config: &RunConfig) -> Growth {
+        let shape = model_shape(config).unwrap();
+        let (activation_recompute, device) = (ActivationRecompute::None, DeviceKind::Cpu);
+        let settings = EngineSettings { micro_batch: 8, activation_recompute, device, rank_info: RankInfo::default() };
+        let run = StepOf { config, shape: &shape, settings };
+        let (reduced, small) = Sample { layers: 2, micro_batch: 1, micro_batches: 1 }.reduced(run);
+        let settings = EngineSettings { micro_batch: 1, ..settings };
+        Growth::new(run, StepOf { config: &reduced, shape: &small, settings })
+    }
+
+    #[test]
+    fn operations_grow_with_what_they_pass_over() {
+        let preset = presets().iter().find(|preset| preset.name == "smoke_cpu").unwrap();
+        let overrides = ["model.architecture=qwen2", "model.vocab_size=4096"].map(str::to_owned);
+        let muon = RunConfig::parse(preset.text, Format::Yaml, &overrides).unwrap();
+        let mut adapters = muon.clone();
+        (adapters.lora.rank, adapters.lora.dropout) = (Some(8), 0.1);
+        adapters.optimizer.algorithm = Algorithm::AdamW;
+        let (muon, adapters) = (growth(&muon), growth(&adapters));
+        let (tokens, layers) = (16.0, 2.0);
+        for (growth, operation, expected) in [
+            (&muon, "linear::forward", tokens * layers),
+            (&muon, "bias::backward", tokens * layers),
+            (&muon, "attention::backward", tokens * layers),
+            (&muon, "head_cross_entropy::forward_backward", tokens),
+            (&muon, "embedding::forward", tokens),
+            (&muon, "Buffer::write", tokens),
+            (&muon, "muon::orthogonalize", layers),
+            (&adapters, "lora::project", tokens * layers),
+            (&adapters, "dropout::backward", tokens * layers),
+            (&adapters, "adamw::step", layers),
+            (&adapters, "grad_norm::forward", layers),
+        ] {
+            let grown = growth.of(operation);
+            assert!((grown / expected - 1.0).abs() < 1e-9, "{operation}: {grown}");
+        }
+    }
 }

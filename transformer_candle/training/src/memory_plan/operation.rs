@@ -2,8 +2,8 @@
 
 use super::step_part::StepPart;
 
-/// The module of the adapters' kernels.
-pub(super) const ADAPTERS: &str = "lora";
+/// The scope of the adapters' matmuls.
+pub(super) const ADAPTERS: &str = "adapters";
 
 /// [`Operation::kernel`] and [`Operation::scope`].
 pub(super) type KernelAndScope = (&'static str, &'static str);
@@ -19,7 +19,7 @@ pub(super) enum Rate {
 /// Launches of one kind in a step.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Operation {
-    /// The operation of crate `kernels`, such as `linear::forward`; only the module where several are counted together.
+    /// The operation of crate `kernels`, such as `linear::forward`; Muon's are counted together by their module.
     pub(super) kernel: &'static str,
     /// What tells operations of one kernel apart: a projection, or a part of the kernel. Empty if there is one.
     pub(super) scope: &'static str,
@@ -37,9 +37,12 @@ impl Operation {
         StepPart::from_operation(self.kernel)
     }
 
-    /// Its name in profiles; empty for adapters, whose gradients are timed with those of their projection.
+    /// Its name in profiles; empty for those of an adapter that are timed with those of its projection.
     pub(super) fn label(&self) -> String {
-        if self.kernel == ADAPTERS { String::new() } else { StepPart::label(self.kernel, Some(self.scope)) }
+        if self.scope == ADAPTERS && self.kernel.starts_with("linear::") {
+            return String::new();
+        }
+        StepPart::label(self.kernel, Some(self.scope))
     }
 
     /// Its name in the table of operations: `qkv dW`, `rope backward`.
@@ -48,10 +51,10 @@ impl Operation {
         let subject = if self.scope.is_empty() { module } else { self.scope };
         let direction = match function {
             "forward_backward" | "" => return subject.to_owned(),
-            "forward_add" => "forward",
+            "forward_add" | "project" | "expand" => "forward",
             "backward_recomputing" => "backward",
-            "backward_input" => "dX",
-            "backward_weight" => "dW",
+            "backward_input" | "backward_expand" => "dX",
+            "backward_weight" | "backward_b" => "dW",
             function => function,
         };
         format!("{subject} {direction}")

@@ -109,7 +109,7 @@ impl StepOperations {
     /// are multiplied with.
     pub(super) fn new(roofline: &Roofline, rates: &Rates, scale: f64, speed: &Speed) -> Self {
         let mut named: Vec<(String, Vec<&Operation>)> = Vec::new();
-        for operation in roofline.operations.iter().filter(|operation| operation.count > 0.0) {
+        for operation in &roofline.operations {
             let name = operation.name();
             match named.iter_mut().find(|(other, _)| *other == name) {
                 Some((_, operations)) => operations.push(operation),

@@ -5,13 +5,8 @@ use model::dtype_of;
 use run_config::{DataFormat, RunConfig};
 
 use super::{
-    Budget, CategoryBytes, Cost, MemoryPlan, PlanRequest, StagePlan, TrainingTime, fit, options,
-    ranks::check_ranks,
-    speed::{self, SpeedModel},
-    stages,
-    target::PlanTarget,
-    this_machine::Machine,
-    workload::Workload,
+    Budget, CategoryBytes, Cost, MemoryPlan, PlanRequest, StagePlan, TrainingTime, fit, launches::processors, options,
+    ranks::check_ranks, speed::SpeedModel, stages, target::PlanTarget, this_machine::Machine, workload::Workload,
 };
 use crate::{
     checkpoint,
@@ -79,8 +74,7 @@ impl<M: Machine> Planner<'_, M> {
         let model = model.as_ref();
         let operations = request.operations(step, model, &target.name(self.machine))?;
         let seconds = training_time.as_ref().and_then(|time| time.seconds);
-        let cost =
-            |seconds| Cost::new(seconds, target.spec().map(|gpu| gpu.watts), speed::processors(settings), request);
+        let cost = |seconds| Cost::new(seconds, target.spec().map(|gpu| gpu.watts), processors(settings), request);
         let state = parts.optimizer.state().iter().map(|tensor| &tensor.layout);
         let has_stages = config.stages.is_some();
         Ok(MemoryPlan {

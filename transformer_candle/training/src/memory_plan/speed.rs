@@ -8,11 +8,11 @@ use model::{ParameterLayout, dtype_of};
 use run_config::RunConfig;
 use serde::Serialize;
 
-pub(super) use super::roofline::processors;
 use super::{
     calibration::Calibration,
     gpu_table::{GpuSpec, SustainedFractions},
     interconnect::{ExchangeSpeed, GRADIENT_BYTES, Network, bytes_per_rank},
+    launches::processors,
     measured::MeasuredStep,
     operations_table::StepOperations,
     roofline::{LAUNCH_SECONDS, Rates, Roofline},
