@@ -27,9 +27,9 @@ fn main() {
 fn libraries(lock: &str) -> String {
     let value = |line: &str| line.split('"').nth(1).unwrap_or_default().to_owned();
     let lines: Vec<&str> = lock.lines().collect();
-    let named =
+    let pairs =
         lines.windows(2).filter(|pair| pair[0].starts_with("name = ") && NAMED.contains(&value(pair[0]).as_str()));
-    named.map(|pair| format!("{} {}", value(pair[0]), value(pair[1]))).collect::<Vec<_>>().join(", ")
+    pairs.map(|pair| format!("{} {}", value(pair[0]), value(pair[1]))).collect::<Vec<_>>().join(", ")
 }
 
 /// Returns the CUDA compiler's release, or `stand-in` for one that compiled nothing; empty for a build without CUDA.

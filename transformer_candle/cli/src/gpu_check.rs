@@ -28,7 +28,7 @@ pub(super) struct GpuCheckOptions {
 
 pub(super) fn main(options: &GpuCheckOptions, output: &mut dyn Output) -> Result<u8> {
     let &GpuCheckOptions { device, size, ref only, seed, json } = options;
-    let mut printer = Printer { output, json, begun: false, failure: Ok(()) };
+    let mut printer = Printer { output, json, has_printed: false, failure: Ok(()) };
     let reports = gpu_check::run(device, size, only, seed, &mut |progress| printer.show(progress))?;
     printer.end(&reports)?;
     Ok(u8::from(!reports.iter().all(|report| report.passed)))
@@ -38,17 +38,17 @@ pub(super) fn main(options: &GpuCheckOptions, output: &mut dyn Output) -> Result
 struct Printer<'a> {
     output: &'a mut dyn Output,
     json: bool,
-    begun: bool,
+    has_printed: bool,
     /// The first error of printing.
     failure: Result<()>,
 }
 
 impl Printer<'_> {
     fn show(&mut self, progress: CheckProgress<'_>) {
-        let printed = match progress {
+        let outcome = match progress {
             CheckProgress::Row(row) => {
-                let head = if self.begun { String::new() } else { format!("{}\n", heading()) };
-                self.begun = true;
+                let head = if self.has_printed { String::new() } else { format!("{}\n", heading()) };
+                self.has_printed = true;
                 self.line(&format!("{head}{row}\n"))
             }
             CheckProgress::Part(report) => {
@@ -57,7 +57,7 @@ impl Printer<'_> {
             }
         };
         if self.failure.is_ok() {
-            self.failure = printed;
+            self.failure = outcome;
         }
     }
 

@@ -9,7 +9,7 @@ const TRANSFORMER_CANDLE: &str = env!("CARGO_BIN_EXE_transformer-candle");
 
 #[test]
 fn what_cannot_be_done_is_one_sentence_and_exit_code_2() {
-    for (arguments, named) in [
+    for (arguments, name) in [
         (["train", "--config", "no.yaml"].as_slice(), "no.yaml"),
         (&["plan", "--config", "no.toml"], "no.toml"),
         (&["bench", "--config", "no.json"], "no.json"),
@@ -22,7 +22,7 @@ fn what_cannot_be_done_is_one_sentence_and_exit_code_2() {
         (&["checkpoint", "verify", "--experiment", "nobody"], "nobody"),
     ] {
         let message = refused(TRANSFORMER_CANDLE, arguments, 2);
-        assert!(message.contains(named), "{message}");
+        assert!(message.contains(name), "{message}");
         assert_eq!(message.trim_end().lines().count(), 1, "{message}");
     }
     refused(TRANSFORMER_CANDLE, &["train"], 2);
@@ -30,13 +30,13 @@ fn what_cannot_be_done_is_one_sentence_and_exit_code_2() {
 
 #[test]
 fn a_wrong_command_line_gets_one_sentence() {
-    let listed = "`transformer-candle plan --help` lists what there is";
+    let advice = "`transformer-candle plan --help` lists what there is";
     for (arguments, expected) in [
         (
             ["plan", "--gpuu", "x"].as_slice(),
-            format!("unexpected argument '--gpuu' found; tip: a similar argument exists: '--gpu'; {listed}"),
+            format!("unexpected argument '--gpuu' found; tip: a similar argument exists: '--gpu'; {advice}"),
         ),
-        (&["plan", "a", "b"], format!("unexpected argument 'b' found; {listed}")),
+        (&["plan", "a", "b"], format!("unexpected argument 'b' found; {advice}")),
         (&["plan", "--gpu"], "a value is required for '--gpu <NAME>' but none was supplied".to_owned()),
         (&["plan", "--json", "--json"], "the argument '--json' cannot be used multiple times".to_owned()),
         (&["generate", "a"], "--prompt <TEXT> or --prompt-file <FILE> is missing".to_owned()),

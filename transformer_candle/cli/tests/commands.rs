@@ -108,8 +108,8 @@ fn corrupted_checkpoints_are_skipped_and_named() {
     let output = command(&workshop, &["generate", "--experiment", "run", "--prompt", "the"]).output().unwrap();
     assert!(output.status.success());
     assert!(String::from_utf8_lossy(&output.stderr).contains("step-00000010"), "what was passed over is named");
-    let named = ["generate", "--checkpoint", "run/checkpoints/step-00000010", "--prompt", "the"];
-    assert_eq!(command(&workshop, &named).output().unwrap().status.code(), Some(5));
+    let generate = ["generate", "--checkpoint", "run/checkpoints/step-00000010", "--prompt", "the"];
+    assert_eq!(command(&workshop, &generate).output().unwrap().status.code(), Some(5));
 }
 
 #[test]
@@ -147,8 +147,8 @@ fn a_lost_ledger_restarts_and_is_reported() {
     let config = workshop.run_directory("run").join("training.yaml");
     let more = ["train", "--config", config.to_str().unwrap(), "--resume", "--override", "scheduler.total_steps=14"];
     let output = command(&workshop, &more).output().unwrap();
-    let told = [output.stdout, output.stderr].concat();
-    assert!(String::from_utf8_lossy(&told).contains("restarts at step 10"), "{}", String::from_utf8_lossy(&told));
+    let text = [output.stdout, output.stderr].concat();
+    assert!(String::from_utf8_lossy(&text).contains("restarts at step 10"), "{}", String::from_utf8_lossy(&text));
     let report = answer(&workshop, &["validate-data", "run", "--json"]);
     assert_eq!((&report["steps"], &report["problems"]), (&serde_json::json!(4), &serde_json::json!([])));
 }

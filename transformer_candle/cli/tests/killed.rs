@@ -46,23 +46,23 @@ fn so_does_a_run_that_keeps_documents_apart() {
 }
 
 fn kill_again_and_again(workshop: &Workshop, data: &[String]) {
-    let began = Instant::now();
+    let start_time = Instant::now();
     assert!(start(workshop, "left-alone", data).wait().unwrap().success());
-    let alone = began.elapsed();
+    let alone = start_time.elapsed();
 
     // Each life is a little longer than the last, so that kills fall at different instants and the run still ends.
     let mut kills = 0;
     for life in 1.. {
         let mut child = start(workshop, "killed", data);
         let deadline = Instant::now() + alone.mul_f64(0.1 * f64::from(life));
-        let ended = loop {
+        let status = loop {
             match child.try_wait().unwrap() {
                 Some(status) => break Some(status),
                 None if Instant::now() > deadline => break None,
                 None => thread::sleep(Duration::from_millis(1)),
             }
         };
-        if let Some(status) = ended {
+        if let Some(status) = status {
             assert!(status.success());
             break;
         }

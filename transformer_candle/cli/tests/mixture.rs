@@ -34,8 +34,8 @@ fn a_mixture_is_trained_on_judged_and_proven_source_by_source() {
     let workshop = Workshop::new();
     let output = train(&workshop, &workshop.mixture(), &["--override", "scheduler.total_steps=40"]);
     assert!(output.status.success(), "{}", text(&output.stderr));
-    let told = text(&output.stdout);
-    assert!(told.contains("few.jsonl is exhausted; starting epoch 2"), "{told}");
+    let message = text(&output.stdout);
+    assert!(message.contains("few.jsonl is exhausted; starting epoch 2"), "{message}");
 
     for line in workshop.metrics("run", "evaluation") {
         let parts = line["components"].as_array().unwrap();
@@ -49,18 +49,18 @@ fn a_mixture_is_trained_on_judged_and_proven_source_by_source() {
     let report = run(&workshop, &["validate-data", "run", "--replay", "1", "--replay", "33", "--json"]);
     let report: Value = serde_json::from_slice(&report.stdout).unwrap();
     assert_eq!(report["problems"], json!([]));
-    let taken: Vec<u64> = (0..2).map(|i| report["components"][i]["sequences"].as_u64().unwrap()).collect();
-    assert_eq!(taken, [240, 80], "of 40 steps of 8 sequences");
+    let sequences: Vec<u64> = (0..2).map(|i| report["components"][i]["sequences"].as_u64().unwrap()).collect();
+    assert_eq!(sequences, [240, 80], "of 40 steps of 8 sequences");
     let epochs = report["components"][1]["epochs"].as_array().unwrap();
     assert!(epochs.len() > 2 && epochs[0]["finished"] == true, "{report}");
-    let told = text(&run(&workshop, &["validate-data", "run"]).stdout);
-    assert!(told.contains("text.jsonl: 240 of 320 sequences, 75.00 % (its weight: 75.00 %)"), "{told}");
+    let message = text(&run(&workshop, &["validate-data", "run"]).stdout);
+    assert!(message.contains("text.jsonl: 240 of 320 sequences, 75.00 % (its weight: 75.00 %)"), "{message}");
 
     let checkpoint = "run/checkpoints/step-00000040";
-    let found = run(&workshop, &["evaluate", "--checkpoint", checkpoint, "--json"]);
-    let found: Value = serde_json::from_slice(&found.stdout).unwrap_or_else(|_| panic!("{}", text(&found.stderr)));
+    let output = run(&workshop, &["evaluate", "--checkpoint", checkpoint, "--json"]);
+    let report: Value = serde_json::from_slice(&output.stdout).unwrap_or_else(|_| panic!("{}", text(&output.stderr)));
     let evaluations = workshop.metrics("run", "evaluation");
-    for (of_run, alone) in [0, 1].map(|i| (&evaluations.last().unwrap()["components"][i], &found["components"][i])) {
+    for (of_run, alone) in [0, 1].map(|i| (&evaluations.last().unwrap()["components"][i], &report["components"][i])) {
         assert_eq!((&of_run["name"], &of_run["tokens"]), (&alone["name"], &alone["tokens"]));
         let difference = of_run["loss"].as_f64().unwrap() - alone["loss"].as_f64().unwrap();
         assert!(difference.abs() < 1e-5, "{of_run} {alone}");
@@ -71,13 +71,13 @@ fn a_mixture_is_trained_on_judged_and_proven_source_by_source() {
 fn weights_and_sources_may_not_change_on_resume_and_are_named() {
     let workshop = Workshop::new();
     assert!(train(&workshop, &workshop.mixture(), &["--max-steps", "5"]).status.success());
-    let again = |data: &[String]| {
+    let resume = |data: &[String]| {
         let output = train(&workshop, data, &["--resume"]);
         (output.status.code(), text(&output.stderr))
     };
-    let (code, told) = again(&workshop.weighed(3.0, 2.0));
-    assert!(code == Some(2) && told.contains("data.mixture[1].weight was 1.0 and is 2.0"), "{told}");
-    let (code, told) = again(&[]);
-    assert!(code == Some(2) && told.contains("data.mixture[0].weight was 3.0 and is null"), "{told}");
-    assert_eq!(again(&workshop.mixture()).0, Some(0));
+    let (code, message) = resume(&workshop.weighed(3.0, 2.0));
+    assert!(code == Some(2) && message.contains("data.mixture[1].weight was 1.0 and is 2.0"), "{message}");
+    let (code, message) = resume(&[]);
+    assert!(code == Some(2) && message.contains("data.mixture[0].weight was 3.0 and is null"), "{message}");
+    assert_eq!(resume(&workshop.mixture()).0, Some(0));
 }

@@ -27,7 +27,7 @@ pub struct AppendFile {
     /// Bytes appended after those, kept in memory until a sync succeeds.
     tail: Vec<u8>,
     /// Bytes of the tail that were written to the file.
-    written: usize,
+    written_bytes: usize,
     /// The error of the last write or sync, if it failed.
     failure: Option<String>,
     /// Lines that were lost because the buffer was full.
@@ -64,7 +64,16 @@ impl AppendFile {
 
     fn new(path: &Path, file: File, durable: u64) -> Self {
         let path = path.to_owned();
-        Self { path, file, durable, tail: Vec::new(), written: 0, failure: None, dropped_lines: 0, notices: Vec::new() }
+        Self {
+            path,
+            file,
+            durable,
+            tail: Vec::new(),
+            written_bytes: 0,
+            failure: None,
+            dropped_lines: 0,
+            notices: Vec::new(),
+        }
     }
 
     /// Appends a line, including its line end. Returns false if the file cannot be written and the buffer is full: then
@@ -90,13 +99,13 @@ impl AppendFile {
             return true;
         }
         if let Err(error) = self.file.sync_data() {
-            self.written = 0;
+            self.written_bytes = 0;
             self.note_failure(&error);
             return false;
         }
         self.durable += self.tail.len() as u64;
         self.tail.clear();
-        self.written = 0;
+        self.written_bytes = 0;
         true
     }
 
@@ -108,13 +117,13 @@ impl AppendFile {
     /// Writes the part of the tail that is not yet in the file; returns whether all of it is. After a partial write the
     /// next one resumes in the middle of the line.
     fn write(&mut self) -> bool {
-        while self.written < self.tail.len() {
-            match self.file.write_at(&self.tail[self.written..], self.durable + self.written as u64) {
+        while self.written_bytes < self.tail.len() {
+            match self.file.write_at(&self.tail[self.written_bytes..], self.durable + self.written_bytes as u64) {
                 Ok(0) => {
                     self.note_failure(&io::ErrorKind::WriteZero.into());
                     return false;
                 }
-                Ok(bytes) => self.written += bytes,
+                Ok(bytes) => self.written_bytes += bytes,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) => {
                     self.note_failure(&error);
@@ -145,11 +154,11 @@ impl AppendFile {
 
     fn note_recovery(&mut self) {
         if self.failure.take().is_some() {
-            let lost = match std::mem::take(&mut self.dropped_lines) {
+            let loss = match std::mem::take(&mut self.dropped_lines) {
                 0 => "no line is lost".to_owned(),
                 lines => format!("{lines} lines are lost because the buffer in memory was full"),
             };
-            self.notices.push(format!("{} is written again, {lost}", self.path.display()));
+            self.notices.push(format!("{} is written again, {loss}", self.path.display()));
         }
     }
 }
@@ -159,7 +168,7 @@ mod tests {
     use super::*;
     use std::fs;
 
-    fn put(append: &mut AppendFile, device: &str) -> File {
+    fn redirect(append: &mut AppendFile, device: &str) -> File {
         append.replace_file(OpenOptions::new().write(true).open(device).unwrap())
     }
 
@@ -170,7 +179,7 @@ mod tests {
         fs::write(&path, "0\nabandoned\n").unwrap();
         let mut append = AppendFile::open(&path, 2).unwrap();
         assert!(append.append(b"1\n") && append.sync());
-        let disk = put(&mut append, "/dev/full");
+        let disk = redirect(&mut append, "/dev/full");
         assert!(append.append(b"2\n") && append.append(b"3\n"), "memory has room");
         assert!(!append.sync());
         let notices = append.take_notices();
@@ -187,7 +196,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("metrics.jsonl");
         let mut append = AppendFile::open(&path, 0).unwrap();
-        let disk = put(&mut append, "/dev/full");
+        let disk = redirect(&mut append, "/dev/full");
         let line = vec![b'x'; MAX_BUFFERED_BYTES / 2];
         assert!(append.append(&line) && append.append(&line));
         assert!(!append.append(b"lost\n") && !append.append(b"lost\n"));
@@ -204,7 +213,7 @@ mod tests {
         let mut append = AppendFile::open(&path, 0).unwrap();
         assert!(append.append(b"1\n"));
         // A device takes every write, keeps nothing and fails to sync.
-        let disk = put(&mut append, "/dev/null");
+        let disk = redirect(&mut append, "/dev/null");
         assert!(append.append(b"2\n"));
         assert!(!append.sync(), "the device cannot sync");
         append.file = disk;

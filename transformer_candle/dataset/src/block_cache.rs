@@ -40,7 +40,7 @@ pub(crate) struct BlockCache {
     folder: PathBuf,
     limit: u64,
     /// Bytes written since the folder was last measured.
-    written: AtomicU64,
+    unmeasured_bytes: AtomicU64,
     eviction: Mutex<()>,
     warned: AtomicBool,
 }
@@ -53,7 +53,7 @@ pub(crate) struct CacheKey(String);
 struct CachedBlock {
     path: PathBuf,
     bytes: u64,
-    used: SystemTime,
+    last_use: SystemTime,
 }
 
 impl CacheKey {
@@ -69,29 +69,29 @@ impl BlockCache {
     /// the first block is stored.
     pub(crate) fn new(folder: PathBuf, limit: u64) -> Self {
         // Starts at the limit, so that the first block stored measures the folder.
-        let written = AtomicU64::new(limit);
-        Self { folder, limit, written, eviction: Mutex::default(), warned: AtomicBool::new(false) }
+        let unmeasured_bytes = AtomicU64::new(limit);
+        Self { folder, limit, unmeasured_bytes, eviction: Mutex::default(), warned: AtomicBool::new(false) }
     }
 
     fn get(&self, file: &CacheKey, block: u64) -> Option<Bytes> {
         let path = self.path(file, block);
-        let opened = File::open(&path).ok()?;
+        let block_file = File::open(&path).ok()?;
         let mut bytes = Vec::new();
-        (&opened).read_to_end(&mut bytes).ok()?;
+        (&block_file).read_to_end(&mut bytes).ok()?;
         let body = bytes.len().checked_sub(CHECKSUM_BYTES);
         let intact = body.filter(|&body| bytes[body..] == crc32c::crc32c(&bytes[..body]).to_le_bytes());
         let Some(body) = intact else {
             let _ = fs::remove_file(&path);
             return None;
         };
-        let _ = opened.set_modified(SystemTime::now());
+        let _ = block_file.set_modified(SystemTime::now());
         bytes.truncate(body);
         Some(bytes.into())
     }
 
     fn put(&self, file: &CacheKey, block: u64, bytes: &[u8]) {
         let size = (bytes.len() + CHECKSUM_BYTES) as u64;
-        if self.written.fetch_add(size, Ordering::Relaxed) + size > self.limit / 20 {
+        if self.unmeasured_bytes.fetch_add(size, Ordering::Relaxed) + size > self.limit / 20 {
             self.make_room(size);
         }
         if let Err(error) = write(&self.path(file, block), bytes)
@@ -111,15 +111,15 @@ impl BlockCache {
         let Ok(_eviction) = self.eviction.try_lock() else {
             return;
         };
-        self.written.store(0, Ordering::Relaxed);
-        let mut found = self.blocks();
-        let mut total: u64 = found.iter().map(|block| block.bytes).sum();
+        self.unmeasured_bytes.store(0, Ordering::Relaxed);
+        let mut blocks = self.blocks();
+        let mut total: u64 = blocks.iter().map(|block| block.bytes).sum();
         // A twentieth may be written before the folder is measured again.
         if total + bytes + self.limit / 20 <= self.limit {
             return;
         }
-        found.sort_unstable_by_key(|block| block.used);
-        for block in found {
+        blocks.sort_unstable_by_key(|block| block.last_use);
+        for block in blocks {
             if total + bytes + self.limit / 10 <= self.limit {
                 break;
             }
@@ -131,22 +131,22 @@ impl BlockCache {
 
     fn blocks(&self) -> Vec<CachedBlock> {
         let entries = |folder: &Path| fs::read_dir(folder).into_iter().flatten().flatten();
-        let mut found = Vec::new();
+        let mut blocks = Vec::new();
         for file in entries(&self.folder) {
             for block in entries(&file.path()) {
                 let Ok(metadata) = block.metadata() else {
                     continue;
                 };
-                let (path, used) = (block.path(), metadata.modified().unwrap_or(SystemTime::UNIX_EPOCH));
+                let (path, last_use) = (block.path(), metadata.modified().unwrap_or(SystemTime::UNIX_EPOCH));
                 let is_staging = path.extension().is_some_and(|ending| ending == STAGING_EXTENSION);
-                if is_staging && used.elapsed().is_ok_and(|age| age > STAGING_EXPIRY) {
+                if is_staging && last_use.elapsed().is_ok_and(|age| age > STAGING_EXPIRY) {
                     let _ = fs::remove_file(&path);
                 } else {
-                    found.push(CachedBlock { path, bytes: metadata.len(), used });
+                    blocks.push(CachedBlock { path, bytes: metadata.len(), last_use });
                 }
             }
         }
-        found
+        blocks
     }
 }
 
@@ -157,15 +157,15 @@ fn write(path: &Path, bytes: &[u8]) -> io::Result<()> {
     let staging = path.with_extension(format!("{}-{number}.{STAGING_EXTENSION}", std::process::id()));
     let parent = path.parent().expect("a block has a parent folder");
     fs::create_dir_all(parent)?;
-    let written = File::create(&staging).and_then(|mut block| {
+    let outcome = File::create(&staging).and_then(|mut block| {
         block.write_all(bytes)?;
         block.write_all(&crc32c::crc32c(bytes).to_le_bytes())
     });
-    let renamed = written.and_then(|()| fs::rename(&staging, path));
-    if renamed.is_err() {
+    let outcome = outcome.and_then(|()| fs::rename(&staging, path));
+    if outcome.is_err() {
         let _ = fs::remove_file(&staging);
     }
-    renamed
+    outcome
 }
 
 /// A file whose blocks are cached.
@@ -223,18 +223,18 @@ impl<S: ByteSource> ByteSource for CachedSource<S> {
         let (first, last) = (start / BLOCK_BYTES, end.div_ceil(BLOCK_BYTES));
         self.read_blocks.lock().unwrap_or_else(PoisonError::into_inner).extend(first..last);
         let mut blocks: Vec<Bytes> = Vec::with_capacity((last - first) as usize);
-        let mut missing = first;
+        let mut first_missing = first;
         for block in first..last {
             if let Some(bytes) = self.cache.get(&self.file, block) {
-                if missing < block {
-                    self.fetch(missing, block, &mut blocks)?;
+                if first_missing < block {
+                    self.fetch(first_missing, block, &mut blocks)?;
                 }
                 blocks.push(bytes);
-                missing = block + 1;
+                first_missing = block + 1;
             }
         }
-        if missing < last {
-            self.fetch(missing, last, &mut blocks)?;
+        if first_missing < last {
+            self.fetch(first_missing, last, &mut blocks)?;
         }
         let (skip, take) = ((start - first * BLOCK_BYTES) as usize, length);
         let whole = if blocks.len() == 1 { blocks.swap_remove(0) } else { blocks.concat().into() };

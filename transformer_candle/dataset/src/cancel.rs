@@ -51,9 +51,9 @@ pub struct CancelToken {
 #[derive(Default)]
 struct CancelState {
     cancelled: AtomicBool,
-    /// The mutex of `changed`, held while `cancelled` is set.
+    /// The mutex of `condition`, held while `cancelled` is set.
     lock: Mutex<()>,
-    changed: Condvar,
+    condition: Condvar,
 }
 
 impl CancelToken {
@@ -73,7 +73,7 @@ impl CancelToken {
         let guard = self.state.lock.lock().unwrap_or_else(PoisonError::into_inner);
         self.state.cancelled.store(true, Ordering::Release);
         drop(guard);
-        self.state.changed.notify_all();
+        self.state.condition.notify_all();
     }
 
     /// Whether the work is cancelled.
@@ -103,7 +103,7 @@ impl CancelToken {
             }
             let guard = self.state.lock.lock().unwrap_or_else(PoisonError::into_inner);
             let cancelled = || self.state.cancelled.load(Ordering::Acquire);
-            drop(self.state.changed.wait_timeout_while(guard, remaining.min(POLL_INTERVAL), |()| !cancelled()));
+            drop(self.state.condition.wait_timeout_while(guard, remaining.min(POLL_INTERVAL), |()| !cancelled()));
         }
     }
 
@@ -140,8 +140,8 @@ mod tests {
     /// A token and the flag that interrupts it.
     fn interruptible() -> (CancelToken, Arc<AtomicBool>) {
         let flag = Arc::new(AtomicBool::new(false));
-        let polled = Arc::clone(&flag);
-        (CancelToken::when(move || polled.load(Ordering::Relaxed)), flag)
+        let flag_copy = Arc::clone(&flag);
+        (CancelToken::when(move || flag_copy.load(Ordering::Relaxed)), flag)
     }
 
     #[test]

@@ -25,13 +25,13 @@ pub(crate) struct ComponentStream {
     /// The position to deliver from when no window is in use: a window's start, and its sequences already delivered.
     next_position: (WindowStart, u64),
     /// Whether the last epoch is over.
-    ended: bool,
+    is_over: bool,
     /// Rows of all windows that came into use.
     pub notices: SkipNotices,
     /// Corrupted rows that all windows so far have skipped.
     pub corrupted: Vec<CorruptedRows>,
     /// Corrupted rows of the windows that came into use since [`Self::clear_opened`].
-    pub found: Vec<FoundCorruption>,
+    pub new_corruption: Vec<FoundCorruption>,
     /// The held-out rows, where cursors record them.
     pub split: Option<Arc<HeldOutSplit>>,
     /// Conversations, in all windows that came into use, whose end was cut off.
@@ -66,10 +66,10 @@ impl ComponentStream {
             windows,
             window: None,
             next_position: (position.start.clone(), position.sequence),
-            ended: false,
+            is_over: false,
             notices: SkipNotices::default(),
             corrupted: position.corrupted.clone(),
-            found: Vec::new(),
+            new_corruption: Vec::new(),
             split: position.split.clone().map(Arc::new),
             truncated: 0,
             spelling_special_tokens: 0,
@@ -115,10 +115,10 @@ impl ComponentStream {
         if delivered >= window.sequences() {
             return Err(DataError::Cursor { difference: "the content of the files" });
         }
-        if let Some(found) = window.corrupted.first().filter(|_| delivered > 0) {
+        if let Some(corruption) = window.corrupted.first().filter(|_| delivered > 0) {
             // Sequences of this window were delivered when the file could be read.
-            let message = format!("{}, but the run was trained on them: restore the file", found.problem);
-            return Err(DataError::Format { file: found.file.clone(), message });
+            let message = format!("{}, but the run was trained on them: restore the file", corruption.problem);
+            return Err(DataError::Format { file: corruption.file.clone(), message });
         }
         let WindowRecord { documents, skipped, .. } = window.record;
         self.notices.add(documents + skipped.total(), skipped, window.first_skipped.take());
@@ -155,17 +155,17 @@ impl ComponentStream {
 
     /// Adds what the component's previous stream has counted: skipped rows, truncated conversations, those that spell
     /// special tokens or have unused fields, waiting time.
-    pub(crate) fn carry_over(&mut self, before: &Self) {
-        self.notices.carry_over(&before.notices);
-        self.truncated += before.truncated;
-        self.spelling_special_tokens += before.spelling_special_tokens;
-        self.with_unused_fields += before.with_unused_fields;
-        self.waited += before.waited;
+    pub(crate) fn carry_over(&mut self, previous: &Self) {
+        self.notices.carry_over(&previous.notices);
+        self.truncated += previous.truncated;
+        self.spelling_special_tokens += previous.spelling_special_tokens;
+        self.with_unused_fields += previous.with_unused_fields;
+        self.waited += previous.waited;
     }
 
-    fn add_corrupted(&mut self, found: Vec<FoundCorruption>) {
-        self.corrupted.extend(found.iter().map(|found| found.rows));
-        self.found.extend(found);
+    fn add_corrupted(&mut self, findings: Vec<FoundCorruption>) {
+        self.corrupted.extend(findings.iter().map(|corruption| corruption.rows));
+        self.new_corruption.extend(findings);
     }
 
     fn drop_exhausted_window(&mut self) {
@@ -175,17 +175,17 @@ impl ComponentStream {
     }
 
     fn receive(&mut self, interrupted: &dyn Fn() -> bool) -> Result<Option<Box<Window>>, DataError> {
-        if self.ended {
+        if self.is_over {
             return Ok(None);
         }
-        let started = Instant::now();
+        let start = Instant::now();
         let message = receive(&self.windows, interrupted);
-        self.waited += started.elapsed();
+        self.waited += start.elapsed();
         match message? {
             Prepared::Window(window) => Ok(Some(window)),
-            Prepared::End(found) => {
-                self.ended = true;
-                self.add_corrupted(found);
+            Prepared::End(findings) => {
+                self.is_over = true;
+                self.add_corrupted(findings);
                 Ok(None)
             }
         }
@@ -202,7 +202,7 @@ impl ComponentStream {
 
     pub(crate) fn clear_opened(&mut self) {
         self.opened.clear();
-        self.found.clear();
+        self.new_corruption.clear();
     }
 
     /// Waits until `deadline` for the end of the thread, which must have been cancelled. Receives what it still sends,

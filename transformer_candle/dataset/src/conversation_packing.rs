@@ -77,12 +77,12 @@ impl PackedConversations {
         for range in ranges {
             let positions = range.len() - 1;
             let best = open.range((positions, 0)..).next().copied();
-            let (left, index) = best.unwrap_or_else(|| {
+            let (room, index) = best.unwrap_or_else(|| {
                 self.sequences.push(Vec::new());
                 (self.sequence_length, self.sequences.len() - 1)
             });
-            open.remove(&(left, index));
-            open.insert((left - positions, index));
+            open.remove(&(room, index));
+            open.insert((room - positions, index));
             self.sequences[index].push(range);
         }
     }
@@ -128,12 +128,12 @@ impl Sequences for PackedConversations {
                 }
             }
         }
-        let written = batch.inputs.len() - first;
+        let length = batch.inputs.len() - first;
         batch.inputs.resize(first + self.sequence_length, self.padding);
         batch.targets.resize(first + self.sequence_length, IGNORED_TARGET);
         if self.packing == Packing::Documents {
             // Each position of the padding is a document of its own, which costs attention nothing.
-            document_starts.extend(written as i32..self.sequence_length as i32);
+            document_starts.extend(length as i32..self.sequence_length as i32);
             batch.document_starts.get_or_insert_default().extend(document_starts);
         }
     }
@@ -198,14 +198,14 @@ mod tests {
                 .collect();
             let mut packed = PackedConversations::new(17, Packing::Documents, 99);
             packed.append(&conversations);
-            let mut found: Vec<(u32, usize)> = Vec::new();
+            let mut sequences: Vec<(u32, usize)> = Vec::new();
             for sequence in &packed.sequences {
                 prop_assert!(sequence.iter().map(|range| range.len() - 1).sum::<usize>() <= 17);
-                found.extend(sequence.iter().map(|range| (packed.ids[range.start], range.len())));
+                sequences.extend(sequence.iter().map(|range| (packed.ids[range.start], range.len())));
             }
-            found.sort_unstable();
+            sequences.sort_unstable();
             let expected: Vec<(u32, usize)> = lengths.iter().enumerate().map(|(index, &n)| (index as u32, n)).collect();
-            prop_assert_eq!(found, expected);
+            prop_assert_eq!(sequences, expected);
         }
     }
 }

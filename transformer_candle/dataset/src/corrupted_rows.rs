@@ -129,13 +129,13 @@ impl DataSource {
             return Ok(());
         }
         let shard = |&shard: &u64| self.shards().get(shard as usize);
-        let mut named: Vec<String> =
+        let mut names: Vec<String> =
             bad.iter().filter_map(shard).take(MAX_NAMED).map(|shard| shard.name.clone()).collect();
-        if bad.len() > named.len() {
-            named.push("...".to_owned());
+        if bad.len() > names.len() {
+            names.push("...".to_owned());
         }
-        let (name, named) = (self.name().to_owned(), named.join(", "));
+        let (name, names) = (self.name().to_owned(), names.join(", "));
         let last = last.map_or_else(String::new, |last| format!(" (the last one: {})", last.problem));
-        Err(DataError::TooManyBadFiles { name, bad: bad.len(), files, named, last })
+        Err(DataError::TooManyBadFiles { name, bad: bad.len(), files, names, last })
     }
 }

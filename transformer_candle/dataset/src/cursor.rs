@@ -84,11 +84,11 @@ impl ComponentPosition {
     /// Whether a stream with `slots` open shards over `shards` shards can reach this position.
     fn is_valid(&self, slots: usize, shards: usize) -> bool {
         let WindowStart { epoch, window, next_shard, open_shards } = &self.start;
-        let known = self.corrupted.iter().all(|rows| rows.shard < shards as u64);
+        let shards_exist = self.corrupted.iter().all(|rows| rows.shard < shards as u64);
         let fits_u32 = [*epoch, *window, self.sequence].iter().all(|&number| u32::try_from(number).is_ok());
         let fits_i64 = i64::try_from(self.delivered).is_ok();
         let opened = open_shards.iter().flatten().all(|position| position.shard < *next_shard);
-        fits_u32 && fits_i64 && opened && known && open_shards.len() == slots && *next_shard <= shards as u64
+        fits_u32 && fits_i64 && opened && shards_exist && open_shards.len() == slots && *next_shard <= shards as u64
     }
 }
 
@@ -136,12 +136,12 @@ mod tests {
         let position = ShardPosition { shard: 4, row_group: 5, row: 6 };
         let start = WindowStart { epoch: 1, window: 2, next_shard: 3, open_shards: vec![Some(position), None] };
         let components = vec![ComponentPosition { sequence: 7, delivered: 8, ..ComponentPosition::at(start) }];
-        let stored = concat!(
+        let json = concat!(
             r#"{"identity":{"data":"dd","tokenizer":"tt","order":"oo"},"components":[{"epoch":1,"window":2,"#,
             r#""next_file":3,"lanes":[{"file":4,"group":5,"row":6},null],"sequence":7,"given":8}]}"#
         );
         let cursor = Cursor { fingerprint, components };
-        assert_eq!(serde_json::to_string(&cursor).unwrap(), stored);
-        assert_eq!(serde_json::from_str::<Cursor>(stored).unwrap(), cursor);
+        assert_eq!(serde_json::to_string(&cursor).unwrap(), json);
+        assert_eq!(serde_json::from_str::<Cursor>(json).unwrap(), cursor);
     }
 }

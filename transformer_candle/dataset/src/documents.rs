@@ -26,7 +26,7 @@ struct ComponentDocuments {
     bytes: u64,
     /// Bytes of the documents returned in this pass over the component.
     pass_bytes: u64,
-    ended: bool,
+    is_over: bool,
 }
 
 impl Documents {
@@ -40,7 +40,7 @@ impl Documents {
             weight,
             bytes: 0,
             pass_bytes: 0,
-            ended: false,
+            is_over: false,
         };
         Self {
             components: components.map(component).collect(),
@@ -62,12 +62,12 @@ impl Documents {
 
     /// Takes the notices of skipped rows and corrupted files since the last call, one sentence each.
     pub fn take_notices(&mut self) -> Vec<String> {
-        let corrupted = self.components.iter().flat_map(|component| component.reader.found().take_warnings());
+        let corrupted = self.components.iter().flat_map(|component| component.reader.findings().take_warnings());
         corrupted.chain(self.notices.take()).collect()
     }
 
     fn next_document(&mut self) -> Result<Option<String>, DataError> {
-        while self.rows_left > 0 && self.components.iter().any(|component| !component.ended) {
+        while self.rows_left > 0 && self.components.iter().any(|component| !component.is_over) {
             let bytes_per_weight = |component: &&mut ComponentDocuments| {
                 (u128::from(component.bytes) << 64) / u128::from(component.weight)
             };
@@ -89,7 +89,7 @@ impl Documents {
                         Row::Skipped(reason) => {
                             let mut skipped = SkippedRows::default();
                             skipped.count(reason);
-                            self.notices.add(1, skipped, component.reader.found().take_first_skipped());
+                            self.notices.add(1, skipped, component.reader.findings().take_first_skipped());
                         }
                     }
                 }
@@ -120,7 +120,7 @@ impl Documents {
 
 impl ComponentDocuments {
     fn restart(&mut self) {
-        self.ended = true;
+        self.is_over = true;
         if self.pass_bytes == 0 {
             // It has no document: it must not come next again.
             self.bytes = u64::MAX;
@@ -205,7 +205,7 @@ mod tests {
         let (short, long, none) = (source("s.jsonl", 5, "aa"), source("l.jsonl", 30, "bbbb"), source("n.jsonl", 3, ""));
         let mixture = Mixture::new(vec![(short, 1.0), (long, 3.0), (none, 5.0)]).unwrap();
         let texts = Documents::open(&mixture, None).collect::<Result<Vec<_>, _>>().unwrap();
-        let count = |wanted: &str| texts.iter().filter(|text| *text == wanted).count();
+        let count = |expected: &str| texts.iter().filter(|text| *text == expected).count();
         assert_eq!((count("aa"), count("bbbb")), (21, 30), "{texts:?}");
     }
 }

@@ -143,17 +143,17 @@ mod tests {
             state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
             (state >> 33) as usize % below
         };
-        let mut drawn = |letters: &[char], size: usize| -> String {
+        let mut random_word = |letters: &[char], size: usize| -> String {
             (0..length / size).map(|_| letters[random(letters.len())]).collect()
         };
         let cjk: Vec<char> = ('\u{4e00}'..'\u{5200}').collect();
         [
             format!("name{}value", " ".repeat(length)),
             "=".repeat(length),
-            drawn(&['A', 'C', 'G', 'T'], 1),
-            drawn(&('a'..='z').collect::<Vec<_>>(), 1),
-            drawn(&('+'..='z').collect::<Vec<_>>(), 1),
-            drawn(&cjk, 3),
+            random_word(&['A', 'C', 'G', 'T'], 1),
+            random_word(&('a'..='z').collect::<Vec<_>>(), 1),
+            random_word(&('+'..='z').collect::<Vec<_>>(), 1),
+            random_word(&cjk, 3),
         ]
     }
 

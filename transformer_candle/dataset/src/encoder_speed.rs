@@ -14,8 +14,8 @@ impl Tokenizer {
     /// # Errors
     /// The tokenizer refuses the text.
     pub fn measure_speed(&self) -> Result<f64, DataError> {
-        let started = Instant::now();
+        let start = Instant::now();
         let tokens = self.encode(TEXT)?.len();
-        Ok(tokens as f64 / started.elapsed().as_secs_f64().max(f64::MIN_POSITIVE))
+        Ok(tokens as f64 / start.elapsed().as_secs_f64().max(f64::MIN_POSITIVE))
     }
 }

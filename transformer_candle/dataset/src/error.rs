@@ -36,7 +36,7 @@ pub enum DataError {
     },
     /// More files are corrupted than are skipped.
     #[error(
-        "{bad} of the {files} files of {name} are corrupted, or do not match their extension: {named}{last}. \
+        "{bad} of the {files} files of {name} are corrupted, or do not match their extension: {names}{last}. \
          data.on_bad_file: skip passes over one bad file, or 5 % of all files. Repair the files and resume the run"
     )]
     TooManyBadFiles {
@@ -47,7 +47,7 @@ pub enum DataError {
         /// All files.
         files: usize,
         /// Names of corrupted files.
-        named: String,
+        names: String,
         /// What is wrong with the last one, in parentheses; empty if it is not known.
         last: String,
     },

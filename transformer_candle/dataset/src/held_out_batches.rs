@@ -6,7 +6,7 @@ use run_config::ResolvedRun;
 
 use crate::formats::{Document, Row};
 use crate::sequence_packer::{PackedSequences, SequencePacker};
-use crate::sequential_reader::{Found, PrefetchThread, SequentialReader};
+use crate::sequential_reader::{Findings, PrefetchThread, SequentialReader};
 use crate::skip_notices::SkipNotices;
 use crate::{Batch, CancelToken, DataError, DataSource, Mixture, SkippedRows, StreamSettings, Tokenizer};
 
@@ -27,7 +27,7 @@ pub struct HeldOut {
     /// Documents that were read and not yet tokenized.
     documents: VecDeque<Document>,
     packed: PackedSequences,
-    found: Found,
+    findings: Findings,
     notices: SkipNotices,
     /// Whether all documents are packed.
     complete: bool,
@@ -71,7 +71,7 @@ impl HeldOut {
             return Err(DataError::Setting { setting: "data.sequence_length", must: "at least 1" });
         }
         let packer = SequencePacker::new(settings, tokenizer)?;
-        let found = reader.found();
+        let findings = reader.findings();
         let mut held_out = Self {
             name: source.name().to_owned(),
             weight: 1.0,
@@ -79,7 +79,7 @@ impl HeldOut {
             documents: VecDeque::new(),
             packed: packer.empty(),
             packer,
-            found,
+            findings,
             notices: SkipNotices::default(),
             complete: false,
         };
@@ -126,7 +126,7 @@ impl HeldOut {
 
     /// Takes the notices of skipped rows and corrupted files since the last call, one sentence each.
     pub fn take_notices(&mut self) -> Vec<String> {
-        let notices = self.found.take_warnings().into_iter().chain(self.notices.take());
+        let notices = self.findings.take_warnings().into_iter().chain(self.notices.take());
         notices.map(|notice| format!("held-out text of {}: {notice}", self.name)).collect()
     }
 
@@ -149,7 +149,7 @@ impl HeldOut {
                     Row::Skipped(reason) => skipped.count(reason),
                 }
             }
-            let first = if skipped.total() > 0 { self.found.take_first_skipped() } else { None };
+            let first = if skipped.total() > 0 { self.findings.take_first_skipped() } else { None };
             self.notices.add(read, skipped, first);
         }
         if interrupted() {

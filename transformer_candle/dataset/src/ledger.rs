@@ -185,8 +185,8 @@ pub struct CorruptedRecord {
 
 impl CorruptedRecord {
     /// The record of what the stream of a component found.
-    pub fn new(component: usize, found: &FoundCorruption) -> Self {
-        Self { component: component as u64, found: found.clone() }
+    pub fn new(component: usize, corruption: &FoundCorruption) -> Self {
+        Self { component: component as u64, found: corruption.clone() }
     }
 }
 

@@ -46,13 +46,13 @@ pub struct Audit {
 /// Verifies the hash chain up to `head` and checks that steps follow each other without a gap and take sequences of the
 /// components in the order of the mixture schedule, that no row was read twice in an epoch, and that no document of a
 /// finished epoch was left out, other than those whose sequences a stage leaves out. `stages` are those of the run, at least
-/// one. `ended` says that the data had ended after the last step.
+/// one. `is_exhausted` says that the data had ended after the last step.
 ///
 /// Holds a few numbers for each row group read in an epoch, and reads the footers of all shards for a finished one.
 ///
 /// # Errors
 /// [`DataError::Ledger`] where the chain does not hold; [`DataError`] where the data cannot be read.
-pub fn audit(path: &Path, head: &LedgerHead, stages: &[StreamStage], ended: bool) -> Result<Audit, DataError> {
+pub fn audit(path: &Path, head: &LedgerHead, stages: &[StreamStage], is_exhausted: bool) -> Result<Audit, DataError> {
     // The held-out rows are the same in all stages.
     let StreamStage { mixture, settings } = &stages[0];
     let split = |source: &DataSource| source.held_out_split(settings.split_settings());
@@ -84,7 +84,7 @@ pub fn audit(path: &Path, head: &LedgerHead, stages: &[StreamStage], ended: bool
         }
         Ok(())
     })?;
-    auditor.finish(ended)
+    auditor.finish(is_exhausted)
 }
 
 struct Auditor<'a> {
@@ -209,8 +209,8 @@ impl<'a> Auditor<'a> {
     }
 
     /// Checks the epochs in progress. The data ends where the component that comes next in the schedule has ended.
-    fn finish(mut self, ended: bool) -> Result<Audit, DataError> {
-        let last = ended.then(|| self.stages[self.stage].mixture.schedule().next_component(&self.delivered));
+    fn finish(mut self, is_exhausted: bool) -> Result<Audit, DataError> {
+        let last = is_exhausted.then(|| self.stages[self.stage].mixture.schedule().next_component(&self.delivered));
         for (index, component) in self.components.iter_mut().enumerate() {
             component.finish_epoch(last == Some(index), &mut self.problems)?;
         }

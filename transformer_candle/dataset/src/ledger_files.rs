@@ -74,10 +74,10 @@ impl Mixture {
             let parts = if position.files.is_empty() { record.parts() } else { position.files.clone() };
             let window = position.start.window + u64::from(position.sequence > 0);
             let epoch = position.start.epoch;
-            let changed = source.changed_parts(&parts, epoch + 1, (epoch, window))?;
-            files.extend(FilesRecord::of(component, &parts).changes(&FilesRecord::of(component, &changed)));
-            let listed = source.shards().iter().map(|shard| FilePart::whole(&shard.name, shard.bytes));
-            position.files = if listed.eq(changed.iter().cloned()) { Vec::new() } else { changed };
+            let changed_parts = source.changed_parts(&parts, epoch + 1, (epoch, window))?;
+            files.extend(FilesRecord::of(component, &parts).changes(&FilesRecord::of(component, &changed_parts)));
+            let whole_files = source.shards().iter().map(|shard| FilePart::whole(&shard.name, shard.bytes));
+            position.files = if whole_files.eq(changed_parts.iter().cloned()) { Vec::new() } else { changed_parts };
         }
         let mixture = self.arranged(&cursor);
         cursor.fingerprint.data = StreamFingerprint::data_hash(&mixture);
@@ -107,7 +107,7 @@ impl FileChanges {
         let refusal = |file: &ChangedFile| {
             let ChangedFile { component, shards, name, is, .. } = file;
             let split = self.cursor.components[*component as usize].split.as_ref();
-            let is_used = || in_use.iter().any(|(used, shard)| used == component && shards.contains(shard));
+            let is_used = || in_use.iter().any(|(other, shard)| other == component && shards.contains(shard));
             let is_held_out =
                 || split.is_some_and(|split| shards.iter().any(|&shard| split.may_hold_out(shard as usize)));
             let is_gone = is.is_none();
@@ -169,7 +169,7 @@ impl FilesRecord {
             (0..).zip(&self.files).filter(|(_, file)| file.0 == *name).map(|(shard, _)| shard).collect()
         };
         let pairs = self.files.iter().zip(&later.files);
-        let changed = pairs.filter(|(was, is)| was.1 != is.1).map(|(was, is)| ChangedFile {
+        let changed_files = pairs.filter(|(was, is)| was.1 != is.1).map(|(was, is)| ChangedFile {
             component,
             shards: shards_of(&was.0),
             name: was.0.clone(),
@@ -177,14 +177,14 @@ impl FilesRecord {
             is: (is.1 > 0).then_some(is.1),
             is_appended: false,
         });
-        let grown = later.files.iter().skip(self.files.len()).map(|(name, bytes)| {
+        let grown_files = later.files.iter().skip(self.files.len()).map(|(name, bytes)| {
             let shards = shards_of(name);
             let was: u64 = shards.iter().map(|&shard| self.files[shard as usize].1).sum();
             let is_appended = !shards.is_empty();
             let (was, is) = (is_appended.then_some(was), Some(was + bytes));
             ChangedFile { component, shards, name: name.clone(), was, is, is_appended }
         });
-        changed.chain(grown).collect()
+        changed_files.chain(grown_files).collect()
     }
 }
 
@@ -212,13 +212,13 @@ pub fn recorded_files(path: &Path, head: &LedgerHead, cancel: &CancelToken) -> R
 pub fn check_consumed(
     path: &Path,
     head: &LedgerHead,
-    changed: &[ChangedFile],
+    changed_files: &[ChangedFile],
     stages: &[StreamStage],
     tokenizer: &Tokenizer,
 ) -> Result<usize, DataError> {
     let cancel = stages[0].mixture.cancel();
     // The batches of what is gone cannot be made again.
-    let present = || changed.iter().filter(|file| file.is.is_some());
+    let present = || changed_files.iter().filter(|file| file.is.is_some());
     let is_changed =
         |component, shard| present().any(|file| file.component == component && file.shards.contains(&shard));
     // Windows with rows of changed files that a step may still take sequences of: component, epoch, window.

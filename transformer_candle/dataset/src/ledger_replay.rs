@@ -50,13 +50,13 @@ impl ReplayedBatch {
         let length = self.batch.sequence_length;
         let (inputs, targets) = (&self.batch.inputs[k * length..], &self.batch.targets[k * length..]);
         let last_target = targets[..length].iter().rposition(|&target| target != IGNORED_TARGET);
-        let used = last_target.map_or(0, |last| last + 1);
-        let mut ids = Vec::with_capacity(used + 1);
-        for position in 0..used {
+        let text_length = last_target.map_or(0, |last| last + 1);
+        let mut ids = Vec::with_capacity(text_length + 1);
+        for position in 0..text_length {
             ids.push(inputs[position]);
             // Where a conversation ends, its last token is no input.
             let target = u32::try_from(targets[position]).ok();
-            let next_input = (position + 1 < used).then(|| inputs[position + 1]);
+            let next_input = (position + 1 < text_length).then(|| inputs[position + 1]);
             ids.extend(target.filter(|_| target != next_input));
         }
         tokenizer.decode_with_special_tokens(&ids)
@@ -76,16 +76,16 @@ pub fn replay(
     tokenizer: &Tokenizer,
 ) -> Result<ReplayedBatch, DataError> {
     let ledger_error = |message: String| DataError::Ledger { path: path.to_owned(), message };
-    let FoundStep { stage, before, record } = find_step(path, head, step, &stages[0].mixture)?
+    let FoundStep { stage, states, record } = find_step(path, head, step, &stages[0].mixture)?
         .ok_or_else(|| ledger_error(format!("it has no step {step}")))?;
     let StreamStage { mixture, settings } =
         stages.get(stage as usize).ok_or_else(|| ledger_error(format!("the config has no stage {stage}")))?;
     let fingerprint = StreamFingerprint::new(mixture, settings, &SequencePacker::new(settings, tokenizer)?);
     let mut cursor = Cursor::at_start(fingerprint, mixture.sources().len(), settings.open_shards);
-    for (position, before) in cursor.components.iter_mut().zip(before) {
-        position.delivered = before.delivered;
-        position.corrupted = before.corrupted;
-        if let Some((start, sequence)) = before.first_sequence {
+    for (position, state) in cursor.components.iter_mut().zip(states) {
+        position.delivered = state.delivered;
+        position.corrupted = state.corrupted;
+        if let Some((start, sequence)) = state.first_sequence {
             (position.start, position.sequence) = (start, sequence);
         }
     }
@@ -124,13 +124,13 @@ struct FoundStep {
     /// Index of the step's stage.
     stage: u64,
     /// State of each component before the step.
-    before: Vec<ComponentBefore>,
+    states: Vec<ComponentBefore>,
     record: StepRecord,
 }
 
 fn find_step(path: &Path, head: &LedgerHead, step: u64, mixture: &Mixture) -> Result<Option<FoundStep>, DataError> {
     let components = mixture.sources().len();
-    let (mut state, mut found) = (vec![ComponentBefore::default(); components], None);
+    let (mut state, mut step_state) = (vec![ComponentBefore::default(); components], None);
     let mut stage = 0;
     let message = format!("it names more components than the {components} of the run");
     let unknown_component = || DataError::Ledger { path: path.to_owned(), message: message.clone() };
@@ -168,7 +168,7 @@ fn find_step(path: &Path, head: &LedgerHead, step: u64, mixture: &Mixture) -> Re
                     }
                 }
                 if record.step == step {
-                    found = Some(FoundStep { stage, before: state.clone(), record });
+                    step_state = Some(FoundStep { stage, states: state.clone(), record });
                 } else {
                     for range in &record.sequence_ranges {
                         state[range.component as usize].delivered += range.sequences;
@@ -178,5 +178,5 @@ fn find_step(path: &Path, head: &LedgerHead, step: u64, mixture: &Mixture) -> Re
         }
         Ok(())
     })?;
-    Ok(found)
+    Ok(step_state)
 }

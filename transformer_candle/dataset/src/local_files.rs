@@ -61,15 +61,15 @@ pub(crate) fn list(patterns: &[String], rules: ListingRules<'_>) -> Result<Local
         return Err(DataError::Setting { setting: "--split (data.split)", must });
     }
     let rules = ListingRules { base: &base, ..rules };
-    let (mut seen, mut notes) = (HashSet::new(), Vec::new());
+    let (mut canonical_paths, mut notes) = (HashSet::new(), Vec::new());
     let mut files = Vec::new();
     for pattern in patterns {
-        let mut found = expand_pattern(pattern, rules, &mut notes)?;
+        let mut data_files = expand_pattern(pattern, rules, &mut notes)?;
         // Of several paths to a file, the one without links is kept.
-        found.sort_unstable_by(|a, b| (a.file.linked, &a.file.path).cmp(&(b.file.linked, &b.file.path)));
-        found.retain(|found| seen.insert(found.file.canonical.clone()));
-        found.sort_unstable_by(|a, b| a.file.path.cmp(&b.file.path));
-        for DataFile { file, format } in found {
+        data_files.sort_unstable_by(|a, b| (a.file.linked, &a.file.path).cmp(&(b.file.linked, &b.file.path)));
+        data_files.retain(|entry| canonical_paths.insert(entry.file.canonical.clone()));
+        data_files.sort_unstable_by(|a, b| a.file.path.cmp(&b.file.path));
+        for DataFile { file, format } in data_files {
             let bytes = file.path.metadata().map_err(DataError::io(&file.path))?.len();
             files.push((file.path, bytes, format));
         }
@@ -108,16 +108,16 @@ fn expand_pattern(pattern: &str, rules: ListingRules<'_>, notes: &mut Vec<String
         None if pattern.contains(GLOB_CHARACTERS) => {
             let glob = Glob::new(pattern, rules.base)?;
             let folder = glob.folder.clone();
-            let found =
+            let paths =
                 if folder.is_dir() { DirectoryTraversal::run(&folder, glob, rules.cancel, notes)? } else { Vec::new() };
-            if found.is_empty() {
+            if paths.is_empty() {
                 return Err(no_files("matches no file"));
             }
             let is_named = |path: &Path| rules.reading_version >= 2 && passed_over::names_extension(pattern, path);
             let format = |path: &Path| {
                 Format::from_path(path).or_else(|| Format::of_named_text(path).filter(|_| is_named(path)))
             };
-            keep_data(pattern, &folder, found, format, notes)
+            keep_data(pattern, &folder, paths, format, notes)
         }
         None if pattern.starts_with("~/") => Err(no_files(
             "does not exist: a shell leaves ~ as it is in quotes and after =, so write $HOME for your home folder",
@@ -133,23 +133,23 @@ fn list_folder(
     rules: ListingRules<'_>,
     notes: &mut Vec<String>,
 ) -> Result<Vec<DataFile>, DataError> {
-    let found = DirectoryTraversal::run(folder, Glob::default(), rules.cancel, notes)?;
+    let paths = DirectoryTraversal::run(folder, Glob::default(), rules.cancel, notes)?;
     let is_data = |path: &Path| rules.reading_version < 2 || !is_documentation(path);
     let format = |path: &Path| Format::from_path(path).filter(|_| is_data(path));
-    let found = keep_data(pattern, folder, found, format, notes)?;
-    if rules.reading_version < 2 { Ok(found) } else { rules.split.choose(pattern, folder, found, notes) }
+    let files = keep_data(pattern, folder, paths, format, notes)?;
+    if rules.reading_version < 2 { Ok(files) } else { rules.split.choose(pattern, folder, files, notes) }
 }
 
 /// Keeps the files that have a format; notes what the others are.
 fn keep_data(
     pattern: &str,
     folder: &Path,
-    found: Vec<FoundPath>,
+    paths: Vec<FoundPath>,
     format: impl Fn(&Path) -> Option<Format>,
     notes: &mut Vec<String>,
 ) -> Result<Vec<DataFile>, DataError> {
     let (mut data, mut passed_over) = (Vec::new(), PassedOver::default());
-    for file in found {
+    for file in paths {
         match format(&file.path) {
             Some(format) => data.push(DataFile { file, format }),
             None => passed_over.add(&file.path),
@@ -293,7 +293,7 @@ mod tests {
             assert_eq!(notes.len(), ends.len(), "{notes:?}");
             assert!(notes.iter().zip(ends).all(|(note, end)| note.contains(end)), "{notes:?}");
         }
-        let named = names(root.path(), &["d.txt"]).unwrap_err();
-        assert!(matches!(&named, DataError::Io { .. }) && named.to_string().contains("a device"), "{named}");
+        let error = names(root.path(), &["d.txt"]).unwrap_err();
+        assert!(matches!(&error, DataError::Io { .. }) && error.to_string().contains("a device"), "{error}");
     }
 }

@@ -208,8 +208,8 @@ impl Slot {
         while read.documents.len() < budget.documents && read.bytes < budget.bytes {
             let next = match self.next_row(shards, request) {
                 Err(error) if shards.source.skips(&error) => {
-                    let (found, is_readable) = self.skip_corrupted(shards, window, &error)?;
-                    read.corrupted.push(found);
+                    let (corruption, is_readable) = self.skip_corrupted(shards, window, &error)?;
+                    read.corrupted.push(corruption);
                     if is_readable {
                         continue;
                     }

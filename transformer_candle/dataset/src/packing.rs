@@ -274,8 +274,9 @@ mod tests {
                 batch.targets.iter().filter(|&&id| id != IGNORED_TARGET).map(|&id| id as u32).collect();
             prop_assert_eq!(&counted, &concatenated);
             prop_assert_eq!(batch.target_count, concatenated.len());
-            let before: Vec<u32> = std::iter::once(END).chain(concatenated.iter().copied()).take(concatenated.len()).collect();
-            prop_assert_eq!(&batch.inputs[..concatenated.len()], &before[..]);
+            let expected: Vec<u32> =
+                std::iter::once(END).chain(concatenated.iter().copied()).take(concatenated.len()).collect();
+            prop_assert_eq!(&batch.inputs[..concatenated.len()], &expected[..]);
             prop_assert_eq!(batch.inputs.len(), packed.sequences() * sequence_length);
             prop_assert!(batch.inputs.len() - concatenated.len() < sequence_length);
         }
@@ -295,7 +296,7 @@ mod tests {
             prop_assert_eq!(starts.len(), batch.inputs.len());
             for (index, &start) in starts.iter().enumerate() {
                 let first = index / sequence_length * sequence_length;
-                let document_start = (first..=index).rev().find(|&before| starts_document.get(before) == Some(&true));
+                let document_start = (first..=index).rev().find(|&start| starts_document.get(start) == Some(&true));
                 prop_assert_eq!(start as usize, document_start.map_or(0, |start| start - first));
             }
         }

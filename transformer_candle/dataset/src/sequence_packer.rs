@@ -110,13 +110,13 @@ impl SequencePacker {
             .collect();
         let added = if self.tokenizer.document_tokens().starts_with_bos { 2 } else { 1 };
         packed.reserve(encoded.iter().flatten().map(|(text, ..)| text.ids.len() + added).sum());
-        let mut done = PackedDocuments::default();
+        let mut totals = PackedDocuments::default();
         for document in encoded {
             let (text, ends_document, spells) = document?;
             packed.push(&text, ends_document);
-            done.spelling_special_tokens += u64::from(spells);
+            totals.spelling_special_tokens += u64::from(spells);
         }
-        Ok(done)
+        Ok(totals)
     }
 }
 
@@ -133,23 +133,23 @@ fn append_conversations(
             chat.encode_row(&document.text)
         })
         .collect();
-    let (mut done, mut conversations) = (PackedDocuments::default(), Vec::with_capacity(encoded.len()));
+    let (mut totals, mut conversations) = (PackedDocuments::default(), Vec::with_capacity(encoded.len()));
     for conversation in encoded {
         match conversation? {
             Ok(conversation) => {
-                done.truncated += u64::from(conversation.truncated);
-                done.spelling_special_tokens += u64::from(conversation.spells_special_token);
-                done.with_unused_fields += u64::from(conversation.has_unused_fields);
+                totals.truncated += u64::from(conversation.truncated);
+                totals.spelling_special_tokens += u64::from(conversation.spells_special_token);
+                totals.with_unused_fields += u64::from(conversation.has_unused_fields);
                 conversations.push(Some(conversation));
             }
             Err(reason) => {
-                done.skipped.count(reason);
+                totals.skipped.count(reason);
                 conversations.push(None);
             }
         }
     }
     packed.append(&conversations);
-    Ok(done)
+    Ok(totals)
 }
 
 /// The sequences of packed documents.

@@ -22,23 +22,23 @@ pub(crate) struct SequentialReader {
     filter: RowFilter,
     shards: Range<usize>,
     current: Option<CurrentShard>,
-    found: Found,
+    findings: Findings,
 }
 
 /// What a reader finds besides rows: corrupted rows, and the first row that it skips. Shared with its owner, as it may
 /// read on another thread.
 #[derive(Clone, Default)]
-pub(crate) struct Found(Arc<Mutex<FoundParts>>);
+pub(crate) struct Findings(Arc<Mutex<FindingParts>>);
 
 #[derive(Default)]
-struct FoundParts {
+struct FindingParts {
     corrupted: Vec<CorruptedRows>,
     warnings: Vec<String>,
     first_skipped: Option<SkippedRow>,
 }
 
-impl Found {
-    fn parts(&self) -> MutexGuard<'_, FoundParts> {
+impl Findings {
+    fn parts(&self) -> MutexGuard<'_, FindingParts> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -78,7 +78,7 @@ impl SequentialReader {
     }
 
     fn new(source: &DataSource, filter: RowFilter, shards: Range<usize>) -> Self {
-        Self { source: source.clone(), filter, shards, current: None, found: Found::default() }
+        Self { source: source.clone(), filter, shards, current: None, findings: Findings::default() }
     }
 
     /// Starts again at the first row.
@@ -87,8 +87,8 @@ impl SequentialReader {
     }
 
     /// What the reader finds besides rows.
-    pub(crate) fn found(&self) -> Found {
-        self.found.clone()
+    pub(crate) fn findings(&self) -> Findings {
+        self.findings.clone()
     }
 
     /// Reads the next rows, at most `max_rows`; returns an empty list after the last.
@@ -134,7 +134,7 @@ impl SequentialReader {
                 let (row_group, row) = (current.row_group, current.row - 1);
                 let file = || self.source.shards()[current.index].name.clone();
                 let skipped = || SkippedRow { file: file(), row_group, row, reason };
-                self.found.parts().first_skipped.get_or_insert_with(skipped);
+                self.findings.parts().first_skipped.get_or_insert_with(skipped);
             }
             if row.is_some() {
                 self.current = Some(current);
@@ -147,7 +147,7 @@ impl SequentialReader {
     fn tell_unusable(&self, shard: &CurrentShard) {
         if matches!(self.filter, RowFilter::All) && !shard.has_document {
             let notice = self.source.unusable_notice(shard.index, shard.skipped);
-            self.found.parts().warnings.extend(notice);
+            self.findings.parts().warnings.extend(notice);
         }
     }
 
@@ -159,14 +159,14 @@ impl SequentialReader {
         error: &DataError,
     ) -> Result<(), DataError> {
         let rows = CorruptedRows { shard: shard as u64, row_group, first_row, rest_of_shard, epoch: 0, window: 0 };
-        let found = FoundCorruption::new(rows, &self.source.shards()[shard].name, error);
-        let mut parts = self.found.parts();
+        let corruption = FoundCorruption::new(rows, &self.source.shards()[shard].name, error);
+        let mut parts = self.findings.parts();
         // A second pass finds the same rows.
         if !parts.corrupted.contains(&rows) {
             parts.corrupted.push(rows);
-            parts.warnings.push(found.warning());
+            parts.warnings.push(corruption.warning());
         }
-        self.source.check_corrupted(&parts.corrupted, Some(&found))
+        self.source.check_corrupted(&parts.corrupted, Some(&corruption))
     }
 }
 
@@ -193,8 +193,8 @@ impl PrefetchThread {
             }
             while sender.send(Err(DataError::Closed)).is_ok() {}
         };
-        let started = std::thread::Builder::new().name("held-out".to_owned()).spawn(read);
-        started.map_err(|error| DataError::Threads { message: error.to_string() })?;
+        let thread = std::thread::Builder::new().name("held-out".to_owned()).spawn(read);
+        thread.map_err(|error| DataError::Threads { message: error.to_string() })?;
         Ok(Self { rows, cancel })
     }
 

@@ -56,10 +56,10 @@ impl SkipNotices {
     }
 
     /// Takes over what another source of the same rows has counted and told.
-    pub(crate) fn carry_over(&mut self, before: &Self) {
-        self.rows += before.rows;
-        self.skipped += before.skipped;
-        (self.first_told, self.share_told) = (before.first_told, before.share_told);
+    pub(crate) fn carry_over(&mut self, previous: &Self) {
+        self.rows += previous.rows;
+        self.skipped += previous.skipped;
+        (self.first_told, self.share_told) = (previous.first_told, previous.share_told);
     }
 
     /// Takes the notices since the last call, one sentence each.
@@ -80,8 +80,9 @@ mod tests {
         assert_eq!(notices.take(), [""; 0]);
         let first = SkippedRow { file: "a.jsonl".to_owned(), row_group: 2, row: 7, reason: SkipReason::Empty };
         notices.add(1, empty(1), Some(first));
-        let told = "rows are skipped, so far 1 of 1,001 (1 empty); the first is row 7 of row group 2 of a.jsonl, empty";
-        assert_eq!(notices.take(), [told]);
+        let notice =
+            "rows are skipped, so far 1 of 1,001 (1 empty); the first is row 7 of row group 2 of a.jsonl, empty";
+        assert_eq!(notices.take(), [notice]);
         notices.add(9, empty(9), None);
         assert_eq!(notices.take(), [""; 0]);
         notices.add(40, empty(1), None);

@@ -133,9 +133,9 @@ impl Add for SkippedRows {
 impl fmt::Display for SkippedRows {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         let counts = SkipReason::ALL.iter().map(|&reason| (self.count_of(reason), reason.describe()));
-        let named: Vec<String> =
+        let counts_text: Vec<String> =
             counts.filter(|(count, _)| *count > 0).map(|(count, what)| format!("{} {what}", grouped(count))).collect();
-        formatter.write_str(&named.join(", "))
+        formatter.write_str(&counts_text.join(", "))
     }
 }
 

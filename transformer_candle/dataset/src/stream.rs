@@ -222,8 +222,8 @@ impl TokenStream {
         }
         let cursor = Cursor { fingerprint, components };
         let mut stream = Self::open(mixture, settings, self.packer.tokenizer(), Some(cursor))?;
-        for (component, before) in stream.components.iter_mut().zip(&self.components) {
-            component.carry_over(before);
+        for (component, former) in stream.components.iter_mut().zip(&self.components) {
+            component.carry_over(former);
         }
         Ok(NextStage { stream, left_out, opened: self.opened_windows().cloned().collect() })
     }
@@ -263,7 +263,8 @@ impl TokenStream {
     /// before are not among them.
     pub fn found_corruption(&self) -> impl Iterator<Item = (usize, &FoundCorruption)> {
         let components = self.components.iter().enumerate();
-        components.flat_map(|(index, component)| component.found.iter().map(move |found| (index, found)))
+        components
+            .flat_map(|(index, component)| component.new_corruption.iter().map(move |corruption| (index, corruption)))
     }
 
     /// Takes the notices of skipped rows since the last call, one sentence each.

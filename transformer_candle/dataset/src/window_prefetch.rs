@@ -52,23 +52,23 @@ pub(crate) struct ComponentInput {
 
 /// Corrupted rows of the component.
 struct Corruption {
-    known: Vec<CorruptedRows>,
+    all_rows: Vec<CorruptedRows>,
     /// Those found since the last window that was sent.
-    found: Vec<FoundCorruption>,
+    new_findings: Vec<FoundCorruption>,
 }
 
 impl Corruption {
     /// Returns those that a window skips.
     fn known_at(&self, start: &WindowStart) -> Vec<CorruptedRows> {
         let is_known = |rows: &&CorruptedRows| (rows.epoch, rows.window) <= (start.epoch, start.window);
-        self.known.iter().filter(is_known).copied().collect()
+        self.all_rows.iter().filter(is_known).copied().collect()
     }
 
     /// Adds those that a window has found; fails where there are too many.
-    fn add(&mut self, source: &DataSource, found: Vec<FoundCorruption>) -> Result<(), DataError> {
-        self.known.extend(found.iter().map(|found| found.rows));
-        self.found.extend(found);
-        source.check_corrupted(&self.known, self.found.last())
+    fn add(&mut self, source: &DataSource, findings: Vec<FoundCorruption>) -> Result<(), DataError> {
+        self.all_rows.extend(findings.iter().map(|finding| finding.rows));
+        self.new_findings.extend(findings);
+        source.check_corrupted(&self.all_rows, self.new_findings.last())
     }
 }
 
@@ -103,8 +103,8 @@ impl WindowPrefetcher {
         let readers = MAX_READER_THREADS.min(self.settings.open_shards).min(source.shards().len()).max(1);
         let pools = ThreadPools { readers: thread_pool("data-read", readers)?, workers };
         let split = source.held_out_split(self.settings.split_settings())?;
-        let mut corruption = Corruption { known: self.component.corrupted.clone(), found: Vec::new() };
-        source.check_corrupted(&corruption.known, None)?;
+        let mut corruption = Corruption { all_rows: self.component.corrupted.clone(), new_findings: Vec::new() };
+        source.check_corrupted(&corruption.all_rows, None)?;
         while self.settings.epochs.is_none_or(|epochs| start.epoch < epochs) {
             let (epoch, is_whole_epoch) = (start.epoch, start.window == 0);
             let totals = self.send_epoch(start, &split, &mut corruption, &pools, windows)?;
@@ -120,7 +120,7 @@ impl WindowPrefetcher {
             }
             start = WindowStart::epoch_start(epoch + 1, self.settings.open_shards);
         }
-        Ok(corruption.found)
+        Ok(corruption.new_findings)
     }
 
     /// Sends the windows of an epoch from `start` on.
@@ -160,7 +160,7 @@ impl WindowPrefetcher {
             if window.sequences() > 0 {
                 totals.sequences += window.sequences();
                 source.cancel().check()?;
-                window.corrupted = std::mem::take(&mut corruption.found);
+                window.corrupted = std::mem::take(&mut corruption.new_findings);
                 let is_recorded = source.reading_version() > FIRST_READING_VERSION;
                 window.split = is_recorded.then(|| Arc::clone(split));
                 windows.send(Ok(Prepared::Window(Box::new(window)))).map_err(|_| DataError::Closed)?;

@@ -32,17 +32,18 @@ pub enum CheckProgress<'a> {
 /// # Errors
 /// [`TrainerError::Request`] if there is no such GPU.
 pub fn run(
-    asked: run_config::Device,
+    requested_device: run_config::Device,
     size: Size,
     only: &[Part],
     seed: Option<u64>,
     on_progress: &mut dyn FnMut(CheckProgress<'_>),
 ) -> Result<Vec<CheckReport>> {
-    if !matches!(asked, run_config::Device::Cuda(_)) {
-        let message = format!("gpu-check compares a GPU with the CPU, and was given `--device {asked}`: take cuda:N");
+    if !matches!(requested_device, run_config::Device::Cuda(_)) {
+        let message =
+            format!("gpu-check compares a GPU with the CPU, and was given `--device {requested_device}`: take cuda:N");
         return Err(TrainerError::Request(message));
     }
-    let device = DeviceUnderTest::new(device::open(asked)?);
+    let device = DeviceUnderTest::new(device::open(requested_device)?);
     Ok(check(&device, size, only, seed.unwrap_or_else(Random::seed_from_now), on_progress))
 }
 
@@ -70,15 +71,15 @@ fn check_part(
     seed: u64,
     on_row: &mut dyn FnMut(&CheckRow),
 ) -> CheckReport {
-    let started = Instant::now();
+    let start = Instant::now();
     let mut findings = Findings::new(on_row);
-    let done = match part {
+    let outcome = match part {
         Part::Training => steps::check(device, size, seed, &mut findings).map(|()| Vec::new()),
         Part::Gradients => gradients::check(device, size, seed, &mut findings).map(|()| Vec::new()),
         Part::Operations => check_operations(device, size, seed, &mut findings).map(|()| Vec::new()),
         Part::Memory => memory::check(&device.device, size, seed, &mut findings),
     };
-    let speed = done.unwrap_or_else(|error| {
+    let speed = outcome.unwrap_or_else(|error| {
         findings.add(CheckRow::new(format!("{part}: runs to its end"), "").require(false, || error.to_string()));
         Vec::new()
     });
@@ -90,7 +91,7 @@ fn check_part(
         passed: rows.iter().all(|row| row.failure.is_none()),
         rows,
         speed,
-        seconds: started.elapsed().as_secs_f64(),
+        seconds: start.elapsed().as_secs_f64(),
     }
 }
 
@@ -100,9 +101,9 @@ fn check_operations(device: &DeviceUnderTest, size: Size, seed: u64, findings: &
         let mut inputs = Inputs { random: Random::new(seed ^ dtype.size_in_bytes() as u64), dtype };
         for make in cases::list(size.of_cases(), dtype) {
             let case = make(&mut inputs)?;
-            let checked = case::check(&case, device);
-            findings.add(checked.as_ref().map_or_else(|error| case::failed(&case, error), Clone::clone));
-            checked?;
+            let outcome = case::check(&case, device);
+            findings.add(outcome.as_ref().map_or_else(|error| case::failed(&case, error), Clone::clone));
+            outcome?;
         }
     }
     Ok(())

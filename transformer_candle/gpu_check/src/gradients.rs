@@ -98,11 +98,11 @@ fn compare(
         }
     };
     let first = compute(device, 1, dtype, false)?;
-    let again = compute(device, 2, dtype, false)?;
+    let repetition = compute(device, 2, dtype, false)?;
     for row in rows(name, sizes, &first, &exact, &bounds) {
         findings.add(row);
     }
-    findings.add(same(CheckRow::new(format!("{name}, twice"), sizes), &first, &again, "the first run"));
+    findings.add(same(CheckRow::new(format!("{name}, twice"), sizes), &first, &repetition, "the first run"));
     Ok(first)
 }
 
@@ -112,10 +112,10 @@ fn rows(name: &str, sizes: &str, ours: &NamedBits, exact: &NamedBits, bounds: &[
     for (((full, ours), (_, exact)), &bound) in ours.iter().zip(exact).zip(bounds) {
         let kind = full.rsplit('.').next().unwrap_or(full);
         let error = relative_error(&ours.numbers(), &exact.numbers());
-        match worst.iter_mut().find(|(known, ..)| *known == kind) {
+        match worst.iter_mut().find(|(other, ..)| *other == kind) {
             None => worst.push((kind, full, error, bound)),
             // A NaN stays the worst.
-            Some(known) if error.is_nan() || error / bound > known.2 / known.3 => *known = (kind, full, error, bound),
+            Some(entry) if error.is_nan() || error / bound > entry.2 / entry.3 => *entry = (kind, full, error, bound),
             Some(_) => {}
         }
     }

@@ -39,7 +39,7 @@ struct MemoryUse {
     planned: u64,
     /// Free memory before and after the plan was allocated, and after the first and the last step. Other programs may
     /// change it at any time.
-    before: u64,
+    free_before: u64,
     allocated: u64,
     first_step: u64,
     last_step: u64,
@@ -77,7 +77,7 @@ fn check_limited(
         findings.add(CheckRow::new("memory: the plan fits", &sizes).require(false, || lack.to_string()));
         return Ok(Vec::new());
     }
-    let before = gpu.memory()?.free;
+    let free_before = gpu.memory()?.free;
     let shape = model_shape(&run.config)?;
     let mut engine = memory_plan::allocate(&run.config, &shape, plan.engine_settings(device.kind()), device)?;
     let allocated = gpu.memory()?.free;
@@ -93,7 +93,7 @@ fn check_limited(
     let memory_use = MemoryUse {
         at_opening: memory.total - memory.free,
         planned: plan.bytes,
-        before,
+        free_before,
         allocated,
         first_step,
         last_step: gpu.memory()?.free,
@@ -113,16 +113,16 @@ fn check_limited(
 }
 
 fn rows(memory_use: &MemoryUse, sizes: &str) -> Vec<CheckRow> {
-    let used = memory_use.before.saturating_sub(memory_use.last_step);
-    let difference = (used as f64 - memory_use.planned as f64).abs() / memory_use.planned as f64;
+    let used_bytes = memory_use.free_before.saturating_sub(memory_use.last_step);
+    let difference = (used_bytes as f64 - memory_use.planned as f64).abs() / memory_use.planned as f64;
     let bound = PLAN_TOLERANCE.max(LOADED_CODE as f64 / memory_use.planned as f64);
-    let used_in_all = memory_use.at_opening + used;
+    let used_in_all = memory_use.at_opening + used_bytes;
     let row = |check: &str| CheckRow::new(check, sizes);
     vec![
         row("memory: planned and used").within(difference, bound).note(format!(
             "{} planned, {} used, of it {} by the first step",
             bytes(memory_use.planned),
-            bytes(used),
+            bytes(used_bytes),
             bytes(memory_use.allocated.saturating_sub(memory_use.first_step))
         )),
         row("memory: under the limit")
@@ -142,8 +142,10 @@ fn rows(memory_use: &MemoryUse, sizes: &str) -> Vec<CheckRow> {
 /// not change.
 fn no_allocation(row: CheckRow, pool: [Option<PoolMemory>; 2]) -> CheckRow {
     let [Some(first), Some(last)] = pool else { return row.note("not known: the driver keeps no memory pool") };
-    let held = |of: PoolMemory| format!("{} bytes used and {} reserved", of.used, of.reserved);
-    row.require(first == last, || format!("{} after the first step, {} after the last", held(first), held(last)))
+    let pool_text = |of: PoolMemory| format!("{} bytes used and {} reserved", of.used, of.reserved);
+    row.require(first == last, || {
+        format!("{} after the first step, {} after the last", pool_text(first), pool_text(last))
+    })
 }
 
 /// Whether a buffer above the limit is refused for that reason, though it may fit in the GPU's memory.
@@ -183,8 +185,8 @@ fn operation_times(
     step: &mut (impl FnMut(&mut Engine, u64) -> Result<Option<StepOutcome>> + Send),
 ) -> Result<BTreeMap<&'static str, Duration>> {
     let (pool, device) = (engine.pool(), engine.device().clone());
-    let (done, times) = pool.install(|| timing::measure(&device, || Ok(step(engine, 2 + MORE_STEPS))))?;
-    done?;
+    let (outcome, times) = pool.install(|| timing::measure(&device, || Ok(step(engine, 2 + MORE_STEPS))))?;
+    outcome?;
     Ok(times)
 }
 
@@ -197,7 +199,7 @@ mod tests {
     const CORRECT: MemoryUse = MemoryUse {
         at_opening: GB / 2,
         planned: 30 * GB,
-        before: 139 * GB,
+        free_before: 139 * GB,
         allocated: 109 * GB,
         first_step: 108_900_000_000,
         // A desktop has taken a little meanwhile.

@@ -128,8 +128,8 @@ pub fn verdict(reports: &[CheckReport]) -> String {
     let rows = || reports.iter().flat_map(|report| &report.rows);
     let (checks, failed) = (rows().count(), rows().filter(|row| row.failure.is_some()).count());
     let seconds: f64 = reports.iter().map(|report| report.seconds).sum();
-    let found = if failed == 0 { format!("PASSED: {checks}") } else { format!("FAILED: {failed} of {checks}") };
-    format!("{found} checks on {device} in {seconds:.0} s, seed {seed}")
+    let summary = if failed == 0 { format!("PASSED: {checks}") } else { format!("FAILED: {failed} of {checks}") };
+    format!("{summary} checks on {device} in {seconds:.0} s, seed {seed}")
 }
 
 /// The rows so far, and the callback that each is passed to.

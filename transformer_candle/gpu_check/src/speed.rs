@@ -18,14 +18,14 @@ pub(super) fn rows(
     let peak = gpu.nominal_bf16_flops();
     let row = |(&operation, time): (&&'static str, &Duration)| {
         let (seconds, cost) = (time.as_secs_f64(), costs.get(operation).copied().unwrap_or_default());
-        let known = |amount: f64| (amount > 0.0 && seconds > 0.0).then(|| amount / seconds / 1e12);
-        let teraflops = known(cost.flops);
+        let tera_per_second = |amount: f64| (amount > 0.0 && seconds > 0.0).then(|| amount / seconds / 1e12);
+        let teraflops = tera_per_second(cost.flops);
         SpeedRow {
             operation,
             milliseconds: seconds * 1e3,
             teraflops_per_second: teraflops,
             share_of_peak: teraflops.zip(peak).map(|(reached, peak)| reached * 1e12 / peak),
-            terabytes_per_second: known(cost.bytes),
+            terabytes_per_second: tera_per_second(cost.bytes),
         }
     };
     let mut rows: Vec<SpeedRow> = times.iter().map(row).collect();
@@ -65,8 +65,8 @@ mod tests {
         // Apart from padding, and from the scores that attention's backward pass recomputes: 5 GEMMs, of which the
         // model counts 4.
         let scores = costs["attention::backward"].flops / 5.0;
-        let counted = shape.flops_per_token(2048) * f64::from(tokens);
-        assert!(((all - scores) / counted - 1.0).abs() < 2e-4, "{all:e} {scores:e} {counted:e}");
+        let flops = shape.flops_per_token(2048) * f64::from(tokens);
+        assert!(((all - scores) / flops - 1.0).abs() < 2e-4, "{all:e} {scores:e} {flops:e}");
     }
 
     #[test]

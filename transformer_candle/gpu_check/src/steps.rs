@@ -331,7 +331,7 @@ mod tests {
         assert!((0.85..0.96).contains(&fraction), "{fraction}");
         assert!((0..600).all(|at| at % 200 == 199 || batch.targets[at] as u32 == batch.inputs[at + 1]));
         let starts = batch.document_starts.unwrap();
-        let begun = (0..600).filter(|&at| at % 200 > 0 && starts[at] as usize == at % 200).count();
-        assert!((20..60).contains(&begun), "{begun}");
+        let new_documents = (0..600).filter(|&at| at % 200 > 0 && starts[at] as usize == at % 200).count();
+        assert!((20..60).contains(&new_documents), "{new_documents}");
     }
 }

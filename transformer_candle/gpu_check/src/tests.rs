@@ -7,14 +7,14 @@ use crate::device_under_test::DeviceUnderTest;
 use crate::report::{self, CheckReport};
 use crate::{Part, Size};
 
-fn told(progress: CheckProgress<'_>) {
+fn print_row(progress: CheckProgress<'_>) {
     if let CheckProgress::Row(row) = progress {
         println!("{row}");
     }
 }
 
 fn failures(device: &DeviceUnderTest) -> Vec<String> {
-    let reports = check(device, Size::Small, &[], 1, &mut told);
+    let reports = check(device, Size::Small, &[], 1, &mut print_row);
     let failed = |report: &CheckReport| -> Vec<String> {
         let failed = report.rows.iter().filter(|row| row.failure.is_some());
         let failed: Vec<String> = failed.map(|row| row.check.clone()).collect();
@@ -91,11 +91,11 @@ fn only_requested_parts_are_checked() {
 
 #[test]
 fn parts_are_reported_in_order_of_importance() {
-    let mut seen = Vec::new();
+    let mut events = Vec::new();
     // Whatever order they are asked for in.
     let only = [Part::Memory, Part::Gradients, Part::Training];
     let reports = check(&DeviceUnderTest::new(Device::Cpu), Size::Small, &only, 1, &mut |progress| {
-        seen.push(match progress {
+        events.push(match progress {
             CheckProgress::Row(row) => row.check.split([' ', ':']).next().unwrap_or_default().to_owned(),
             CheckProgress::Part(report) => format!("end of {}", report.part),
         });
@@ -104,10 +104,10 @@ fn parts_are_reported_in_order_of_importance() {
         reports.iter().map(|report| report.part).collect::<Vec<_>>(),
         [Part::Training, Part::Gradients, Part::Memory]
     );
-    seen.dedup();
-    let end = |part| seen.iter().position(|seen| *seen == format!("end of {part}")).unwrap();
-    assert!(end(Part::Training) < end(Part::Gradients) && end(Part::Gradients) < end(Part::Memory), "{seen:?}");
-    assert!(seen[..end(Part::Training)].iter().all(|seen| seen == "training"), "{seen:?}");
+    events.dedup();
+    let end = |part| events.iter().position(|event| *event == format!("end of {part}")).unwrap();
+    assert!(end(Part::Training) < end(Part::Gradients) && end(Part::Gradients) < end(Part::Memory), "{events:?}");
+    assert!(events[..end(Part::Training)].iter().all(|event| event == "training"), "{events:?}");
 }
 
 #[test]
@@ -132,6 +132,6 @@ fn only_a_gpu_is_checked() {
 #[test]
 #[ignore = "minutes: the sizes of a model of a billion parameters, on a CPU"]
 fn a_cpu_passes_every_check_at_full_size() {
-    let reports = check(&DeviceUnderTest::new(Device::Cpu), Size::Full, &[], 1, &mut told);
+    let reports = check(&DeviceUnderTest::new(Device::Cpu), Size::Full, &[], 1, &mut print_row);
     assert!(reports.iter().all(|report| report.passed), "{}", report::verdict(&reports));
 }

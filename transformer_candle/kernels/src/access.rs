@@ -21,7 +21,7 @@ pub(crate) struct Arguments {
 
 struct Argument {
     name: &'static str,
-    written: bool,
+    is_written: bool,
     tensor: Tensor,
     storage: usize,
     device: Device,
@@ -117,12 +117,12 @@ impl Arguments {
         self
     }
 
-    fn add(mut self, name: &'static str, buffer: &Buffer, written: bool) -> Self {
+    fn add(mut self, name: &'static str, buffer: &Buffer, is_written: bool) -> Self {
         let size = buffer.elements() * buffer.dtype().size_in_bytes();
         let bytes = buffer.address()..buffer.address() + size;
         let (storage, device) = (buffer.storage_key(), buffer.device().clone());
         match buffer.tensor() {
-            Ok(tensor) => self.list.push(Argument { name, written, tensor: tensor.clone(), storage, device, bytes }),
+            Ok(tensor) => self.list.push(Argument { name, is_written, tensor: tensor.clone(), storage, device, bytes }),
             Err(error) => self.problem = self.problem.or(Some(error)),
         }
         self
@@ -180,10 +180,10 @@ impl Arguments {
 
     fn locked<R>(self, body: impl FnOnce(&Access<'_>) -> Result<R>) -> Result<R> {
         let mut locks: Vec<Lock<'_>> = Vec::with_capacity(self.list.len());
-        for Argument { storage, tensor, written, .. } in &self.list {
+        for Argument { storage, tensor, is_written, .. } in &self.list {
             match locks.iter_mut().find(|lock| lock.storage == *storage) {
-                Some(lock) => lock.written |= written,
-                None => locks.push(Lock { storage: *storage, tensor, written: *written }),
+                Some(lock) => lock.is_written |= is_written,
+                None => locks.push(Lock { storage: *storage, tensor, is_written: *is_written }),
             }
         }
         // Always in the same order, so that two threads cannot wait for each other.
@@ -203,8 +203,8 @@ impl Arguments {
                 return Err(Error::Unsupported { operation, argument: one.name, device: one.device.to_string() });
             }
             for other in &self.list[..index] {
-                if (one.written || other.written) && one.overlaps(other) {
-                    let (output, other) = if one.written { (one, other) } else { (other, one) };
+                if (one.is_written || other.is_written) && one.overlaps(other) {
+                    let (output, other) = if one.is_written { (one, other) } else { (other, one) };
                     return Err(Error::Aliased { operation, output: output.name, other: other.name });
                 }
             }
@@ -242,13 +242,13 @@ impl Buffer {
 
 impl Access<'_> {
     /// The address of an argument, checked to be one of this call's with the right element type and direction.
-    fn address_of<T: Scalar>(&self, buffer: &Buffer, written: bool) -> usize {
+    fn address_of<T: Scalar>(&self, buffer: &Buffer, is_written: bool) -> usize {
         let address = buffer.address();
         let end = address + buffer.elements() * buffer.dtype().size_in_bytes();
         let bytes = address..end;
-        let declared =
-            |one: &Argument| one.storage == buffer.storage_key() && one.bytes == bytes && one.written == written;
-        assert!(self.list.iter().any(declared), "an operation touches a buffer it did not declare");
+        let is_declared =
+            |one: &Argument| one.storage == buffer.storage_key() && one.bytes == bytes && one.is_written == is_written;
+        assert!(self.list.iter().any(is_declared), "an operation touches a buffer it did not declare");
         assert!(T::DTYPE == buffer.dtype(), "{:?} taken for {:?}", buffer.dtype(), T::DTYPE);
         address
     }
@@ -257,7 +257,7 @@ impl Access<'_> {
 struct Lock<'a> {
     storage: usize,
     tensor: &'a Tensor,
-    written: bool,
+    is_written: bool,
 }
 
 /// Runs `body` once while Candle's locks of these storages are held.
@@ -266,7 +266,7 @@ fn with_locks(locks: &[Lock<'_>], body: &mut dyn FnMut()) -> Result<()> {
         body();
         return Ok(());
     };
-    if first.written {
+    if first.is_written {
         // An in-place operation is Candle's public way to a storage's write lock.
         let mut failure = None;
         let mut inside = || failure = with_locks(rest, body).err();

@@ -261,11 +261,11 @@ mod tests {
         for dtype in [DType::F32, DType::BF16] {
             let mut state = State::new(&numbers(1, 100), dtype);
             state.step(&numbers(2, 100), &scalars(0.1, 1, &SETTINGS), &SETTINGS, 0.1).unwrap();
-            let before = state.bits();
+            let bits_before = state.bits();
             let mut scalars = scalars(0.1, 2, &SETTINGS);
             scalars[APPLY] = 0.0;
             state.step(&[f64::NAN; 100], &scalars, &SETTINGS, 0.1).unwrap();
-            assert_eq!(state.bits(), before);
+            assert_eq!(state.bits(), bits_before);
         }
     }
 

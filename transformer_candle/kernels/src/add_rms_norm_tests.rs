@@ -155,10 +155,10 @@ fn normalize_writes_what_forward_wrote_bit_for_bit() {
     for dtype in [DType::F32, DType::BF16] {
         let inputs = inputs(70, 67);
         let outputs = run(&inputs, dtype);
-        let mut again = zeros(&[70, 67], dtype);
+        let mut recomputed = zeros(&[70, 67], dtype);
         let weight = buffer(&inputs.weight, &[67], dtype);
-        normalize(&outputs.sum, &weight, &outputs.inv_rms, &mut again).unwrap();
-        assert_eq!(again.read_f32().unwrap(), outputs.normed.read_f32().unwrap());
+        normalize(&outputs.sum, &weight, &outputs.inv_rms, &mut recomputed).unwrap();
+        assert_eq!(recomputed.read_f32().unwrap(), outputs.normed.read_f32().unwrap());
     }
 }
 
@@ -173,8 +173,8 @@ fn the_weights_gradient_is_added_to_what_is_there() {
         backward(&x, &weight, &inv_rms, &dnormed, &mut dsum, Some(&mut dweight), &mut space).unwrap();
         dweight.read::<f32>().unwrap()
     };
-    let (once, twice) = (add(), add());
-    assert!(once.iter().zip(&twice).all(|(once, twice)| 2.0 * once == *twice));
+    let (single_sum, double_sum) = (add(), add());
+    assert!(single_sum.iter().zip(&double_sum).all(|(single_sum, double_sum)| 2.0 * single_sum == *double_sum));
 }
 
 #[test]

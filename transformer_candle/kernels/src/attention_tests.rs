@@ -117,10 +117,10 @@ fn a_document_gives_the_bits_that_it_gives_alone() {
     let [qkv, dout] = inputs(&layout, 64 + 70);
     let begins = documents(&[vec![64]], 134);
     let [out, _, dqkv] = run_packed(&qkv, Some(&begins), &dout, &layout, 1, DType::F32);
-    let (behind, query_behind) = (64 * layout.packed_width(), 64 * layout.query_width());
-    let [alone, _, dalone] = run(&qkv[behind..], &dout[query_behind..], &layout, 1, DType::F32);
-    assert_eq!(out.read::<f32>().unwrap()[query_behind..], alone.read::<f32>().unwrap());
-    assert_eq!(dqkv.read::<f32>().unwrap()[behind..], dalone.read::<f32>().unwrap());
+    let (start, query_start) = (64 * layout.packed_width(), 64 * layout.query_width());
+    let [alone, _, dalone] = run(&qkv[start..], &dout[query_start..], &layout, 1, DType::F32);
+    assert_eq!(out.read::<f32>().unwrap()[query_start..], alone.read::<f32>().unwrap());
+    assert_eq!(dqkv.read::<f32>().unwrap()[start..], dalone.read::<f32>().unwrap());
     let [whole, one] =
         [None, Some(&vec![0; 134][..])].map(|begins| run_packed(&qkv, begins, &dout, &layout, 1, DType::F32));
     for (whole, one) in whole.iter().zip(&one) {

@@ -343,7 +343,7 @@ mod tests {
         let mut overlapping = whole.view(2, &[4]).unwrap();
         let error = overlapping.copy_from(&whole.view(0, &[4]).unwrap()).unwrap_err();
         assert!(matches!(error, Error::Aliased { output: "buffer", other: "source", .. }), "{error}");
-        let mut beside = whole.view(3, &[3]).unwrap();
-        beside.copy_from(&whole.view(0, &[3]).unwrap()).unwrap();
+        let mut tail = whole.view(3, &[3]).unwrap();
+        tail.copy_from(&whole.view(0, &[3]).unwrap()).unwrap();
     }
 }

@@ -122,8 +122,8 @@ mod tests {
             let share = values.iter().filter(|&&value| value == 0.0).count() as f64 / values.len() as f64;
             let deviation = (probability * (1.0 - probability) / values.len() as f64).sqrt();
             assert!((share - probability).abs() < 4.0 * deviation, "{share} of {probability}");
-            let kept = (1.0 / (1.0 - probability)) as f32;
-            assert!(values.iter().all(|&value| value == 0.0 || (value - kept).abs() < 1e-6));
+            let scale = (1.0 / (1.0 - probability)) as f32;
+            assert!(values.iter().all(|&value| value == 0.0 || (value - scale).abs() < 1e-6));
         }
     }
 

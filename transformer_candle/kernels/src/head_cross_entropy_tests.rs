@@ -143,10 +143,10 @@ fn f32_matches_candle_autograd() {
     };
     let (hidden, weight) = (leaf(&case.hidden, [n, d]), leaf(&case.weight, [v, d]));
     let targets: Vec<u32> = case.targets.iter().map(|&target| target as u32).collect();
-    let picked = Tensor::from_vec(targets, (n, 1), &Device::Cpu).unwrap();
+    let target_ids = Tensor::from_vec(targets, (n, 1), &Device::Cpu).unwrap();
     let logits = hidden.matmul(&weight.t().unwrap()).unwrap();
     let log_sum_exp = logits.log_sum_exp(1).unwrap();
-    let losses = (&log_sum_exp - logits.gather(&picked, 1).unwrap().squeeze(1).unwrap()).unwrap();
+    let losses = (&log_sum_exp - logits.gather(&target_ids, 1).unwrap().squeeze(1).unwrap()).unwrap();
     let loss = (losses.sum_all().unwrap() * case.scale).unwrap();
     let z_loss = (log_sum_exp.sqr().unwrap().sum_all().unwrap() * (case.scale * case.z_loss)).unwrap();
     let gradients = (&loss + z_loss).unwrap().backward().unwrap();

@@ -283,9 +283,9 @@ mod tests {
         let square = zeros(&[3, 3], DType::F32);
         let aliased = forward(&square, &w.view(0, &[3, 3]).unwrap(), &mut square.clone(), &mut space).unwrap_err();
         assert!(matches!(aliased, Error::Aliased { output: "y_NO", other: "x_NI", .. }), "{aliased}");
-        let needed = workspace_elements(4, 3, 5, DeviceKind::Cpu);
-        let small = forward(&x, &w, &mut zeros(&[4, 5], DType::F32), &mut workspace(needed - 1)).unwrap_err();
-        assert!(matches!(small, Error::Workspace { actual, .. } if actual == needed - 1), "{small}");
+        let elements = workspace_elements(4, 3, 5, DeviceKind::Cpu);
+        let small = forward(&x, &w, &mut zeros(&[4, 5], DType::F32), &mut workspace(elements - 1)).unwrap_err();
+        assert!(matches!(small, Error::Workspace { actual, .. } if actual == elements - 1), "{small}");
         let integers = zeros(&[3, 3], DType::I32);
         let wrong = forward(&integers, &integers, &mut zeros(&[3, 3], DType::I32), &mut space).unwrap_err();
         assert!(matches!(wrong, Error::DType { argument: "x_NI", .. }), "{wrong}");

@@ -215,11 +215,19 @@ mod tests {
         fn new([n, i, r, o, p, _]: Sizes) -> Self {
             let [x, a, b, y, dy, dx, db] = [n * i, r * i, o * r, n * p, n * p, n * i, o * r];
             let mut seed = 0;
-            let mut drawn = |count| {
+            let mut random = |count| {
                 seed += 1;
                 numbers(seed, count)
             };
-            Self { x: drawn(x), a: drawn(a), b: drawn(b), y: drawn(y), dy: drawn(dy), dx: drawn(dx), db: drawn(db) }
+            Self {
+                x: random(x),
+                a: random(a),
+                b: random(b),
+                y: random(y),
+                dy: random(dy),
+                dx: random(dx),
+                db: random(db),
+            }
         }
 
         /// y, dx, da, db of one adapter, each added to what was there but da.
@@ -285,8 +293,8 @@ mod tests {
         let [y, ..] = inputs.run(sizes, 2.0, DType::F32);
         let after = y.read::<f32>().unwrap();
         for (at, (&after, &before)) in after.iter().zip(&inputs.y).enumerate() {
-            let changed = (first..first + o).contains(&(at % p));
-            assert_eq!(after != before as f32, changed, "{at} of {n} rows of {p}");
+            let is_own = (first..first + o).contains(&(at % p));
+            assert_eq!(after != before as f32, is_own, "{at} of {n} rows of {p}");
         }
     }
 

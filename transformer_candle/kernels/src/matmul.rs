@@ -66,8 +66,8 @@ impl<'a> View<'a> {
     /// Requires that the view has these sizes, and adds its buffer as an input.
     fn check(&self, arguments: Arguments, dtype: DType, sizes: [usize; 2]) -> Arguments {
         let Self { name, buffer, columns, .. } = *self;
-        let stored = stored_sizes(buffer, columns, self.oriented(sizes));
-        require_inside(arguments, buffer, columns).input(name, buffer, dtype, &stored)
+        let sizes_in_buffer = stored_sizes(buffer, columns, self.oriented(sizes));
+        require_inside(arguments, buffer, columns).input(name, buffer, dtype, &sizes_in_buffer)
     }
 
     fn on_cpu<E: Element>(&self, access: &'a Access<'_>) -> Matrix<'a, E> {
@@ -133,14 +133,15 @@ impl<'a> Gemm<'a> {
     ) -> Result<()> {
         let Self { operation, a, b, dtype, scale, write_mode } = self;
         let ([m, n, k], operands) = (self.sizes(), a.buffer.dtype());
-        let stored = stored_sizes(out, columns, [m, n]);
-        let needed = match a.buffer.device().kind() {
+        let sizes_in_buffer = stored_sizes(out, columns, [m, n]);
+        let workspace_elements = match a.buffer.device().kind() {
             DeviceKind::Cuda => cuda::WORKSPACE_ELEMENTS,
             DeviceKind::Cpu => gemm::workspace_for(m, n, k),
         };
         let arguments = b.check(a.check(Arguments::new(operation), operands, [m, k]), operands, [k, n]);
-        let arguments =
-            require_inside(arguments, out, columns).output(name, out, dtype, &stored).workspace(workspace, needed);
+        let arguments = require_inside(arguments, out, columns)
+            .output(name, out, dtype, &sizes_in_buffer)
+            .workspace(workspace, workspace_elements);
         let matmul = self.on_gpu(out, columns, workspace);
         let cpu = |access: &Access<'_>| {
             with_elements!(operation, a.name, [operands, dtype], [E, O] => {

@@ -295,12 +295,12 @@ mod tests {
                 arena.take("workspace", Category::Scratch, DType::F32, &[workspace]),
             ]
         };
-        let both = |arena: &mut Arena| [take(arena, 64, 500), take(arena, 128, 300)];
+        let buffers = |arena: &mut Arena| [take(arena, 64, 500), take(arena, 128, 300)];
         let mut counting = Arena::counting();
-        both(&mut counting);
+        buffers(&mut counting);
         assert_eq!(counting.plan().bytes(), 4 * 100 + 2 * 128 * 8 + 4 * 500);
         let mut arena = counting.plan.allocate(&Device::Cpu).unwrap();
-        let [short, long] = both(&mut arena);
+        let [short, long] = buffers(&mut arena);
         for (one, other) in short.iter().zip(&long) {
             assert_eq!(one.address(), other.address());
         }

@@ -115,12 +115,12 @@ fn rotate(
     let dtype = qkv_NP.dtype();
     let size = |buffer: &Buffer| buffer.shape().first().copied().unwrap_or(0);
     let (rows, positions, half) = (size(qkv_NP), size(&tables.cos_TE2), layout.head_size / 2);
-    let (last, known) = (first_position.saturating_add(sequence_length), positions);
+    let (last, table_rows) = (first_position.saturating_add(sequence_length), positions);
     let arguments = Arguments::new(operation)
         .output("qkv_NP", qkv_NP, dtype, &[rows, layout.packed_width()])
         .input("cos_TE2", &tables.cos_TE2, DType::F32, &[positions, half])
         .input("sin_TE2", &tables.sin_TE2, DType::F32, &[positions, half])
-        .require(last <= known, || format!("positions up to {last} are needed, the tables have {known}"))
+        .require(last <= table_rows, || format!("positions up to {last} are needed, the tables have {table_rows}"))
         .require(sequence_length > 0 && rows.is_multiple_of(sequence_length), || {
             format!("{rows} rows are not whole sequences of {sequence_length}")
         });

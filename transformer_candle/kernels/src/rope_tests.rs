@@ -106,16 +106,16 @@ fn angles_of_far_positions_come_from_double_precision() {
 
 #[test]
 fn wrong_arguments_are_refused_by_name() {
-    let known = tables(8, 6, &BASE, &Device::Cpu).unwrap();
+    let tables_TE2 = tables(8, 6, &BASE, &Device::Cpu).unwrap();
     let refused = |shape: &[usize], length, first| {
-        forward(&mut zeros(shape, DType::F32), &LAYOUT, &known, length, first).unwrap_err().to_string()
+        forward(&mut zeros(shape, DType::F32), &LAYOUT, &tables_TE2, length, first).unwrap_err().to_string()
     };
     assert_eq!(refused(&[8, 48], 8, 1), "rope::forward: positions up to 9 are needed, the tables have 8");
     assert_eq!(refused(&[9, 48], 4, 0), "rope::forward: 9 rows are not whole sequences of 4");
     assert_eq!(refused(&[8, 47], 8, 0), "rope::forward: `qkv_NP` has shape [8, 47], expected [8, 48]");
     assert!(refused(&[8, 48], 0, 0).contains("whole sequences of 0"));
-    let mut inside = known.cos_TE2.view(0, &[0, 48]).unwrap();
-    assert!(backward(&mut inside, &LAYOUT, &known, 8, 0).is_ok(), "no rows, nothing to do");
+    let mut inside = tables_TE2.cos_TE2.view(0, &[0, 48]).unwrap();
+    assert!(backward(&mut inside, &LAYOUT, &tables_TE2, 8, 0).is_ok(), "no rows, nothing to do");
     let table = zeros(&[16, 3], DType::F32);
     let own = RopeTables { cos_TE2: table.view(0, &[16, 3]).unwrap(), sin_TE2: zeros(&[16, 3], DType::F32) };
     let error = forward(&mut table.view(0, &[1, 48]).unwrap(), &LAYOUT, &own, 1, 0).unwrap_err();

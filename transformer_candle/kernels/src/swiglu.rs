@@ -158,12 +158,12 @@ mod tests {
     fn run(gate_up: &[f64], dout: &[f64], i: usize, dtype: DType) -> [Buffer; 2] {
         let n = dout.len() / i;
         let (gate_up, dout) = (buffer(gate_up, &[n, 2 * i], dtype), buffer(dout, &[n, i], dtype));
-        let (mut out, mut dgate_up, mut dagain) = (zeros(&[n, i], dtype), copy(&gate_up), copy(&gate_up));
+        let (mut out, mut dgate_up, mut drecomputed) = (zeros(&[n, i], dtype), copy(&gate_up), copy(&gate_up));
         forward(&gate_up, &mut out).unwrap();
         backward(&mut dgate_up, &dout).unwrap();
-        let mut again = dout;
-        backward_recomputing(&mut dagain, &mut again).unwrap();
-        for (ours, theirs) in [(&again, &out), (&dagain, &dgate_up)] {
+        let mut recomputed = dout;
+        backward_recomputing(&mut drecomputed, &mut recomputed).unwrap();
+        for (ours, theirs) in [(&recomputed, &out), (&drecomputed, &dgate_up)] {
             let bits = |buffer: &Buffer| buffer.read_f32().unwrap().into_iter().map(f32::to_bits).collect::<Vec<_>>();
             assert_eq!(bits(ours), bits(theirs));
         }

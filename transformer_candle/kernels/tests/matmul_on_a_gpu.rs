@@ -33,8 +33,8 @@ fn linear_results([n, i, o]: [usize; 3], dtype: DType, device: &Device) -> [Vec<
         y = buffer(&vec![f32::NAN; n * o], &[n, o], dtype, device);
         dx = buffer(&vec![f32::NAN; n * i], &[n, i], dtype, device);
     }
-    let needed = linear::workspace_elements(n, i, o, device.kind());
-    let mut workspace = Buffer::zeros(&[needed], DType::F32, device).unwrap();
+    let elements = linear::workspace_elements(n, i, o, device.kind());
+    let mut workspace = Buffer::zeros(&[elements], DType::F32, device).unwrap();
     linear::forward(&x, &w, &mut y, &mut workspace).unwrap();
     linear::backward_input(&dy, &w, &mut dx, &mut workspace).unwrap();
     linear::backward_weight(&dy, &x, &mut dw, WriteMode::Overwrite, &mut workspace).unwrap();
@@ -92,8 +92,8 @@ fn generation_of_few_rows_searches_and_keeps_nothing() {
         let [x, w] =
             [[n, 48], [80, 48]].map(|shape| buffer(&small_integers(1, shape[0] * 48), &shape, DType::BF16, &device));
         let mut y = Buffer::zeros(&[n, 80], DType::BF16, &device).unwrap();
-        let needed = linear::workspace_elements(n, 48, 80, device.kind());
-        let mut workspace = Buffer::zeros(&[needed], DType::F32, &device).unwrap();
+        let elements = linear::workspace_elements(n, 48, 80, device.kind());
+        let mut workspace = Buffer::zeros(&[elements], DType::F32, &device).unwrap();
         linear::forward(&x, &w, &mut y, &mut workspace).unwrap();
         device.as_cuda().unwrap().choices().len()
     };
@@ -124,8 +124,8 @@ fn a_gemm_has_the_same_bits_every_time() {
         let (dy, x) = (buffer(&sines(n * o), &[n, o], dtype, &gpu), buffer(&sines(n * i), &[n, i], dtype, &gpu));
         let start = buffer(&sines(o * i), &[o, i], DType::F32, &gpu);
         let mut dw = Buffer::zeros(&[o, i], DType::F32, &gpu).unwrap();
-        let needed = linear::workspace_elements(n, i, o, gpu.kind());
-        let mut workspace = Buffer::zeros(&[needed], DType::F32, &gpu).unwrap();
+        let elements = linear::workspace_elements(n, i, o, gpu.kind());
+        let mut workspace = Buffer::zeros(&[elements], DType::F32, &gpu).unwrap();
         let mut results = (0..20).map(|_| {
             dw.copy_from(&start).unwrap();
             linear::backward_weight(&dy, &x, &mut dw, WriteMode::Accumulate, &mut workspace).unwrap();
@@ -157,15 +157,15 @@ fn gemms_replay_and_must_run_before_capture() {
         (x, w, y, workspace)
     };
     let forward = |(x, w, y, workspace): &mut (Buffer, Buffer, Buffer, Buffer)| linear::forward(x, w, y, workspace);
-    let (mut known, mut unknown, mut graphs) = (operands(5), operands(6), GraphCache::default());
+    let (mut searched_operands, mut other_operands, mut graphs) = (operands(5), operands(6), GraphCache::default());
 
-    graphs.run(&gpu, 1, || forward(&mut known)).unwrap();
-    let expected = known.2.read::<f32>().unwrap();
-    let error = graphs.run(&gpu, 1, || forward(&mut unknown)).unwrap_err().to_string();
+    graphs.run(&gpu, 1, || forward(&mut searched_operands)).unwrap();
+    let expected = searched_operands.2.read::<f32>().unwrap();
+    let error = graphs.run(&gpu, 1, || forward(&mut other_operands)).unwrap_err().to_string();
     assert!(error.contains("6x8x16") && error.contains("run it once before"), "{error}");
     for _ in 0..3 {
-        known.2.zero().unwrap();
-        graphs.run(&gpu, 1, || forward(&mut known)).unwrap();
-        assert_eq!(known.2.read::<f32>().unwrap(), expected);
+        searched_operands.2.zero().unwrap();
+        graphs.run(&gpu, 1, || forward(&mut searched_operands)).unwrap();
+        assert_eq!(searched_operands.2.read::<f32>().unwrap(), expected);
     }
 }

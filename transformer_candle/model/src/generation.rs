@@ -57,8 +57,8 @@ impl Generator {
     pub fn bytes(shape: &ModelShape, dtype: DType, max_tokens: usize, device: DeviceKind) -> u64 {
         let elements = ParameterLayout::new(shape).elements();
         let weights = Arena::counting().take("weights", Category::Weights, dtype, &[elements]);
-        let counted = count(|arena| Self::take(shape, &weights, max_tokens, device, arena));
-        counted.expect("buffers without memory are never refused").1.bytes()
+        let arena_bytes = count(|arena| Self::take(shape, &weights, max_tokens, device, arena));
+        arena_bytes.expect("buffers without memory are never refused").1.bytes()
     }
 
     /// [`Generator::new`] with the buffers of an arena.
@@ -208,9 +208,9 @@ impl Generator {
     }
 
     fn check(&self, tokens: &[u32]) -> Result<()> {
-        let (needed, vocab_size) = (self.past + tokens.len(), self.shape.vocab_size);
-        if needed > self.capacity {
-            return Err(Error::ContextFull { tokens: needed, capacity: self.capacity });
+        let (tokens_needed, vocab_size) = (self.past + tokens.len(), self.shape.vocab_size);
+        if tokens_needed > self.capacity {
+            return Err(Error::ContextFull { tokens: tokens_needed, capacity: self.capacity });
         }
         match tokens.iter().find(|&&token| token as usize >= vocab_size) {
             Some(&token) => Err(Error::UnknownToken { token, vocab_size }),

@@ -28,17 +28,17 @@ pub struct AdapterParameters<T> {
 pub struct DropoutKey {
     upload: Upload<u32>,
     /// The key that the device holds; None before the first.
-    written: Option<dropout::Key>,
+    device_key: Option<dropout::Key>,
 }
 
 impl DropoutKey {
     /// Writes the key for the passes after this; on a GPU nothing is waited for.
     pub(crate) fn write(&mut self, key: dropout::Key) -> Result<()> {
-        if self.written != Some(key) {
+        if self.device_key != Some(key) {
             self.upload.stage()?.copy_from_slice(&key.to_words());
             self.upload.send()?;
             self.upload.receive()?;
-            self.written = Some(key);
+            self.device_key = Some(key);
         }
         Ok(())
     }
@@ -91,7 +91,7 @@ impl AdapterBuffers {
     /// The key from which the masks of dropout are computed; None without dropout.
     pub(crate) fn dropout_key(&self) -> Result<Option<DropoutKey>> {
         let key = |DropoutBuffers { key, key_staging, .. }: &DropoutBuffers| {
-            Ok(DropoutKey { upload: Upload::new(key.clone(), key_staging.clone())?, written: None })
+            Ok(DropoutKey { upload: Upload::new(key.clone(), key_staging.clone())?, device_key: None })
         };
         self.dropout.as_ref().map(key).transpose()
     }

@@ -102,21 +102,21 @@ fn keep_nucleus(tokens: &mut Vec<Token>, top_p: f64) {
     tokens.retain(|&(_, weight)| weight >= least);
     tokens.sort_unstable_by(likelier);
     let mut sum = 0.0;
-    let kept = tokens.iter().take_while(|(_, weight)| {
-        let wanted = sum < top_p * all;
+    let nucleus = tokens.iter().take_while(|(_, weight)| {
+        let is_in_nucleus = sum < top_p * all;
         sum += weight;
-        wanted
+        is_in_nucleus
     });
-    let kept = kept.count();
-    tokens.truncate(kept.max(1));
+    let count = nucleus.count();
+    tokens.truncate(count.max(1));
 }
 
 /// Returns the token at the fraction `at` of the weights laid end to end.
 fn draw(tokens: &[Token], at: f64) -> u32 {
-    let mut left = at * tokens.iter().map(|(_, weight)| weight).sum::<f64>();
+    let mut rest = at * tokens.iter().map(|(_, weight)| weight).sum::<f64>();
     for &(id, weight) in tokens {
-        left -= weight;
-        if left < 0.0 {
+        rest -= weight;
+        if rest < 0.0 {
             return id;
         }
     }
@@ -134,7 +134,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn drawn(logits: &[f32], settings: &SamplingSettings, draws: u64) -> Vec<f64> {
+    fn shares(logits: &[f32], settings: &SamplingSettings, draws: u64) -> Vec<f64> {
         let mut counts = vec![0.0; logits.len()];
         (0..draws).for_each(|index| {
             counts[sample(logits, settings, index) as usize] += 1.0 / draws as f64;
@@ -147,7 +147,7 @@ mod tests {
         let logits = [0.0f32, 1.0, 2.0, -1.0];
         let settings = SamplingSettings { temperature: 0.5, seed: 3, ..SamplingSettings::default() };
         let total: f64 = logits.iter().map(|&logit| (f64::from(logit) / 0.5).exp()).sum();
-        for (share, &logit) in drawn(&logits, &settings, 40_000).iter().zip(&logits) {
+        for (share, &logit) in shares(&logits, &settings, 40_000).iter().zip(&logits) {
             assert!((share - (f64::from(logit) / 0.5).exp() / total).abs() < 0.01);
         }
     }
@@ -156,11 +156,11 @@ mod tests {
     fn top_p_keeps_the_fewest_tokens_that_reach_it() {
         // Probabilities 0.5, 0.25, 0.125, 0.125.
         let logits = [4f32.ln(), 2f32.ln(), 0.0, 0.0];
-        let kept = |top_p| {
+        let retained_count = |top_p| {
             let settings = SamplingSettings { top_p, ..SamplingSettings::default() };
-            drawn(&logits, &settings, 2000).iter().filter(|share| **share > 0.0).count()
+            shares(&logits, &settings, 2000).iter().filter(|share| **share > 0.0).count()
         };
-        assert_eq!([0.4, 0.6, 0.8, 0.9, 1.0].map(kept), [1, 2, 3, 4, 4]);
+        assert_eq!([0.4, 0.6, 0.8, 0.9, 1.0].map(retained_count), [1, 2, 3, 4, 4]);
     }
 
     #[test]

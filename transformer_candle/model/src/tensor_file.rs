@@ -138,9 +138,9 @@ pub fn read(
     conversion: Conversion,
 ) -> Result<()> {
     let header = read_header(reader, file_bytes, path)?;
-    let mut wanted = by_name(ranges);
-    let tensors = in_file_order(&header, path, &mut wanted, &BTreeSet::new(), conversion)?;
-    all_found(path, &wanted)?;
+    let mut missing_ranges = by_name(ranges);
+    let tensors = in_file_order(&header, path, &mut missing_ranges, &BTreeSet::new(), conversion)?;
+    all_found(path, &missing_ranges)?;
     fill(reader, path, tensors)
 }
 
@@ -149,23 +149,23 @@ pub fn by_name(ranges: Vec<NamedRange>) -> BTreeMap<String, NamedRange> {
     ranges.into_iter().map(|range| (range.name.clone(), range)).collect()
 }
 
-/// Fills those of the ranges that a file of several holds, and takes them out of `wanted`. The tensors in `others`, and
-/// no more, may be in it as well. The last file is followed by [`all_found`].
+/// Fills those of the ranges that a file of several holds, and takes them out of `missing_ranges`. The tensors in
+/// `others`, and no more, may be in it as well. The last file is followed by [`all_found`].
 pub fn read_one_of_several(
     reader: &mut dyn Read,
     file_bytes: u64,
     path: &Path,
-    wanted: &mut BTreeMap<String, NamedRange<'_>>,
+    missing_ranges: &mut BTreeMap<String, NamedRange<'_>>,
     others: &BTreeSet<String>,
 ) -> Result<()> {
     let header = read_header(reader, file_bytes, path)?;
-    let tensors = in_file_order(&header, path, wanted, others, Conversion::Refused)?;
+    let tensors = in_file_order(&header, path, missing_ranges, others, Conversion::Refused)?;
     fill(reader, path, tensors)
 }
 
 /// Fails if a tensor was found in none of the files.
-pub fn all_found(path: &Path, wanted: &BTreeMap<String, NamedRange>) -> Result<()> {
-    match wanted.first_key_value() {
+pub fn all_found(path: &Path, missing_ranges: &BTreeMap<String, NamedRange>) -> Result<()> {
+    match missing_ranges.first_key_value() {
         Some((name, _)) => Err(differs(path, name.clone(), "is missing".to_owned())),
         None => Ok(()),
     }
@@ -195,15 +195,16 @@ fn fill(reader: &mut dyn Read, path: &Path, tensors: Vec<Stored<'_>>) -> Result<
     Ok(())
 }
 
-/// Returns the tensors in the order of the file, with their types there, and takes those that it finds out of `wanted`.
+/// Returns the tensors in the order of the file, with their types there, and takes those that it finds out of
+/// `missing_ranges`.
 fn in_file_order<'a>(
     header: &Metadata,
     path: &Path,
-    wanted: &mut BTreeMap<String, NamedRange<'a>>,
+    missing_ranges: &mut BTreeMap<String, NamedRange<'a>>,
     others: &BTreeSet<String>,
     conversion: Conversion,
 ) -> Result<Vec<Stored<'a>>> {
-    let mut tensors = Vec::with_capacity(wanted.len());
+    let mut tensors = Vec::with_capacity(missing_ranges.len());
     for name in header.offset_keys() {
         let info = header.info(&name).expect("the header lists its own names");
         if others.contains(&name) {
@@ -211,7 +212,7 @@ fn in_file_order<'a>(
             tensors.push((info.dtype, Err((end - start) as u64)));
             continue;
         }
-        let Some(range) = wanted.remove(&name) else {
+        let Some(range) = missing_ranges.remove(&name) else {
             return Err(differs(path, name, "is in the file, but not in the model".to_owned()));
         };
         if let Some(problem) = difference(info, &range.shape, range.dtype()?, conversion) {

@@ -61,7 +61,7 @@ where
 /// Runs `work`, with errors and panics (bugs) as a [`CallError`].
 pub fn caught<T, E: Into<RustTrainerError>>(work: impl FnOnce() -> Result<T, E>) -> Result<T, CallError> {
     match catch_unwind(AssertUnwindSafe(work)) {
-        Ok(done) => done.map_err(|error| CallError::Error(Box::new(error.into()))),
+        Ok(outcome) => outcome.map_err(|error| CallError::Error(Box::new(error.into()))),
         Err(panic) => {
             let reason = panic.downcast_ref::<String>().map(String::as_str);
             let reason = reason.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("no reason given");

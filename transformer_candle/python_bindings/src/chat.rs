@@ -59,11 +59,11 @@ impl ChatModel {
     ) -> PyResult<Self> {
         let device = device_of(device)?;
         let options = ChatOptions { template: chat_template, date };
-        let opened = stoppable(py, |stop| {
+        let model = stoppable(py, |stop| {
             let checkpoint = Checkpoint::open(&checkpoint)?.beside(base_model.as_deref());
             training::chat::ChatModel::open(&checkpoint, options, device, &stop.cancel_token())
         })?;
-        Ok(Self(Mutex::new(opened)))
+        Ok(Self(Mutex::new(model)))
     }
 
     /// Whether the template ends the assistant's turns with a token, at which answers end.

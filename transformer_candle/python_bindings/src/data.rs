@@ -118,10 +118,10 @@ impl DataSource {
             inner.sources().iter().enumerate().map(move |(index, part)| (part.clone(), weight * inner.weight(index)))
         });
         let mixture = dataset::Mixture::new(parts.collect()).map_err(raised)?;
-        let described = mixture.describe();
-        let names: Vec<String> = described.iter().map(|part| part.name.clone()).collect();
-        let files = described.iter().map(|part| part.files).sum();
-        let bytes = described.iter().map(|part| part.bytes).sum();
+        let description = mixture.describe();
+        let names: Vec<String> = description.iter().map(|part| part.name.clone()).collect();
+        let files = description.iter().map(|part| part.files).sum();
+        let bytes = description.iter().map(|part| part.bytes).sum();
         Ok(Self { mixture, name: names.join(" and "), revision: None, files, bytes })
     }
 

@@ -12,11 +12,11 @@ pub fn to_python<'py>(py: Python<'py>, value: &impl Serialize) -> PyResult<Bound
 
 /// Converts dicts, lists, numbers and strings to a value.
 pub fn from_python<T: DeserializeOwned>(value: &Bound<'_, PyAny>) -> PyResult<T> {
-    let dumped = value.py().import("json")?.call_method1("dumps", (value,)).map_err(|error| {
+    let json_text = value.py().import("json")?.call_method1("dumps", (value,)).map_err(|error| {
         let too_deep = error.is_instance_of::<PyRecursionError>(value.py());
         if too_deep { PyValueError::new_err("a value is nested too deeply") } else { error }
     })?;
-    let text: String = dumped.extract()?;
+    let text: String = json_text.extract()?;
     serde_json::from_str(&text).map_err(|error| PyValueError::new_err(error.to_string()))
 }
 

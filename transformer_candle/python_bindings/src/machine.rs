@@ -30,8 +30,8 @@ pub struct Gpu {
 /// The GPUs that the driver lists, those that this build cannot train on among them. None is opened.
 #[pyfunction]
 pub fn gpus(py: Python<'_>) -> PyResult<Vec<Gpu>> {
-    let found = py.detach(training::device::gpus).map_err(ConfigError::new_err)?;
-    let gpus = found.into_iter().map(|gpu| Gpu {
+    let devices = py.detach(training::device::gpus).map_err(ConfigError::new_err)?;
+    let gpus = devices.into_iter().map(|gpu| Gpu {
         refusal: gpu.refusal(),
         ordinal: gpu.ordinal,
         name: gpu.name,
@@ -45,13 +45,13 @@ pub fn gpus(py: Python<'_>) -> PyResult<Vec<Gpu>> {
 /// Open a device as a run would, and tell what it is and what of its memory is free.
 #[pyfunction]
 pub fn open_device<'py>(py: Python<'py>, device: &str) -> PyResult<Bound<'py, PyAny>> {
-    let asked = device_of(device)?;
-    let opened = detached(py, || training::device::open(asked))?;
+    let requested_device = device_of(device)?;
+    let opened = detached(py, || training::device::open(requested_device))?;
     let Some(gpu) = opened.as_cuda() else {
         return to_python(py, &json!({"device": opened.to_string()}));
     };
     let memory = gpu.memory().map_err(raised)?;
-    let described = json!({
+    let description = json!({
         "device": opened.to_string(),
         "name": gpu.name(),
         "compute_capability": gpu.compute_capability(),
@@ -59,7 +59,7 @@ pub fn open_device<'py>(py: Python<'py>, device: &str) -> PyResult<Bound<'py, Py
         "total_bytes": memory.total,
         "software": gpu.fingerprint(),
     });
-    to_python(py, &described)
+    to_python(py, &description)
 }
 
 /// Parses an argument that names a device: `auto`, `cpu`, `cuda` or `cuda:N`.

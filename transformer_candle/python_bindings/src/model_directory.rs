@@ -17,11 +17,11 @@ pub fn model_directory(py: Python<'_>, checkpoint: Option<PathBuf>, experiment: 
     stoppable(py, |stop| {
         let cancel = stop.cancel_token();
         let name = ModelName { run: None, checkpoint, experiment };
-        ModelSource { name, base_model: None }.read(&cancel, |found| {
-            if found.is_checkpoint() {
-                found.verify(&cancel)?;
+        ModelSource { name, base_model: None }.read(&cancel, |checkpoint| {
+            if checkpoint.is_checkpoint() {
+                checkpoint.verify(&cancel)?;
             }
-            Ok(found.directory().to_owned())
+            Ok(checkpoint.directory().to_owned())
         })
     })
 }

@@ -87,8 +87,8 @@ impl PythonExchange {
         T: for<'a, 'py> FromPyObject<'a, 'py, Error = PyErr>,
     {
         Python::attach(|py| {
-            let returned = self.object.bind(py).call_method1(method, arguments).and_then(|value| value.extract());
-            returned.map_err(|error| TrainerError::RankLost(error.value(py).to_string()))
+            let result = self.object.bind(py).call_method1(method, arguments).and_then(|value| value.extract());
+            result.map_err(|error| TrainerError::RankLost(error.value(py).to_string()))
         })
     }
 }
@@ -108,8 +108,8 @@ impl Exchange for PythonExchange {
         problem.map_or(Ok(()), |problem| Err(TrainerError::Request(problem)))
     }
 
-    fn begin_swap(&self, sent: &[Parcel], received: &[Parcel]) -> Result<()> {
-        self.call::<Option<bool>>("begin_swap", (memories(sent), memories(received))).map(drop)
+    fn begin_swap(&self, outgoing: &[Parcel], incoming: &[Parcel]) -> Result<()> {
+        self.call::<Option<bool>>("begin_swap", (memories(outgoing), memories(incoming))).map(drop)
     }
 
     fn end_swap(&self) -> Result<()> {

@@ -116,7 +116,7 @@ pub fn forwarding_signals<T: Send>(
     let mut interrupted = None;
     let wait = || {
         thread::scope(|scope| {
-            let (sender, done) = sync_channel::<()>(0);
+            let (sender, end_signal) = sync_channel::<()>(0);
             let work = move || {
                 let _dropped_at_the_end = sender;
                 caught(work)
@@ -125,7 +125,7 @@ pub fn forwarding_signals<T: Send>(
                 Ok(worker) => worker,
                 Err(error) => return Err(CallError::Error(Box::new(not_started(&error)))),
             };
-            while done.recv_timeout(POLL_INTERVAL) == Err(RecvTimeoutError::Timeout) {
+            while end_signal.recv_timeout(POLL_INTERVAL) == Err(RecvTimeoutError::Timeout) {
                 Python::attach(|py| {
                     if let Err(error) = py.check_signals() {
                         stop.request(signal_of(py, &error));

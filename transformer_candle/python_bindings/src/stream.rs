@@ -31,12 +31,12 @@ impl TokenStream {
         let cursor: Option<Cursor> = state.map(json::from_python).transpose()?;
         let signals = Signals::default();
         let cancel = signals.cancel_token();
-        let opened = signals.run(py, || {
+        let outcome = signals.run(py, || {
             let tokenizer = Tokenizer::from_run(run)?;
             let mixture = Mixture::from_run(run, &HubSettings::from_environment(), &cancel)?;
             dataset::TokenStream::open(mixture, &StreamSettings::from_run(run), &tokenizer, cursor)
         });
-        let stream = Mutex::new(ProcessOwned::new(opened?));
+        let stream = Mutex::new(ProcessOwned::new(outcome?));
         Ok(Self { stream, sequences: run.config.data.sequences_per_step, signals })
     }
 

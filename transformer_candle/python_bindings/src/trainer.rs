@@ -102,9 +102,9 @@ impl Trainer {
     ) -> PyResult<T> {
         let stop = self.stop.clone();
         let trainer = self.owned().usable("Trainer")?;
-        let done = interruptible(py, &stop, || work(trainer, &stop));
+        let outcome = interruptible(py, &stop, || work(trainer, &stop));
         warn_of_news(py, trainer)?;
-        done
+        outcome
     }
 
     /// Runs `work` without the GIL, then issues the trainer's notices as warnings.
@@ -115,9 +115,9 @@ impl Trainer {
     ) -> PyResult<T> {
         py.check_signals()?;
         let trainer = self.owned().usable("Trainer")?;
-        let done = detached(py, || work(trainer));
+        let outcome = detached(py, || work(trainer));
         warn_of_news(py, trainer)?;
-        done
+        outcome
     }
 }
 

@@ -79,20 +79,20 @@ pub(crate) struct AddedTokens(BTreeMap<u64, AddedToken>);
 impl AddedTokens {
     /// Reads the `added_tokens` of a `tokenizer.json`.
     pub(crate) fn from_json(added_tokens: &Value) -> Self {
-        let listed = added_tokens.as_array().into_iter().flatten();
-        Self(listed.filter_map(|token| Some((token["id"].as_u64()?, AddedToken::from_json(token)?))).collect())
+        let entries = added_tokens.as_array().into_iter().flatten();
+        Self(entries.filter_map(|token| Some((token["id"].as_u64()?, AddedToken::from_json(token)?))).collect())
     }
 
     /// Returns the `added_tokens` of a `tokenizer.json`.
     pub(crate) fn to_json(&self) -> Value {
-        let listed = self.0.iter().map(|(id, token)| {
+        let entries = self.0.iter().map(|(id, token)| {
             let mut fields = Map::from_iter([("id".to_owned(), (*id).into())]);
             if let Ok(Value::Object(properties)) = serde_json::to_value(token) {
                 fields.extend(properties);
             }
             Value::Object(fields)
         });
-        listed.collect()
+        entries.collect()
     }
 
     pub(crate) fn iter(&self) -> impl Iterator<Item = (u64, &AddedToken)> {
@@ -111,9 +111,9 @@ impl AddedTokens {
         let mut ids: BTreeMap<String, u64> = self.0.iter().map(|(id, token)| (token.content.clone(), *id)).collect();
         let mut left_out = Vec::new();
         for token in tokens.into_iter().filter(|token| !token.content.is_empty()) {
-            let known = ids.get(&token.content).copied().or_else(|| model.id(&token.content));
-            let id = known.unwrap_or(next);
-            if known.is_none() {
+            let token_id = ids.get(&token.content).copied().or_else(|| model.id(&token.content));
+            let id = token_id.unwrap_or(next);
+            if token_id.is_none() {
                 if limit.is_some_and(|limit| next >= limit) {
                     left_out.push(token.content);
                     continue;

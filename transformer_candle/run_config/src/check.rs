@@ -19,7 +19,7 @@ pub(crate) struct Findings {
     /// The problems, in the order of the schema.
     pub problems: Vec<Problem>,
     /// Keys that have a valid value.
-    pub given: BTreeSet<String>,
+    pub valid_keys: BTreeSet<String>,
     /// Keys whose value was refused; rules about them would only repeat it.
     pub rejected: BTreeSet<String>,
 }
@@ -34,14 +34,16 @@ pub(crate) fn check(document: &mut Map<String, Value>) -> Findings {
 
 impl Findings {
     fn section(&mut self, schema: &Value, section: &mut Map<String, Value>, path: &str) {
-        let known: Vec<&str> = schema::properties(schema).map(|(key, _)| key).collect();
-        let unknown: Vec<String> = section.keys().filter(|key| !known.contains(&key.as_str())).cloned().collect();
+        let keys: Vec<&str> = schema::properties(schema).map(|(key, _)| key).collect();
+        let unknown: Vec<String> = section.keys().filter(|key| !keys.contains(&key.as_str())).cloned().collect();
         for key in unknown {
             section.shift_remove(&key);
-            if let Some(meant) = nearest(&key, known.iter().copied()).filter(|meant| !section.contains_key(*meant)) {
-                self.reject(&schema["properties"][meant], &schema::join(path, meant));
+            if let Some(nearest_key) =
+                nearest(&key, keys.iter().copied()).filter(|nearest_key| !section.contains_key(*nearest_key))
+            {
+                self.reject(&schema["properties"][nearest_key], &schema::join(path, nearest_key));
             }
-            self.problems.push(unknown_key(path, &key, &known));
+            self.problems.push(unknown_key(path, &key, &keys));
         }
         for (key, schema) in schema::properties(schema) {
             let path = schema::join(path, key);
@@ -78,7 +80,7 @@ impl Findings {
         self.section(schema, item, path);
         for key in schema::required(schema) {
             let path = schema::join(path, key);
-            if !self.given.contains(&path) && !self.rejected.contains(&path) {
+            if !self.valid_keys.contains(&path) && !self.rejected.contains(&path) {
                 let message = format!("is missing; it must be {}", expectation(&schema["properties"][key]));
                 self.problems.push(Problem::new(path, message));
             }
@@ -113,11 +115,11 @@ impl Findings {
                         self.rejected.insert(path);
                     }
                 }
-                self.given.insert(path.to_owned());
+                self.valid_keys.insert(path.to_owned());
             }
             Some(value) => match check_value(schema, value, path) {
                 Ok(()) => {
-                    self.given.insert(path.to_owned());
+                    self.valid_keys.insert(path.to_owned());
                 }
                 Err(problem) => {
                     section.shift_remove(key);
@@ -345,22 +347,22 @@ fn unknown_key(section: &str, key: &str, siblings: &[&str]) -> Problem {
     if let Some(sibling) = nearest(key, siblings.iter().copied()) {
         return problem.suggest(format!("did you mean `{}`?", schema::join(section, sibling)));
     }
-    let mut elsewhere = Vec::new();
-    paths_of(schema::schema(), "", key, &mut elsewhere);
-    match elsewhere.first() {
+    let mut paths = Vec::new();
+    paths_of(schema::schema(), "", key, &mut paths);
+    match paths.first() {
         Some(path) => problem.suggest(format!("did you mean `{path}`?")),
         None => problem.suggest(format!("the keys here are {}", siblings.join(", "))),
     }
 }
 
-/// Appends the paths of all keys with this name to `found`.
-fn paths_of(schema: &Value, section: &str, name: &str, found: &mut Vec<String>) {
+/// Appends the paths of all keys with this name to `paths`.
+fn paths_of(schema: &Value, section: &str, name: &str, paths: &mut Vec<String>) {
     for (key, schema) in schema::properties(schema) {
         let path = schema::join(section, key);
         if key == name {
-            found.push(path.clone());
+            paths.push(path.clone());
         }
-        paths_of(schema, &path, name, found);
+        paths_of(schema, &path, name, paths);
     }
 }
 

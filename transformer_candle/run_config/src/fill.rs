@@ -21,30 +21,30 @@ pub(crate) fn fill(config: &mut RunConfig, findings: &mut Findings) {
     translate_tokens_per_step(&mut config.data, findings);
     fill_batch(&mut config.data, findings);
     stages::fill(config, tokens_per_step, findings);
-    let missing = |key: &str| !findings.given.contains(key);
-    if missing("model.num_key_value_heads") {
+    let is_missing = |key: &str| !findings.valid_keys.contains(key);
+    if is_missing("model.num_key_value_heads") {
         config.model.num_key_value_heads = config.model.num_attention_heads;
     }
-    if missing("model.max_position_embeddings") {
+    if is_missing("model.max_position_embeddings") {
         config.model.max_position_embeddings = config.longest_sequence();
     }
-    if missing("scheduler.total_steps") {
+    if is_missing("scheduler.total_steps") {
         config.scheduler.total_steps = config.stage_ends().pop();
     }
-    if missing("scheduler.strategy") && config.scheduler.total_epochs.is_some() {
+    if is_missing("scheduler.strategy") && config.scheduler.total_epochs.is_some() {
         config.scheduler.strategy = ScheduleStrategy::Constant;
     }
-    if missing("scheduler.warmup_steps") {
+    if is_missing("scheduler.warmup_steps") {
         config.scheduler.warmup_steps =
             config.scheduler.total_steps.map_or(WARMUP_OF_EPOCHS, |steps| (steps / 20).min(LONGEST_WARMUP));
     }
-    if missing("scheduler.min_lr") {
+    if is_missing("scheduler.min_lr") {
         config.scheduler.min_lr = config.optimizer.learning_rate / 10.0;
     }
-    if missing("lora.alpha") {
+    if is_missing("lora.alpha") {
         config.lora.alpha = config.lora.rank.map(|rank| rank as f64);
     }
-    if missing("data.packing") && config.data.format == DataFormat::Chat {
+    if is_missing("data.packing") && config.data.format == DataFormat::Chat {
         config.data.packing = Packing::Documents;
     }
 }
@@ -71,7 +71,7 @@ fn translate_tokens_per_step(data: &mut DataConfig, findings: &mut Findings) {
             let message = format!("is {tokens}, which makes {sequences} sequences of {length}");
             Some(Problem::new(TOKENS, message).suggest(format!("at most {MOST_SEQUENCES} sequences are possible")))
         }
-        sequences if findings.given.contains(SEQUENCES) && data.sequences_per_step != sequences => {
+        sequences if findings.valid_keys.contains(SEQUENCES) && data.sequences_per_step != sequences => {
             let other = data.sequences_per_step;
             let message = format!(
                 "is {tokens}, which makes {sequences} sequences of {length}, but data.sequences_per_step is {other}"
@@ -80,7 +80,7 @@ fn translate_tokens_per_step(data: &mut DataConfig, findings: &mut Findings) {
         }
         sequences => {
             data.sequences_per_step = sequences;
-            findings.given.insert(SEQUENCES.to_owned());
+            findings.valid_keys.insert(SEQUENCES.to_owned());
             None
         }
     };
@@ -96,7 +96,7 @@ fn fill_batch(data: &mut DataConfig, findings: &mut Findings) {
     if keys.iter().any(|key| findings.rejected.contains(*key)) {
         return;
     }
-    let [batch, accumulation, sequences] = keys.map(|key| findings.given.contains(key));
+    let [batch, accumulation, sequences] = keys.map(|key| findings.valid_keys.contains(key));
     let fixed = match data.batch_size {
         BatchSize::Fixed(fixed) if batch => Some(fixed),
         _ => None,

@@ -163,9 +163,9 @@ fn parse_json(text: &str) -> Result<Value, Problem> {
 
 /// Returns line and column, both from 1, of a byte of a text.
 fn position(text: &str, byte: usize) -> (usize, usize) {
-    let before = text.get(..byte).unwrap_or(text);
-    let line_start = before.rfind('\n').map_or(0, |newline| newline + 1);
-    (before.matches('\n').count() + 1, before[line_start..].chars().count() + 1)
+    let prefix = text.get(..byte).unwrap_or(text);
+    let line_start = prefix.rfind('\n').map_or(0, |newline| newline + 1);
+    (prefix.matches('\n').count() + 1, prefix[line_start..].chars().count() + 1)
 }
 
 fn depth(value: &Value) -> usize {

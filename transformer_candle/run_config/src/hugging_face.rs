@@ -142,12 +142,12 @@ impl ModelConfig {
 
 /// Returns the architecture that `model_type` names; the problem of one that does not run here says what it would need.
 fn architecture(config: &Value) -> Result<Architecture, Problem> {
-    let names = Architecture::ALL.map(|known| format!("`{}`", known.model_type())).join(", ");
+    let names = Architecture::ALL.map(|architecture| format!("`{}`", architecture.model_type())).join(", ");
     let Some(model_type) = config["model_type"].as_str() else {
         return Err(Problem::of_file(format!("does not say its `model_type`; the models that run here are {names}")));
     };
-    let known = Architecture::ALL.into_iter().find(|architecture| architecture.model_type() == model_type);
-    known.ok_or_else(|| {
+    let architecture = Architecture::ALL.into_iter().find(|architecture| architecture.model_type() == model_type);
+    architecture.ok_or_else(|| {
         let lacking = lacking(config).map_or_else(
             || "an architecture that does not run here".to_owned(),
             |feature| format!("which has {feature}"),
@@ -170,8 +170,8 @@ fn lacking(config: &Value) -> Option<String> {
 
 /// Refuses sizes that are no integers and names their key, which the error of the JSON library does not.
 fn check_integers(config: &Value) -> Result<(), Problem> {
-    let given = INTEGERS.iter().filter_map(|key| Some((key, config.get(*key)?)));
-    let Some((key, value)) = given.into_iter().find(|(_, value)| !value.is_u64() && !value.is_null()) else {
+    let values = INTEGERS.iter().filter_map(|key| Some((key, config.get(*key)?)));
+    let Some((key, value)) = values.into_iter().find(|(_, value)| !value.is_u64() && !value.is_null()) else {
         return Ok(());
     };
     Err(Problem::new(*key, format!("is {value}; it must be an integer of at least 1")))
@@ -201,9 +201,9 @@ fn with_defaults(config: &Value, architecture: Architecture) -> Value {
         }),
     };
     let mut config = config.clone();
-    if let Some(given) = config.as_object_mut() {
+    if let Some(object) = config.as_object_mut() {
         for (key, value) in [common, own].iter().filter_map(Value::as_object).flatten() {
-            given.entry(key).or_insert_with(|| value.clone());
+            object.entry(key).or_insert_with(|| value.clone());
         }
     }
     config
@@ -348,8 +348,8 @@ impl HuggingFaceConfig {
                 Problem::new(key, "is of type `llama3` but lacks factor, low_freq_factor or high_freq_factor")
             })?,
             Some((_, other)) => {
-                let known = "`default`, `llama3` and, up to max_position_embeddings, `dynamic`";
-                return Err(Problem::new(key, format!("is of type `{other}`; only {known} run here")));
+                let supported_types = "`default`, `llama3` and, up to max_position_embeddings, `dynamic`";
+                return Err(Problem::new(key, format!("is of type `{other}`; only {supported_types} run here")));
             }
         };
         let RopeScalingConfig { factor, low_freq_factor: low, high_freq_factor: high, .. } = scaling;

@@ -28,8 +28,9 @@ const OWN: [&str; 3] = ["init_from", "init_std", "base_hidden_size"];
 /// Fills in the keys of `model` that the document leaves out, from the pretrained model, and reports those that
 /// contradict it. If that model is gone, the run's own [`RESOLVED_CONFIG`] takes its place.
 pub(crate) fn apply(document: &mut Map<String, Value>, run_directory: Option<&Path>, problems: &mut Vec<Problem>) {
-    let Some(Value::Object(given)) = document.get_mut("model") else { return };
-    let Some(directory) = given.get("init_from").and_then(Value::as_str).map(|path| Path::new(path).to_owned()) else {
+    let Some(Value::Object(section)) = document.get_mut("model") else { return };
+    let Some(directory) = section.get("init_from").and_then(Value::as_str).map(|path| Path::new(path).to_owned())
+    else {
         return;
     };
     let (pretrained, limit) = match read(&directory) {
@@ -40,10 +41,10 @@ pub(crate) fn apply(document: &mut Map<String, Value>, run_directory: Option<&Pa
         },
     };
     for (key, value) in pretrained {
-        match given.get(&key) {
+        match section.get(&key) {
             _ if OWN.contains(&key.as_str()) => {}
             None | Some(Value::Null) => {
-                given.insert(key, value);
+                section.insert(key, value);
             }
             Some(own) if key == CONTEXT && own.as_u64() > value.as_u64() && limit.is_some() => {
                 let limited = limit.map_or("", |limit| limit.key);
@@ -54,7 +55,7 @@ pub(crate) fn apply(document: &mut Map<String, Value>, run_directory: Option<&Pa
             Some(own) => {
                 let message = format!("is {own}, but the model in {} has {value}", directory.display());
                 problems.push(Problem::new(format!("model.{key}"), message).suggest("remove the key"));
-                given.insert(key, value);
+                section.insert(key, value);
             }
         }
     }

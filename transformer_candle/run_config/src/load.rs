@@ -192,10 +192,12 @@ fn read(
 
 /// Like [`finish`], but also reports what only training needs and the run lacks.
 fn finish_for_training(run: ResolvedRun, mut problems: Vec<Problem>) -> Result<ResolvedRun, ConfigError> {
-    let missing = run.missing_for_training();
+    let problems_for_training = run.missing_for_training();
     // If the pretrained model cannot be used, its tokenizer is not asked for either.
     let is_refused = problems.iter().any(|problem| problem.path == init_from::KEY);
-    problems.extend(missing.into_iter().filter(|problem| !(is_refused && problem.path == "tokenizer.tokenizer_json")));
+    problems.extend(
+        problems_for_training.into_iter().filter(|problem| !(is_refused && problem.path == "tokenizer.tokenizer_json")),
+    );
     finish(run, problems)
 }
 

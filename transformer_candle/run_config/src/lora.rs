@@ -79,8 +79,8 @@ impl FromStr for TargetModule {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let found = Self::ALL.into_iter().find(|module| module.name() == text);
-        found.ok_or_else(|| {
+        let module = Self::ALL.into_iter().find(|module| module.name() == text);
+        module.ok_or_else(|| {
             let names = Self::ALL.map(Self::name).join(", ");
             format!("must be `{ALL_LINEAR}` or a list of {names}")
         })

@@ -131,17 +131,17 @@ pub(crate) fn apply(document: &mut Map<String, Value>, problems: &mut Vec<Proble
         Err(_) if is_complete => return,
         Err(problem) => return problems.push(problem),
     };
-    let Some(Value::Object(given)) = document.get_mut("lora") else { return };
+    let Some(Value::Object(section)) = document.get_mut("lora") else { return };
     let Ok(Value::Object(stored)) = serde_json::to_value(lora) else { return };
     for (key, value) in stored {
-        match given.get(&key) {
+        match section.get(&key) {
             None | Some(Value::Null) if key != "init_from" => {
-                given.insert(key, value);
+                section.insert(key, value);
             }
             Some(own) if !ADJUSTABLE.contains(&key.as_str()) && !same(&key, own, &value) => {
                 let message = format!("is {own}, but the adapters in {} have {value}", directory.display());
                 problems.push(Problem::new(format!("lora.{key}"), message).suggest("remove the key"));
-                given.insert(key, value);
+                section.insert(key, value);
             }
             _ => {}
         }

@@ -73,12 +73,12 @@ fn release_batch_keys(document: &mut Map<String, Value>, keys: &BTreeSet<String>
         return;
     };
     release_other_spelling(data, keys);
-    let given = |data: &Map<String, Value>, name: &str| {
+    let is_given = |data: &Map<String, Value>, name: &str| {
         spellings(&name).iter().any(|name| data.get(*name).is_some_and(|value| !value.is_null()))
     };
     let is_overridden = |name: &str| spellings(&name).iter().any(|name| keys.contains(&format!("data.{name}")));
     let overridden: Vec<&str> =
-        BATCH_KEYS.into_iter().filter(|name| is_overridden(name) && given(data, name)).collect();
+        BATCH_KEYS.into_iter().filter(|name| is_overridden(name) && is_given(data, name)).collect();
     let rank: [&str; 2] = match overridden.as_slice() {
         ["batch_size"] => ["sequences_per_step", "gradient_accumulation_steps"],
         ["gradient_accumulation_steps"] => ["sequences_per_step", "batch_size"],
@@ -92,7 +92,7 @@ fn release_batch_keys(document: &mut Map<String, Value>, keys: &BTreeSet<String>
         }
         _ => return,
     };
-    if rank.iter().all(|name| given(data, name)) {
+    if rank.iter().all(|name| is_given(data, name)) {
         data.shift_remove(rank[1]);
     }
 }

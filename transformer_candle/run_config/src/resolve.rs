@@ -48,8 +48,8 @@ pub(crate) fn resolve(run: &mut ResolvedRun, surroundings: &Surroundings, reject
     find_outputs(run);
     find_tokenizer(run, surroundings);
     let vocabulary = run.config.tokenizer.tokenizer_json.as_ref().filter(|path| path.exists()).and_then(|path| {
-        let loaded = Vocabulary::load(path, TokenizerReading::of_version(run.config.data.reading_version()));
-        loaded
+        let vocabulary = Vocabulary::load(path, TokenizerReading::of_version(run.config.data.reading_version()));
+        vocabulary
             .map_err(|problem| {
                 problems.push(Problem::new("tokenizer.tokenizer_json", format!("{} {problem}", path.display())));
             })
@@ -158,11 +158,11 @@ fn find_streaming(run: &mut ResolvedRun, problems: &mut Vec<Problem>) {
     }
     match StreamingConfig::load(&path) {
         Ok(mut streaming) => {
-            let beside = |tokenizer: PathBuf| {
+            let located = |tokenizer: PathBuf| {
                 let own = run.run_directory.join(&tokenizer);
                 if own.exists() { own } else { whole(&tokenizer) }
             };
-            streaming.tokenizer = streaming.tokenizer.map(beside);
+            streaming.tokenizer = streaming.tokenizer.map(located);
             run.streaming = Some(streaming);
         }
         Err(error) => problems.push(Problem::of_file(error.to_string())),
@@ -267,12 +267,12 @@ fn find_special_tokens(run: &mut ResolvedRun, vocabulary: Option<&Vocabulary>) -
     let Some(vocabulary) = vocabulary else {
         return Ok(tokens);
     };
-    let missing: Vec<_> =
+    let missing_tokens: Vec<_> =
         tokens.iter().filter(|token| !vocabulary.ids.contains_key(*token)).map(|token| format!("{token:?}")).collect();
-    if missing.is_empty() {
+    if missing_tokens.is_empty() {
         return Ok(tokens);
     }
-    let message = format!("{source}names {}, not in the tokenizer's vocabulary", missing.join(", "));
+    let message = format!("{source}names {}, not in the tokenizer's vocabulary", missing_tokens.join(", "));
     Err(Problem::new("tokenizer.special_tokens", message).suggest("remove it, or train the tokenizer with it"))
 }
 

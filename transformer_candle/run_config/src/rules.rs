@@ -121,14 +121,16 @@ impl Rules<'_> {
     }
 
     fn vocab_and_merges_together(&mut self) {
-        let (given, missing) = match (&self.config.tokenizer.vocab, &self.config.tokenizer.merges) {
+        let (present_key, missing_key) = match (&self.config.tokenizer.vocab, &self.config.tokenizer.merges) {
             (Some(_), None) => ("vocab", "merges"),
             (None, Some(_)) => ("merges", "vocab"),
             _ => return,
         };
-        let problem =
-            Problem::new(format!("tokenizer.{missing}"), format!("is missing, though tokenizer.{given} is given"))
-                .suggest("give both or neither; tokenizer.tokenizer_json alone is enough");
+        let problem = Problem::new(
+            format!("tokenizer.{missing_key}"),
+            format!("is missing, though tokenizer.{present_key} is given"),
+        )
+        .suggest("give both or neither; tokenizer.tokenizer_json alone is enough");
         self.report(&["tokenizer.vocab", "tokenizer.merges"], problem);
     }
 
@@ -136,10 +138,10 @@ impl Rules<'_> {
         let Some(SpecialTokens::List(tokens)) = &self.config.tokenizer.special_tokens else {
             return;
         };
-        let mut seen = BTreeSet::new();
-        if let Some(twice) = tokens.iter().find(|token| !seen.insert(token.as_str())) {
+        let mut distinct = BTreeSet::new();
+        if let Some(duplicate) = tokens.iter().find(|token| !distinct.insert(token.as_str())) {
             let problem =
-                Problem::new("tokenizer.special_tokens", format!("names {twice:?} twice")).suggest("remove one");
+                Problem::new("tokenizer.special_tokens", format!("names {duplicate:?} twice")).suggest("remove one");
             self.report(&["tokenizer.special_tokens"], problem);
         }
     }
@@ -207,11 +209,11 @@ impl Rules<'_> {
         if data.format == DataFormat::Chat {
             return;
         }
-        let given = [
+        let keys = [
             ("data.chat_template", data.chat_template.is_some()),
             ("data.chat_template_date", data.chat_template_date.is_some()),
         ];
-        for (key, _) in given.into_iter().filter(|(_, given)| *given) {
+        for (key, _) in keys.into_iter().filter(|(_, is_given)| *is_given) {
             let problem = Problem::new(key, "is given, but data.format is text, which has no conversations");
             self.report(&[key, "data.format"], problem.suggest("remove it, or write data.format: chat"));
         }
@@ -320,8 +322,8 @@ impl Rules<'_> {
         };
         let decay = scheduler.decay_steps_of(total);
         // A warm-up that leaves no steps at all has a rule of its own.
-        let left = if warmup < total { total - warmup } else { total };
-        if scheduler.strategy != ScheduleStrategy::Wsd || decay <= left {
+        let available = if warmup < total { total - warmup } else { total };
+        if scheduler.strategy != ScheduleStrategy::Wsd || decay <= available {
             return;
         }
         let key = if scheduler.decay_steps.is_some() { "decay_steps" } else { "decay_fraction" };

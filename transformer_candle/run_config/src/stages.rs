@@ -102,8 +102,8 @@ impl RunConfig {
             BatchSize::Fixed(sequences) => Some(data.sequences_per_step / sequences),
         };
         for StageWeight { source, weight } in &stage.mixture {
-            let named = data.mixture.iter_mut().filter(|component| component.is_named(source));
-            named.for_each(|component| component.weight = *weight);
+            let components = data.mixture.iter_mut().filter(|component| component.is_named(source));
+            components.for_each(|component| component.weight = *weight);
         }
         if let Some(learning_rate) = stage.learning_rate {
             config.scheduler.min_lr *= learning_rate / config.optimizer.learning_rate;

@@ -23,9 +23,9 @@ mod tests {
 
     #[test]
     fn a_system_error_has_words_and_no_number() {
-        let said = [2, 13, 20, 28].map(|number| in_words(&Error::from_raw_os_error(number)));
+        let sentences = [2, 13, 20, 28].map(|number| in_words(&Error::from_raw_os_error(number)));
         assert_eq!(
-            said,
+            sentences,
             [
                 "there is no such file or directory",
                 "Permission denied",

@@ -35,9 +35,9 @@ impl FromStr for TimeSpan {
         // The largest unit comes first, and none twice.
         let (mut total, mut limit) = (0_u64, u64::MAX);
         while !rest.is_empty() {
-            let (seconds, factor, after) = leading_part(rest).filter(|part| part.1 < limit).ok_or_else(invalid)?;
+            let (seconds, factor, next) = leading_part(rest).filter(|part| part.1 < limit).ok_or_else(invalid)?;
             total = total.checked_add(seconds).ok_or_else(invalid)?;
-            (limit, rest) = (factor, after);
+            (limit, rest) = (factor, next);
         }
         Some(Self(total)).filter(|span| limit < u64::MAX && span.0 <= LONGEST).ok_or_else(invalid)
     }
@@ -46,9 +46,9 @@ impl FromStr for TimeSpan {
 /// Returns the seconds of the first number with its unit, the unit's seconds, and the text behind it.
 fn leading_part(text: &str) -> Option<(u64, u64, &str)> {
     let digits = text.find(|character: char| !character.is_ascii_digit())?;
-    let (number, behind) = (&text[..digits], text[digits..].trim_start());
-    let letters = behind.find(|character: char| !character.is_ascii_alphabetic()).unwrap_or(behind.len());
-    let (unit, rest) = behind.split_at(letters);
+    let (number, tail) = (&text[..digits], text[digits..].trim_start());
+    let letters = tail.find(|character: char| !character.is_ascii_alphabetic()).unwrap_or(tail.len());
+    let (unit, rest) = tail.split_at(letters);
     let unit = if unit == "m" { "min" } else { unit };
     let (_, factor) = UNITS.iter().find(|(name, _)| *name == unit)?;
     Some((number.parse::<u64>().ok()?.checked_mul(*factor)?, *factor, rest.trim_start()))
@@ -74,10 +74,10 @@ mod tests {
 
     #[test]
     fn spans_are_read_and_written_in_the_largest_unit() {
-        for (text, seconds, written) in [("1h", 3600, "1h"), ("90", 90, "90s"), ("120 s", 120, "2min"), ("0", 0, "0s")]
+        for (text, seconds, expected) in [("1h", 3600, "1h"), ("90", 90, "90s"), ("120 s", 120, "2min"), ("0", 0, "0s")]
         {
             let span = text.parse().map(|span: TimeSpan| (span.0, span.to_string()));
-            assert_eq!(span, Ok((seconds, written.to_owned())));
+            assert_eq!(span, Ok((seconds, expected.to_owned())));
         }
         for (text, seconds) in [("11h50m", 42_600), ("1d 12 h", 129_600), (" 1min30s ", 90), ("0h5m", 300)] {
             assert_eq!(text.parse(), Ok(TimeSpan(seconds)), "{text}");

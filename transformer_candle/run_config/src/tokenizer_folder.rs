@@ -164,7 +164,7 @@ impl TokenizerFolder {
     pub fn roles(&self) -> Vec<(String, String)> {
         let mut roles: Vec<(String, String)> = Vec::new();
         for (role, token) in &self.roles {
-            if !roles.iter().any(|(known, _)| known == role) {
+            if !roles.iter().any(|(other, _)| other == role) {
                 roles.push((role.clone(), token.content.clone()));
             }
         }
@@ -197,13 +197,13 @@ impl TokenizerFolder {
         for token in &mut new {
             token.special |= roles.iter().any(|(_, name)| *name == token.content);
         }
-        let known_roles = ROLES.into_iter().filter_map(|known| self.roles.iter().find(|(role, _)| role == known));
+        let known_roles = ROLES.into_iter().filter_map(|name| self.roles.iter().find(|(role, _)| role == name));
         let other_roles = self.roles.iter().filter(|(role, _)| !ROLES.contains(&role.as_str()));
-        let named = known_roles.chain(other_roles).map(|(_, token)| token).chain(&self.extra);
-        let is_in = |known: &AddedToken, token: &AddedToken| known.content == token.content;
-        let absent = named
-            .filter(|token| !tokens.iter().any(|(_, known)| is_in(known, token)))
-            .filter(|token| !new.iter().any(|known| is_in(known, token)));
+        let role_tokens = known_roles.chain(other_roles).map(|(_, token)| token).chain(&self.extra);
+        let is_in = |other: &AddedToken, token: &AddedToken| other.content == token.content;
+        let absent = role_tokens
+            .filter(|token| !tokens.iter().any(|(_, other)| is_in(other, token)))
+            .filter(|token| !new.iter().any(|other| is_in(other, token)));
         // Of several with one name and different properties the last decides, as in transformers.
         let mut distinct: Vec<AddedToken> = Vec::new();
         for token in absent {
@@ -264,8 +264,8 @@ fn added_tokens_file(
     roles: &[(String, AddedToken)],
     extra: &[AddedToken],
 ) -> BTreeMap<u64, AddedToken> {
-    let known = ROLES.into_iter().filter_map(|known| roles.iter().find(|(role, _)| role == known));
-    let special: Vec<&AddedToken> = known.map(|(_, token)| token).chain(extra).collect();
+    let role_tokens = ROLES.into_iter().filter_map(|name| roles.iter().find(|(role, _)| role == name));
+    let special: Vec<&AddedToken> = role_tokens.map(|(_, token)| token).chain(extra).collect();
     let token = |(name, id): (&String, &Value)| {
         let special = special.iter().any(|token| token.content == *name);
         Some((id.as_u64()?, AddedToken { special, normalized: !special, ..AddedToken::special(name) }))

@@ -71,10 +71,10 @@ pub(crate) fn scalar(value: &Value) -> String {
         Value::String(text) => quoted_if_needed(text),
         Value::Array(items) => format!("[{}]", items.iter().map(scalar).collect::<Vec<_>>().join(", ")),
         Value::Object(keys) => {
-            let given = keys.iter().filter(|(_, value)| !value.is_null() && **value != Value::Array(Vec::new()));
+            let entries = keys.iter().filter(|(_, value)| !value.is_null() && **value != Value::Array(Vec::new()));
             format!(
                 "{{{}}}",
-                given.map(|(key, value)| format!("{key}: {}", scalar(value))).collect::<Vec<_>>().join(", ")
+                entries.map(|(key, value)| format!("{key}: {}", scalar(value))).collect::<Vec<_>>().join(", ")
             )
         }
         other => other.to_string(),
@@ -102,17 +102,17 @@ fn quoted_if_needed(text: &str) -> String {
 
 /// Returns a double-quoted YAML string; what a reader could change or not see is escaped.
 fn quoted(text: &str) -> String {
-    let mut quoted = String::from('"');
+    let mut output = String::from('"');
     for character in text.chars() {
         match character {
-            '"' | '\\' => quoted.extend(['\\', character]),
-            ' '..='~' => quoted.push(character),
-            _ if character.is_alphanumeric() => quoted.push(character),
+            '"' | '\\' => output.extend(['\\', character]),
+            ' '..='~' => output.push(character),
+            _ if character.is_alphanumeric() => output.push(character),
             _ => {
-                let _ = write!(quoted, "\\U{:08x}", character as u32);
+                let _ = write!(output, "\\U{:08x}", character as u32);
             }
         }
     }
-    quoted.push('"');
-    quoted
+    output.push('"');
+    output
 }

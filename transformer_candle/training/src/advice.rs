@@ -103,7 +103,7 @@ impl Advisor {
             let mhz = gpu.clock_mhz.map_or_else(String::new, |mhz| format!(", its clock is {mhz} MHz"));
             format!("the GPU is throttled ({}){celsius}{mhz}: {remedy}", gpu.throttle.unwrap_or_default())
         });
-        let swapped = self.swap.observe(report.swap_bytes >= MIN_SWAP_BYTES).then(|| {
+        let swap_advice = self.swap.observe(report.swap_bytes >= MIN_SWAP_BYTES).then(|| {
             format!(
                 "{} of {} are swapped out, which slows training down: close other programs, or lower \
                  data.shuffle_buffer_size, data.num_workers or the micro-batch",
@@ -113,7 +113,7 @@ impl Advisor {
         });
         let largest = report.ranks.map_or(report.rss_bytes, |ranks| ranks.max_rss_bytes);
         let whose = report.ranks.map_or("this process".to_owned(), |ranks| format!("rank {}", ranks.largest));
-        let grown = self.growth.observe(report.time, largest).map(|Growth { from, to, seconds }| {
+        let growth_advice = self.growth.observe(report.time, largest).map(|Growth { from, to, seconds }| {
             format!(
                 "the memory of {whose} keeps growing, from {} to {} in {}: if it does not level off, stop with Ctrl-C \
                  before memory runs out and continue with --resume, which starts small again",
@@ -122,7 +122,7 @@ impl Advisor {
                 duration(Duration::from_secs_f64(seconds))
             )
         });
-        [throttled, swapped, grown].into_iter().flatten().collect()
+        [throttled, swap_advice, growth_advice].into_iter().flatten().collect()
     }
 }
 
@@ -285,26 +285,26 @@ mod tests {
     /// Returns each finding: the number of its step, and the advice.
     fn advice_of(steps: impl IntoIterator<Item = StepReport>) -> Vec<(usize, String)> {
         let mut advisor = Advisor::new(2, Vec::new());
-        let found = steps
+        let advice = steps
             .into_iter()
             .enumerate()
             .flat_map(|(index, report)| advisor.step(&report).into_iter().map(move |text| (index + 1, text)));
-        found.collect()
+        advice.collect()
     }
 
     #[test]
     fn a_steady_wait_for_data_is_told_once() {
-        let found = advice_of((0..500).map(|_| step(1.0, 0.03, 0.0)));
-        assert_eq!(found.len(), 1);
-        assert_eq!(found[0].0, 6, "the first step and five seconds");
-        assert!(found[0].1.starts_with("3 % of the time training waits for data: raise data.num_workers (it is 2)"));
+        let advice = advice_of((0..500).map(|_| step(1.0, 0.03, 0.0)));
+        assert_eq!(advice.len(), 1);
+        assert_eq!(advice[0].0, 6, "the first step and five seconds");
+        assert!(advice[0].1.starts_with("3 % of the time training waits for data: raise data.num_workers (it is 2)"));
     }
 
     #[test]
     fn waits_at_the_borders_of_windows_are_found_when_they_return() {
         let wait = |step_number: usize| if step_number.is_multiple_of(100) { 10.0 } else { 0.0 };
-        let found = advice_of((1..1000).map(|number| step(1.0 + wait(number), wait(number), 0.0)));
-        assert_eq!(found.iter().map(|(at, _)| *at).collect::<Vec<_>>(), [300]);
+        let advice = advice_of((1..1000).map(|number| step(1.0 + wait(number), wait(number), 0.0)));
+        assert_eq!(advice.iter().map(|(at, _)| *at).collect::<Vec<_>>(), [300]);
     }
 
     #[test]
@@ -319,26 +319,26 @@ mod tests {
     #[test]
     fn a_share_below_half_of_the_limit_forgets_earlier_steps() {
         let mut rule = ShareRule::new(0.02, 5.0);
-        let mut found = 0;
+        let mut count = 0;
         for _ in 0..20 {
             for number in 0..2000 {
-                found += usize::from(rule.observe(if number < 2 { 10.0 } else { 0.0 }, 10.0).is_some());
+                count += usize::from(rule.observe(if number < 2 { 10.0 } else { 0.0 }, 10.0).is_some());
             }
         }
-        assert_eq!(found, 0, "two at a time, hours apart");
+        assert_eq!(count, 0, "two at a time, hours apart");
     }
 
     #[test]
     fn slow_saving_is_found_and_fast_saving_is_not() {
         let saves =
             |seconds: f64| (0..400).map(move |number| step(1.0, 0.0, if number % 20 == 0 { seconds } else { 0.0 }));
-        let found = advice_of(saves(4.0));
-        assert_eq!(found.len(), 1);
-        assert!(found[0].1.contains("saving checkpoints, the last in 4.0 s"), "{}", found[0].1);
+        let advice = advice_of(saves(4.0));
+        assert_eq!(advice.len(), 1);
+        assert!(advice[0].1.contains("saving checkpoints, the last in 4.0 s"), "{}", advice[0].1);
         assert_eq!(advice_of(saves(0.4)), []);
     }
 
-    fn told(samples: impl IntoIterator<Item = UtilizationReport>) -> Vec<String> {
+    fn utilization_advice(samples: impl IntoIterator<Item = UtilizationReport>) -> Vec<String> {
         let mut advisor = Advisor::new(2, Vec::new());
         samples.into_iter().flat_map(|report| advisor.utilization(&report)).collect()
     }
@@ -346,7 +346,7 @@ mod tests {
     #[test]
     fn throttling_must_last_and_the_power_limit_is_no_fault() {
         let throttled = |reasons: &[Option<&'static str>]| {
-            told(reasons.iter().map(|&throttle| {
+            utilization_advice(reasons.iter().map(|&throttle| {
                 let gpu = GpuUtilization {
                     throttle,
                     temperature_celsius: Some(91),
@@ -359,29 +359,32 @@ mod tests {
         let thermal = Some("thermal");
         assert!(throttled(&[thermal, thermal, None, thermal, thermal, None]).is_empty());
         assert!(throttled(&[Some("power limit"); 50]).is_empty());
-        let found = throttled(&[thermal; 50]);
-        assert_eq!(found.len(), 1);
-        assert!(found[0].starts_with("the GPU is throttled (thermal) at 91 \u{b0}C, its clock is 1200 MHz: improve"));
+        let advice = throttled(&[thermal; 50]);
+        assert_eq!(advice.len(), 1);
+        assert!(advice[0].starts_with("the GPU is throttled (thermal) at 91 \u{b0}C, its clock is 1200 MHz: improve"));
     }
 
     #[test]
     fn swap_in_use_is_found() {
-        let swapped = |bytes| told((0..10).map(|_| UtilizationReport { swap_bytes: bytes, ..sample(0.0) }));
+        let swapped =
+            |bytes| utilization_advice((0..10).map(|_| UtilizationReport { swap_bytes: bytes, ..sample(0.0) }));
         assert!(swapped(1 << 20).is_empty());
-        let found = swapped(1_300_000_000);
-        assert_eq!(found.len(), 1);
-        assert!(found[0].starts_with("1.30 GB of this process are swapped out"), "{}", found[0]);
+        let advice = swapped(1_300_000_000);
+        assert_eq!(advice.len(), 1);
+        assert!(advice[0].starts_with("1.30 GB of this process are swapped out"), "{}", advice[0]);
     }
 
     fn growth(rss_bytes: impl Fn(u64) -> u64) -> Vec<String> {
-        told((0..2000).map(|number| UtilizationReport { rss_bytes: rss_bytes(number), ..sample(10.0 * number as f64) }))
+        utilization_advice(
+            (0..2000).map(|number| UtilizationReport { rss_bytes: rss_bytes(number), ..sample(10.0 * number as f64) }),
+        )
     }
 
     #[test]
     fn memory_that_grows_steadily_is_found_once() {
-        let found = growth(|number| (2 << 30) + number * (10 << 20));
-        assert_eq!(found.len(), 1);
-        assert!(found[0].contains("from 2.15 GB to 2.99 GB in 13 min 20 s"), "{}", found[0]);
+        let advice = growth(|number| (2 << 30) + number * (10 << 20));
+        assert_eq!(advice.len(), 1);
+        assert!(advice[0].contains("from 2.15 GB to 2.99 GB in 13 min 20 s"), "{}", advice[0]);
         assert_eq!(growth(|number| (2 << 30) + number * (1 << 20)), growth(|number| (2 << 30) + number * (1 << 20)));
     }
 

@@ -16,7 +16,7 @@ pub(crate) fn replace(path: &Path, content: &[u8]) -> io::Result<()> {
 /// Replaces a file, durably, with what `fill` writes; returns it open for writing.
 pub(crate) fn replace_with(path: &Path, fill: impl FnOnce(&mut BufWriter<File>) -> io::Result<()>) -> io::Result<File> {
     let staging = staging_path(path);
-    let written = create(&staging).and_then(|file| {
+    let outcome = create(&staging).and_then(|file| {
         let mut writer = BufWriter::new(file);
         fill(&mut writer)?;
         let file = writer.into_inner().map_err(io::IntoInnerError::into_error)?;
@@ -24,7 +24,7 @@ pub(crate) fn replace_with(path: &Path, fill: impl FnOnce(&mut BufWriter<File>) 
         fs::rename(&staging, path)?;
         Ok(file)
     });
-    match written {
+    match outcome {
         Ok(file) => sync_folder(path.parent().unwrap_or(Path::new("."))).map(|()| file),
         Err(error) => {
             // What cannot be removed here is removed at the next start.

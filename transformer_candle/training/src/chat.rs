@@ -179,9 +179,9 @@ impl ChatModel {
         }
         let longest = count.saturating_add(max_tokens).min(context);
         let mut sequence = self.sequence_of(longest)?;
-        let seen = in_pool(|| sequence.read(&prompt_tokens[..count - 1], stop));
+        let cached_tokens = in_pool(|| sequence.read(&prompt_tokens[..count - 1], stop));
         let Sequence { generator, tokens } = self.sequence.insert(sequence);
-        let seen = seen?;
+        let cached_tokens = cached_tokens?;
         let mut is_cancelled = false;
         let on_text = |text: &str| {
             let flow = if stop.requested().is_some() { ControlFlow::Break(()) } else { on_text(text) };
@@ -190,21 +190,21 @@ impl ChatModel {
         };
         let (tokenizer, stop_tokens) = (&self.model.tokenizer, self.stop_tokens.as_slice());
         let prompt_tokens = prompt_tokens.as_slice();
-        let request = CompletionRequest { prompt: "", prompt_tokens, seen, max_tokens, stop_tokens, settings };
+        let request = CompletionRequest { prompt: "", prompt_tokens, cached_tokens, max_tokens, stop_tokens, settings };
         let completion = in_pool(|| complete(generator, tokenizer, &request, on_text))?;
-        tokens.extend_from_slice(&prompt_tokens[seen..]);
+        tokens.extend_from_slice(&prompt_tokens[cached_tokens..]);
         tokens.extend_from_slice(&completion.tokens);
         tokens.truncate(generator.past());
-        let written = completion.tokens.len();
-        let finish_reason = match written {
+        let generated = completion.tokens.len();
+        let finish_reason = match generated {
             _ if is_cancelled => FinishReason::Cancelled,
-            _ if written == max_tokens => FinishReason::Length,
-            _ if count + written > generator.capacity() => FinishReason::Context,
+            _ if generated == max_tokens => FinishReason::Length,
+            _ if count + generated > generator.capacity() => FinishReason::Context,
             _ => FinishReason::Stop,
         };
         Ok(Reply {
             text: completion.completion,
-            tokens: written,
+            tokens: generated,
             prompt_tokens: count,
             finish_reason,
             tokens_per_second: completion.tokens_per_second,

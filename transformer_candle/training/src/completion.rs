@@ -34,8 +34,8 @@ pub struct Completion {
 /// [`TrainerError::NoRoom`]
 pub(crate) fn generator(shape: &ModelShape, weights: &Buffer, max_tokens: usize) -> Result<Generator> {
     let max_tokens = max_tokens.min(shape.max_position_embeddings);
-    let needed = Generator::bytes(shape, weights.dtype(), max_tokens, weights.device().kind());
-    require_room(needed, weights.device(), || format!("a context of {max_tokens} tokens"))?;
+    let needed_bytes = Generator::bytes(shape, weights.dtype(), max_tokens, weights.device().kind());
+    require_room(needed_bytes, weights.device(), || format!("a context of {max_tokens} tokens"))?;
     Ok(Generator::new(shape, weights, max_tokens)?)
 }
 
@@ -47,7 +47,7 @@ pub struct CompletionRequest<'a> {
     /// The prompt's token ids, at least one.
     pub prompt_tokens: &'a [u32],
     /// How many of them are in the generator's KV cache already, fewer than all.
-    pub seen: usize,
+    pub cached_tokens: usize,
     /// Maximum number of tokens to generate.
     pub max_tokens: usize,
     /// The tokens that end a text.
@@ -64,8 +64,8 @@ pub fn complete(
     request: &CompletionRequest<'_>,
     mut on_text: impl FnMut(&str) -> ControlFlow<()>,
 ) -> Result<Completion> {
-    let &CompletionRequest { prompt, prompt_tokens, seen, max_tokens, stop_tokens, settings } = request;
-    let started = Instant::now();
+    let &CompletionRequest { prompt, prompt_tokens, cached_tokens, max_tokens, stop_tokens, settings } = request;
+    let start = Instant::now();
     let mut text = StreamingDecoder::behind(tokenizer, prompt_tokens);
     let mut unreadable = None;
     let on_token = |token| match text.push(token) {
@@ -76,9 +76,9 @@ pub fn complete(
             ControlFlow::Break(())
         }
     };
-    generator.truncate(seen);
+    generator.truncate(cached_tokens);
     let tokens = generator
-        .extend(&prompt_tokens[seen..], max_tokens, stop_tokens, settings, on_token)
+        .extend(&prompt_tokens[cached_tokens..], max_tokens, stop_tokens, settings, on_token)
         .map_err(TrainerError::from_request)?;
     if let Some(error) = unreadable {
         return Err(error);
@@ -86,16 +86,16 @@ pub fn complete(
     if let Some(rest) = text.finish()? {
         let _ = on_text(&rest);
     }
-    let seconds = started.elapsed().as_secs_f64();
+    let seconds = start.elapsed().as_secs_f64();
     let completion = text_behind(tokenizer, prompt_tokens, &tokens)?;
     let tokens_per_second = tokens.len() as f64 / seconds.max(f64::MIN_POSITIVE);
     Ok(Completion { prompt: prompt.to_owned(), completion, tokens, tokens_per_second })
 }
 
-/// Decodes `tokens` that follow `before`: some tokenizers drop a text's first space, which here separates words.
-fn text_behind(tokenizer: &Tokenizer, before: &[u32], tokens: &[u32]) -> Result<String> {
-    let whole = tokenizer.decode(&[before, tokens].concat())?;
-    match whole.strip_prefix(&tokenizer.decode(before)?) {
+/// Decodes `tokens` that follow `prompt_tokens`: some tokenizers drop a text's first space, which here separates words.
+fn text_behind(tokenizer: &Tokenizer, prompt_tokens: &[u32], tokens: &[u32]) -> Result<String> {
+    let whole = tokenizer.decode(&[prompt_tokens, tokens].concat())?;
+    match whole.strip_prefix(&tokenizer.decode(prompt_tokens)?) {
         Some(text) => Ok(text.to_owned()),
         None => Ok(tokenizer.decode(tokens)?),
     }
@@ -136,8 +136,8 @@ impl<'a> StreamingDecoder<'a> {
     }
 
     fn pending_text(&self) -> Result<String> {
-        let (before, pending) = self.tokens.split_at(self.emitted);
-        text_behind(self.tokenizer, before, pending)
+        let (emitted, pending) = self.tokens.split_at(self.emitted);
+        text_behind(self.tokenizer, emitted, pending)
     }
 }
 
@@ -168,9 +168,9 @@ mod tests {
         let tokenizer = tokenizer(Form::Prepend);
         let tokens = tokenizer.encode_prompt("the do").unwrap();
         assert_eq!(tokens.len(), 3, "<s>, the, do");
-        let behind = |count| decoded_behind(&tokenizer, &tokens, count);
-        assert_eq!(behind(2), (" do".to_owned(), " do".to_owned()));
-        assert_eq!(behind(1), ("the do".to_owned(), "the do".to_owned()), "in front of a text there is none");
+        let decoded = |count| decoded_behind(&tokenizer, &tokens, count);
+        assert_eq!(decoded(2), (" do".to_owned(), " do".to_owned()));
+        assert_eq!(decoded(1), ("the do".to_owned(), "the do".to_owned()), "in front of a text there is none");
     }
 
     proptest! {

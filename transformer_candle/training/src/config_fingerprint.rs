@@ -242,27 +242,27 @@ mod tests {
         let fingerprint = |values: &[(&str, u64)]| -> ConfigFingerprint {
             values.iter().map(|(key, value)| ((*key).to_owned(), json!(value))).collect()
         };
-        let found =
+        let changes =
             changes(&fingerprint(&[("a", 1), ("b", 2), ("c", 3)]), &fingerprint(&[("a", 1), ("b", 4), ("d", 5)]));
-        let changed: Vec<String> = found.iter().map(ToString::to_string).collect();
-        assert_eq!(changed, ["b was 2 and is 4", "c was 3 and is null", "d was null and is 5"]);
+        let texts: Vec<String> = changes.iter().map(ToString::to_string).collect();
+        assert_eq!(texts, ["b was 2 and is 4", "c was 3 and is null", "d was null and is 5"]);
     }
 
     #[test]
     fn the_optimizer_defaults_to_adamw_in_old_checkpoints() {
         let with = |algorithm: &str| ConfigFingerprint::from([(ALGORITHM.to_owned(), json!(algorithm))]);
         assert_eq!(changes(&ConfigFingerprint::new(), &with("adamw")), []);
-        let changed: Vec<String> = changes(&with("muon"), &with("adamw")).iter().map(ToString::to_string).collect();
-        assert_eq!(changed, [r#"optimizer.algorithm was "muon" and is "adamw""#]);
+        let changes: Vec<String> = changes(&with("muon"), &with("adamw")).iter().map(ToString::to_string).collect();
+        assert_eq!(changes, [r#"optimizer.algorithm was "muon" and is "adamw""#]);
     }
 
     #[test]
     fn documents_of_old_checkpoints_start_without_bos() {
         let now = |bos: Bos| ConfigFingerprint::from([(BOS.to_owned(), json!(bos))]);
         assert_eq!(changes(&ConfigFingerprint::new(), &now(Bos::Never)), []);
-        let changed: Vec<String> =
+        let changes: Vec<String> =
             changes(&ConfigFingerprint::new(), &now(Bos::Always)).iter().map(ToString::to_string).collect();
-        assert_eq!(changed, ["data.bos was false and is true"]);
+        assert_eq!(changes, ["data.bos was false and is true"]);
     }
 
     #[test]
@@ -282,16 +282,16 @@ mod tests {
         };
         let (old, new) = (ConfigFingerprint::new(), ConfigFingerprint::from([(READING_VERSION.to_owned(), json!(2))]));
         assert_eq!((resumed(&old, None), resumed(&new, None), resumed(&old, Some(2))), (Some(1), Some(2), Some(2)));
-        let changed: Vec<String> = changes(&old, &new).iter().map(ToString::to_string).collect();
-        assert_eq!(changed, ["data.reading_version was 1 and is 2"]);
+        let changes: Vec<String> = changes(&old, &new).iter().map(ToString::to_string).collect();
+        assert_eq!(changes, ["data.reading_version was 1 and is 2"]);
     }
 
     #[test]
     fn packing_defaults_to_concat_in_old_checkpoints() {
         let now = |packing: Packing| ConfigFingerprint::from([(PACKING.to_owned(), json!(packing))]);
         assert_eq!(changes(&ConfigFingerprint::new(), &now(Packing::Concat)), []);
-        let changed: Vec<String> =
+        let changes: Vec<String> =
             changes(&ConfigFingerprint::new(), &now(Packing::Documents)).iter().map(ToString::to_string).collect();
-        assert_eq!(changed, ["data.packing was \"concat\" and is \"documents\""]);
+        assert_eq!(changes, ["data.packing was \"concat\" and is \"documents\""]);
     }
 }

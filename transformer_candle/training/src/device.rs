@@ -49,8 +49,8 @@ pub(crate) fn gpu_uuid(device: &Device) -> Option<String> {
 ///
 /// # Errors
 /// [`TrainerError::Request`] if a GPU is named that is not there.
-pub fn open(asked: run_config::Device) -> Result<Device> {
-    let decision = AvailableGpus::for_request(asked).decide(asked, None)?;
+pub fn open(requested_device: run_config::Device) -> Result<Device> {
+    let decision = AvailableGpus::for_request(requested_device).decide(requested_device, None)?;
     open_decided(decision.device)
 }
 
@@ -61,9 +61,9 @@ pub fn open(asked: run_config::Device) -> Result<Device> {
 /// [`TrainerError::Request`] if a GPU is named that is not there, or that does not take the model, or if there are fewer
 /// than ranks.
 pub fn select_for_training(run: &mut ResolvedRun, rank_info: RankInfo) -> Result<DeviceSelection> {
-    let asked = run.config.runtime.device;
-    let gpus = AvailableGpus::for_request(asked);
-    let decision = gpus.of_rank(gpus.decide(asked, refusal(&run.config)?)?, rank_info)?;
+    let requested_device = run.config.runtime.device;
+    let gpus = AvailableGpus::for_request(requested_device);
+    let decision = gpus.of_rank(gpus.decide(requested_device, refusal(&run.config)?)?, rank_info)?;
     let device = open_decided(decision.device)?;
     if let (Device::Cuda(gpu), Some(limit)) = (&device, run.config.runtime.memory_limit) {
         gpu.set_memory_limit(limit.bytes());
@@ -81,27 +81,28 @@ pub fn select_for_training(run: &mut ResolvedRun, rank_info: RankInfo) -> Result
 /// # Errors
 /// As [`select_for_training`].
 pub fn select_for_inference(
-    asked: run_config::Device,
+    requested_device: run_config::Device,
     shape: &ModelShape,
-    needed: impl FnOnce(&Device) -> u64,
+    needed_bytes: impl FnOnce(&Device) -> u64,
 ) -> Result<DeviceSelection> {
-    let decision = AvailableGpus::for_request(asked).decide(asked, limits::refusal(&sizes(shape, 0)))?;
+    let decision =
+        AvailableGpus::for_request(requested_device).decide(requested_device, limits::refusal(&sizes(shape, 0)))?;
     let mut notes: Vec<String> = decision.note.into_iter().collect();
-    let opened = open_decided(decision.device);
-    if asked != run_config::Device::Auto || decision.device == run_config::Device::Cpu {
-        return Ok(DeviceSelection { device: opened?, notes });
+    let outcome = open_decided(decision.device);
+    if requested_device != run_config::Device::Auto || decision.device == run_config::Device::Cpu {
+        return Ok(DeviceSelection { device: outcome?, notes });
     }
-    let room = opened.and_then(|device| {
+    let room = outcome.and_then(|device| {
         let free = match &device {
             Device::Cpu => None,
             Device::Cuda(gpu) => GpuMemory::now(gpu)?.free,
         };
-        Ok((needed(&device), free, device))
+        Ok((needed_bytes(&device), free, device))
     });
     match room {
-        Ok((needed, Some(free), _)) if needed > free => {
-            let (needed, free) = (bytes(needed), bytes(free));
-            notes.push(format!("on the CPU: {} has {free} free, and the model needs {needed}", decision.device));
+        Ok((needed_bytes, Some(free), _)) if needed_bytes > free => {
+            let (needed_bytes, free) = (bytes(needed_bytes), bytes(free));
+            notes.push(format!("on the CPU: {} has {free} free, and the model needs {needed_bytes}", decision.device));
             Ok(DeviceSelection { device: Device::Cpu, notes })
         }
         Ok((_, _, device)) => Ok(DeviceSelection { device, notes }),
@@ -123,10 +124,10 @@ pub fn refusal(config: &RunConfig) -> Result<Option<String>> {
 }
 
 /// The error message for a requested GPU that does not support the model.
-pub(crate) fn refused(asked: run_config::Device, clause: &str) -> String {
+pub(crate) fn refused(requested_device: run_config::Device, clause: &str) -> String {
     format!(
-        "the device asked for is {asked}, and this model needs a CPU: a GPU {clause}. Change the model's sizes, or take \
-         `--device cpu`"
+        "the device asked for is {requested_device}, and this model needs a CPU: a GPU {clause}. Change the \
+         model's sizes, or take `--device cpu`"
     )
 }
 
@@ -165,28 +166,29 @@ struct Decision {
 }
 
 impl AvailableGpus {
-    fn for_request(asked: run_config::Device) -> Self {
-        if asked == run_config::Device::Cpu {
+    fn for_request(requested_device: run_config::Device) -> Self {
+        if requested_device == run_config::Device::Cpu {
             return Self { gpus: Ok(Vec::new()), has_driver_files: false };
         }
         Self { gpus: gpus(), has_driver_files: DRIVER_FILES.iter().any(|path| Path::new(path).exists()) }
     }
 
     /// Chooses the device; `refusal` says why a GPU does not support the model.
-    fn decide(&self, asked: run_config::Device, refusal: Option<String>) -> Result<Decision> {
-        match asked {
-            run_config::Device::Cpu => Ok(Decision { device: asked, note: None }),
+    fn decide(&self, requested_device: run_config::Device, refusal: Option<String>) -> Result<Decision> {
+        match requested_device {
+            run_config::Device::Cpu => Ok(Decision { device: requested_device, note: None }),
             run_config::Device::Auto => Ok(self.best(refusal)),
             run_config::Device::Cuda(ordinal) => {
                 let problem = match &self.gpus {
-                    Err(missing) => Some(format!("the device asked for is {asked}: {missing}")),
+                    Err(problem) => Some(format!("the device asked for is {requested_device}: {problem}")),
                     Ok(gpus) => match gpus.iter().find(|gpu| gpu.ordinal == ordinal) {
-                        None => Some(absent(asked, gpus)),
-                        Some(gpu) => gpu.refusal().or_else(|| Some(refused(asked, &refusal?))),
+                        None => Some(absent(requested_device, gpus)),
+                        Some(gpu) => gpu.refusal().or_else(|| Some(refused(requested_device, &refusal?))),
                     },
                 };
-                problem
-                    .map_or(Ok(Decision { device: asked, note: None }), |problem| Err(TrainerError::Request(problem)))
+                problem.map_or(Ok(Decision { device: requested_device, note: None }), |problem| {
+                    Err(TrainerError::Request(problem))
+                })
             }
         }
     }
@@ -195,8 +197,8 @@ impl AvailableGpus {
     fn best(&self, refusal: Option<String>) -> Decision {
         let first = match &self.gpus {
             Ok(gpus) => gpus.iter().find(|gpu| gpu.ordinal == 0),
-            Err(missing) => {
-                let note = format!("on the CPU, although this machine has an NVIDIA GPU: {missing}");
+            Err(problem) => {
+                let note = format!("on the CPU, although this machine has an NVIDIA GPU: {problem}");
                 return Decision { device: run_config::Device::Cpu, note: self.has_driver_files.then_some(note) };
             }
         };
@@ -214,9 +216,9 @@ impl AvailableGpus {
     }
 }
 
-fn absent(asked: run_config::Device, gpus: &[Gpu]) -> String {
+fn absent(requested_device: run_config::Device, gpus: &[Gpu]) -> String {
     let gpus: Vec<String> = gpus.iter().map(|gpu| format!("cuda:{} ({})", gpu.ordinal, gpu.name)).collect();
-    format!("the device asked for is {asked}, and this machine has {}", gpus.join(", "))
+    format!("the device asked for is {requested_device}, and this machine has {}", gpus.join(", "))
 }
 
 #[cfg(test)]
@@ -250,15 +252,15 @@ mod tests {
 
     fn decided(
         machine: &AvailableGpus,
-        asked: run_config::Device,
+        requested_device: run_config::Device,
         refusal: Option<&str>,
     ) -> (run_config::Device, Option<String>) {
-        let Decision { device, note } = machine.decide(asked, refusal.map(str::to_owned)).unwrap();
+        let Decision { device, note } = machine.decide(requested_device, refusal.map(str::to_owned)).unwrap();
         (device, note)
     }
 
-    fn refused(machine: &AvailableGpus, asked: run_config::Device, refusal: Option<&str>) -> String {
-        let error = machine.decide(asked, refusal.map(str::to_owned)).unwrap_err();
+    fn refused(machine: &AvailableGpus, requested_device: run_config::Device, refusal: Option<&str>) -> String {
+        let error = machine.decide(requested_device, refusal.map(str::to_owned)).unwrap_err();
         assert_eq!(error.exit_code(), 2);
         error.to_string()
     }

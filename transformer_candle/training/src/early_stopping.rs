@@ -8,14 +8,14 @@ use crate::units::grouped;
 impl Improvement {
     /// Updates the count with another evaluation. A loss that is not finite is no improvement, and none to compare
     /// others with.
-    pub(crate) fn after(before: Option<Self>, step: u64, loss: f64, min_delta: f64) -> Option<Self> {
-        let Some(before) = before else {
+    pub(crate) fn after(previous: Option<Self>, step: u64, loss: f64, min_delta: f64) -> Option<Self> {
+        let Some(previous) = previous else {
             return loss.is_finite().then_some(Self { step, loss, evaluations_since: 0 });
         };
-        if loss < before.loss && before.loss - loss >= min_delta {
+        if loss < previous.loss && previous.loss - loss >= min_delta {
             return Some(Self { step, loss, evaluations_since: 0 });
         }
-        Some(Self { evaluations_since: before.evaluations_since + 1, ..before })
+        Some(Self { evaluations_since: previous.evaluations_since + 1, ..previous })
     }
 
     /// Returns the count of a run whose checkpoint has none: the evaluations since its best one.
@@ -43,8 +43,8 @@ mod tests {
     use super::*;
 
     fn after(losses: &[f64], min_delta: f64) -> Improvement {
-        let evaluate = |before, (index, loss): (usize, &f64)| {
-            Improvement::after(before, 10 * (index as u64 + 1), *loss, min_delta)
+        let evaluate = |previous, (index, loss): (usize, &f64)| {
+            Improvement::after(previous, 10 * (index as u64 + 1), *loss, min_delta)
         };
         losses.iter().enumerate().fold(None, evaluate).unwrap()
     }

@@ -131,10 +131,10 @@ impl Environment {
     /// Writes the file into a run directory.
     pub fn save(&self, run_directory: &Path) -> Result<()> {
         let path = run_directory.join(FILE_NAME);
-        let written = serde_json::to_string_pretty(self)
+        let outcome = serde_json::to_string_pretty(self)
             .map_err(io::Error::from)
             .and_then(|text| atomic_file::replace(&path, (text + "\n").as_bytes()));
-        written.map_err(TrainerError::io("write", &path))
+        outcome.map_err(TrainerError::io("write", &path))
     }
 }
 
@@ -148,14 +148,14 @@ pub(crate) fn processor() -> Option<String> {
 fn instructions() -> Vec<&'static str> {
     #[cfg(target_arch = "x86_64")]
     {
-        let found = [
+        let features = [
             ("avx2", is_x86_feature_detected!("avx2")),
             ("fma", is_x86_feature_detected!("fma")),
             ("avx512f", is_x86_feature_detected!("avx512f")),
             ("avx512bf16", is_x86_feature_detected!("avx512bf16")),
             ("sha", is_x86_feature_detected!("sha")),
         ];
-        found.into_iter().filter_map(|(name, there)| there.then_some(name)).collect()
+        features.into_iter().filter_map(|(name, is_supported)| is_supported.then_some(name)).collect()
     }
     #[cfg(not(target_arch = "x86_64"))]
     Vec::new()

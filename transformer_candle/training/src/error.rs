@@ -106,12 +106,12 @@ pub enum TrainerError {
     },
 
     /// A model does not fit in memory. Nothing was allocated.
-    #[error("{purpose} needs {} of memory, and there is room for {budget}: take a smaller model or fewer tokens, or make more memory free", bytes(*needed))]
+    #[error("{purpose} needs {} of memory, and there is room for {budget}: take a smaller model or fewer tokens, or make more memory free", bytes(*needed_bytes))]
     NoRoom {
         /// What needs it, such as "generating 100 tokens with the model in checkpoints/step-00001000".
         purpose: String,
         /// Bytes that it needs.
-        needed: u64,
+        needed_bytes: u64,
         /// The memory that is available.
         budget: Budget,
     },
@@ -252,7 +252,7 @@ mod tests {
     #[test]
     fn errors_say_what_where_and_the_way_out() {
         let change = |key: &str, was, is| Change { key: key.to_owned(), was, is };
-        let changed = TrainerError::ChangedOnResume {
+        let changed_config = TrainerError::ChangedOnResume {
             checkpoint: "/runs/e/checkpoints/step-00000005".into(),
             changes: vec![
                 change("data.sequence_length", json!(256), json!(512)),
@@ -268,7 +268,7 @@ mod tests {
         let name = DataError::DatasetName { name: "fine web".into() };
         let problem = "is `huggingface.co`, which is not a URL like https://huggingface.co".into();
         let endpoint = DataError::HubSetting { setting: "HF_ENDPOINT".to_owned(), problem };
-        let messages: Vec<String> = [&changed, &locked, &diverged, &name.into(), &endpoint.into()]
+        let messages: Vec<String> = [&changed_config, &locked, &diverged, &name.into(), &endpoint.into()]
             .iter()
             .map(|error| format!("{}: {error}", error.exit_code()))
             .collect();

@@ -117,7 +117,7 @@ fn means(parts: &[Totals]) -> (f64, Option<f64>) {
         parts.iter().map(|part| part.weight * sum(part) / part.tokens as f64).sum::<f64>() / total_weight
     };
     let loss = per_token(&|part| part.nats);
-    let known = parts.iter().all(|part| part.bytes.is_some());
+    let has_bytes = parts.iter().all(|part| part.bytes.is_some());
     let bytes = per_token(&|part| part.bytes.unwrap_or(0) as f64);
-    (loss, (known && bytes > 0.0).then(|| loss / bytes / std::f64::consts::LN_2))
+    (loss, (has_bytes && bytes > 0.0).then(|| loss / bytes / std::f64::consts::LN_2))
 }

@@ -28,9 +28,9 @@ impl Launcher {
 
     fn parse(text: &str) -> Option<Self> {
         let (process_id, rest) = text.split_once(':')?;
-        let started = rest.split_once(':').map_or(rest, |(started, _)| started);
-        let started = Duration::try_from_secs_f64(started.parse().ok()?).ok()?;
-        Some(Self { process_id: process_id.parse().ok()?, started })
+        let uptime = rest.split_once(':').map_or(rest, |(uptime, _)| uptime);
+        let uptime = Duration::try_from_secs_f64(uptime.parse().ok()?).ok()?;
+        Some(Self { process_id: process_id.parse().ok()?, started: uptime })
     }
 
     /// Returns when it started.

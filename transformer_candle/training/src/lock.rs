@@ -84,9 +84,9 @@ impl RunLock {
 
     /// Whether it is the lock of this run directory.
     pub fn belongs_to(&self, run_directory: &Path) -> bool {
-        let there = fs::metadata(run_directory.join(FILE_NAME));
-        let (Ok(held), Ok(there)) = (self.file.metadata(), there) else { return false };
-        is_same(&held, &there)
+        let other = fs::metadata(run_directory.join(FILE_NAME));
+        let (Ok(own), Ok(other)) = (self.file.metadata(), other) else { return false };
+        is_same(&own, &other)
     }
 
     fn write_owner(&mut self) -> Result<()> {
@@ -156,13 +156,13 @@ mod tests {
     fn a_second_trainer_is_refused_with_the_owner() {
         let folder = tempfile::tempdir().unwrap();
         let run = folder.path().join("run");
-        let held = RunLock::acquire(&run).unwrap();
+        let lock = RunLock::acquire(&run).unwrap();
         let error = RunLock::acquire(&run).unwrap_err();
         assert_eq!(error.exit_code(), 2);
         let TrainerError::Locked { pid, host, .. } = error else { panic!("not a lock's refusal: {error}") };
         assert_eq!(pid, process::id());
         assert!(!host.is_empty());
-        drop(held);
+        drop(lock);
         RunLock::acquire(&run).unwrap();
     }
 
@@ -173,9 +173,9 @@ mod tests {
         drop(RunLock::acquire(&run).unwrap());
         assert!(!run.exists());
 
-        let held = RunLock::acquire(&run).unwrap();
+        let lock = RunLock::acquire(&run).unwrap();
         fs::write(run.join("training.yaml"), "").unwrap();
-        drop(held);
+        drop(lock);
         assert!(run.join("training.yaml").exists());
 
         fs::create_dir(folder.path().join("theirs")).unwrap();
@@ -192,9 +192,9 @@ mod tests {
             for _ in 0..4 {
                 scope.spawn(|| {
                     for _ in 0..500 {
-                        let Ok(held) = RunLock::acquire(&run) else { continue };
+                        let Ok(lock) = RunLock::acquire(&run) else { continue };
                         assert_eq!(holders.fetch_add(1, std::sync::atomic::Ordering::SeqCst), 0);
-                        assert!(held.belongs_to(&run));
+                        assert!(lock.belongs_to(&run));
                         holders.fetch_sub(1, std::sync::atomic::Ordering::SeqCst);
                     }
                 });

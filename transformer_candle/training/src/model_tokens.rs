@@ -46,12 +46,12 @@ pub fn model_tokens(checkpoint: &Checkpoint, date: Option<String>) -> Result<Mod
     let bos = tokenizer.document_tokens().bos.as_ref().map(|bos| bos.id);
     let prompt = encoder.and_then(|encoder| encoder.encode_prompt(&[json!({"role": "user", "content": "Hi"})]).ok());
     let conversations_start_with_bos = prompt.map(|prompt| bos.is_some() && prompt.first().copied() == bos);
-    let named = |NamedTemplate { name, source, .. }: NamedTemplate| (name, source);
+    let pair = |NamedTemplate { name, source, .. }: NamedTemplate| (name, source);
     Ok(ModelTokens {
         tokenizer_json: definition.json,
         roles: definition.folder.roles().into_iter().collect(),
         adds_bos: definition.folder.adds_bos,
-        templates: definition.folder.templates.into_iter().map(named).collect(),
+        templates: definition.folder.templates.into_iter().map(pair).collect(),
         stop_tokens,
         end_of_turn,
         conversations_start_with_bos,

@@ -32,8 +32,8 @@ const SINGLE_THREADS: usize = 8;
 pub fn check(configured: Option<usize>, workers: usize) -> Result<()> {
     let threads = Threads::wanted(configured)?;
     address_space::share_what_is_limited();
-    let needed = POOLS * threads.number + workers.min(MOST_WORKERS) + SINGLE_THREADS;
-    start_and_end(needed).map_err(|error| threads.not_started(needed, &error.to_string()))
+    let thread_count = POOLS * threads.number + workers.min(MOST_WORKERS) + SINGLE_THREADS;
+    start_and_end(thread_count).map_err(|error| threads.not_started(thread_count, &error.to_string()))
 }
 
 /// Starts `number` threads, all before the first one ends, and ends them.
@@ -75,12 +75,12 @@ pub(crate) fn start() -> Result<()> {
     static STARTED: OnceLock<std::result::Result<(), String>> = OnceLock::new();
     check(None, 0)?;
     let threads = Threads::wanted(None)?;
-    let started = STARTED.get_or_init(|| match ThreadPoolBuilder::new().num_threads(threads.number).build_global() {
+    let outcome = STARTED.get_or_init(|| match ThreadPoolBuilder::new().num_threads(threads.number).build_global() {
         Err(error) if error.source().is_some() => Err(threads.refused(&error).to_string()),
         // An error without a source means that they have been started already.
         _ => Ok(()),
     });
-    started.clone().map_err(TrainerError::Request)
+    outcome.clone().map_err(TrainerError::Request)
 }
 
 /// Runs a body on a thread of the current rayon pool. From outside the pool, each operation would wait for

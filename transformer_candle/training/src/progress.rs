@@ -66,11 +66,11 @@ enum Sink {
 }
 
 impl Progress {
-    /// Returns the progress after `done` of `total_steps` steps; plain lines are printed every `log_every` steps.
-    pub fn new(mode: ProgressMode, done: u64, total_steps: Option<u64>, log_every: u64) -> Self {
+    /// Returns the progress after `steps_done` of `total_steps` steps; plain lines are printed every `log_every` steps.
+    pub fn new(mode: ProgressMode, steps_done: u64, total_steps: Option<u64>, log_every: u64) -> Self {
         let sink = match mode {
             ProgressMode::Silent => Sink::Silent,
-            ProgressMode::Auto if io::stdout().is_terminal() => Sink::Live(live_line(done, total_steps)),
+            ProgressMode::Auto if io::stdout().is_terminal() => Sink::Live(live_line(steps_done, total_steps)),
             ProgressMode::Auto | ProgressMode::Plain => Sink::Plain,
         };
         Self {
@@ -105,7 +105,7 @@ impl Progress {
         self.end_wait();
         let smoothed = match self.smoothed_step_seconds {
             // The first step includes the wait for the first data.
-            Some(before) if self.steps_seen > 1 => before + SMOOTHING * (report.step_seconds - before),
+            Some(average) if self.steps_seen > 1 => average + SMOOTHING * (report.step_seconds - average),
             _ => report.step_seconds,
         };
         self.smoothed_step_seconds = Some(smoothed);
@@ -206,8 +206,8 @@ impl Progress {
         parts.extend(epoch.filter(|epoch| *epoch > 1).map(|epoch| format!("epoch {}", grouped(epoch))));
         parts.push(format!("loss {:.4}", report.loss));
         if let (Some(total), Some(seconds)) = (self.total_steps, self.smoothed_step_seconds) {
-            let left = self.steps_left(report.step, total) * seconds;
-            parts.push(format!("ETA {}", duration(Duration::from_secs_f64(left))));
+            let seconds_left = self.steps_left(report.step, total) * seconds;
+            parts.push(format!("ETA {}", duration(Duration::from_secs_f64(seconds_left))));
         }
         parts.extend(report.rates());
         parts.extend(report.mfu.map(|mfu| format!("MFU {:.1} %", 100.0 * mfu)));
@@ -243,11 +243,11 @@ fn quoted(prompt: &str, text: &str) -> String {
     text.lines().map(|line| format!("  | {line}")).collect::<Vec<_>>().join("\n")
 }
 
-fn live_line(done: u64, total_steps: Option<u64>) -> ProgressBar {
+fn live_line(steps_done: u64, total_steps: Option<u64>) -> ProgressBar {
     let bar = ProgressBar::with_draw_target(total_steps, ProgressDrawTarget::stdout());
     let template = if total_steps.is_some() { "{bar:10} {wide_msg}" } else { "{spinner} {wide_msg}" };
     bar.set_style(ProgressStyle::with_template(template).expect("the templates above are well formed"));
-    bar.set_position(done);
+    bar.set_position(steps_done);
     bar
 }
 
@@ -370,7 +370,7 @@ mod tests {
     #[test]
     fn plain_lines_show_first_every_nth_and_last_step() {
         let progress = Progress::new(ProgressMode::Plain, 0, Some(25), 10);
-        let shown: Vec<u64> = (1..=25).filter(|step| progress.log_interval.includes(*step)).collect();
-        assert_eq!(shown, [1, 10, 20, 25]);
+        let shown_steps: Vec<u64> = (1..=25).filter(|step| progress.log_interval.includes(*step)).collect();
+        assert_eq!(shown_steps, [1, 10, 20, 25]);
     }
 }

@@ -75,15 +75,15 @@ pub trait Exchange: fmt::Debug + Send + Sync {
     /// computed until [`Exchange::end_swap`]. The parts for a rank are sent in the order in which that rank lists them
     /// as received. Until the end nothing may write what is sent, or use what is received. On a GPU the swap begins
     /// after everything launched before.
-    fn begin_swap(&self, sent: &[Parcel], received: &[Parcel]) -> Result<()>;
+    fn begin_swap(&self, outgoing: &[Parcel], incoming: &[Parcel]) -> Result<()>;
 
     /// Ends the swap that has begun: everything after this can use the received parts. On a GPU only the compute stream
     /// waits.
     fn end_swap(&self) -> Result<()>;
 
     /// Calls [`Exchange::begin_swap`], then [`Exchange::end_swap`].
-    fn swap(&self, sent: &[Parcel], received: &[Parcel]) -> Result<()> {
-        self.begin_swap(sent, received)?;
+    fn swap(&self, outgoing: &[Parcel], incoming: &[Parcel]) -> Result<()> {
+        self.begin_swap(outgoing, incoming)?;
         self.end_swap()
     }
 
@@ -173,8 +173,8 @@ impl Ranks {
         let (votes, state) = sums.split_at(votes.len());
         let ranks = exchange.rank_info().world_size as f64;
         let differ = ranks * state[1] - state[0] * state[0] > 0.5;
-        let voted = Vote::ALL.into_iter().zip(votes.to_vec()).rfind(|(_, votes)| *votes > 0.0);
-        Ok(match voted.map_or(own, |(choice, _)| choice) {
+        let vote = Vote::ALL.into_iter().zip(votes.to_vec()).rfind(|(_, votes)| *votes > 0.0);
+        Ok(match vote.map_or(own, |(choice, _)| choice) {
             Vote::Compute | Vote::Save if differ => Vote::Differ,
             choice => choice,
         })
@@ -189,12 +189,12 @@ impl Ranks {
         let own = Value::Object(facts.clone().into_iter().collect()).to_string();
         let parsed = |text: &String| serde_json::from_str(text).unwrap_or_default();
         let all: Vec<BTreeMap<String, Value>> = exchange.gather(&own)?.iter().map(parsed).collect();
-        let shown =
+        let value_text =
             |facts: &BTreeMap<String, Value>, name: &str| facts.get(name).map_or("unset".into(), Value::to_string);
         for (rank, other) in all.iter().enumerate().skip(1) {
             let names = all[0].keys().chain(other.keys());
             if let Some(name) = names.clone().find(|name| all[0].get(*name) != other.get(*name)) {
-                let (first, other) = (shown(&all[0], name), shown(other, name));
+                let (first, other) = (value_text(&all[0], name), value_text(other, name));
                 return Err(TrainerError::Request(format!(
                     "the ranks differ: {name} is {first} on rank 0 and {other} on rank {rank}. Start every rank with the \
                      same version, config and files"

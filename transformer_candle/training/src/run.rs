@@ -95,13 +95,13 @@ pub fn run_training(mut run: ResolvedRun, options: &RunOptions, stop: &StopSigna
     stop.set_saves_on_stop();
     let mut session = Session::new(trainer, options);
     session.announce();
-    let ended = session.train(agreed);
+    let ending = session.train(agreed);
     session.print_warnings();
     session.report_skipped_rows();
-    session.record_end(&ended);
+    session.record_end(&ending);
     let profiled = session.report_profile();
     session.progress.finish();
-    let outcome = ended?.outcome();
+    let outcome = ending?.outcome();
     profiled.map(|()| outcome)
 }
 
@@ -130,14 +130,14 @@ impl Session {
         let config = &trainer.run().config;
         let last_step = options.last_step(config);
         let mode = if options.ranks.rank_info().is_first() { options.progress } else { ProgressMode::Silent };
-        let done = trainer.steps_done();
-        let progress = Progress::new(mode, done, last_step, config.runtime.log_every_n_steps);
+        let steps_done = trainer.steps_done();
+        let progress = Progress::new(mode, steps_done, last_step, config.runtime.log_every_n_steps);
         Self {
             progress: progress.with_stages(trainer.memory_plan().stage_costs(), trainer.stage()),
             max_steps: options.max_steps,
             evaluate_every: config.runtime.evaluation.every_n_steps,
             save_every: config.runtime.checkpoint.every_n_steps,
-            next_reported_epochs: trainer.epochs_done().iter().map(|done| (done + 1).next_power_of_two()).collect(),
+            next_reported_epochs: trainer.epochs_done().iter().map(|epochs| (epochs + 1).next_power_of_two()).collect(),
             trainer,
         }
     }
@@ -182,20 +182,21 @@ impl Session {
 
     /// Returns why a resumed run takes no step; None where it does.
     fn nothing_left(&self) -> Option<String> {
-        let done = self.trainer.steps_done();
-        let at = format!("the run is at step {}", grouped(done));
-        if done == 0 {
+        let steps_done = self.trainer.steps_done();
+        let at = format!("the run is at step {}", grouped(steps_done));
+        if steps_done == 0 {
             return None;
         }
-        if let Some(total) = self.trainer.run().config.scheduler.total_steps.filter(|total| done >= *total) {
+        if let Some(total) = self.trainer.run().config.scheduler.total_steps.filter(|total| steps_done >= *total) {
             // What a resumed session was given on its command line is not in the config.
-            let more = if done > total { "; if an earlier session was given more steps, give them again" } else { "" };
+            let more =
+                if steps_done > total { "; if an earlier session was given more steps, give them again" } else { "" };
             return Some(format!("{at} and ends at step {} (scheduler.total_steps){more}", grouped(total)));
         }
         if let Some(reason) = self.trainer.finished() {
             return Some(format!("{at}, and {reason}"));
         }
-        let max = self.max_steps.filter(|max| done >= *max)?;
+        let max = self.max_steps.filter(|max| steps_done >= *max)?;
         Some(format!("{at}, and --max-steps ends this session at step {}", grouped(max)))
     }
 
@@ -252,7 +253,7 @@ impl Session {
     /// Returns the epoch that the data is in; None for a mixture, whose sources have epochs of their own.
     fn epoch(&self) -> Option<u64> {
         match self.trainer.epochs_done()[..] {
-            [done] => Some(done + 1),
+            [epochs] => Some(epochs + 1),
             _ => None,
         }
     }
@@ -277,13 +278,13 @@ impl Session {
 
     /// Reports that a component starts another epoch, after 1, 2, 4, 8, ... epochs.
     fn report_epochs(&mut self) {
-        for (component, done) in self.trainer.epochs_done().into_iter().enumerate() {
-            if done >= self.next_reported_epochs[component] {
+        for (component, epochs) in self.trainer.epochs_done().into_iter().enumerate() {
+            if epochs >= self.next_reported_epochs[component] {
                 let step = grouped(self.trainer.steps_done());
                 let data = self.component_name(component).unwrap_or("the training text".to_owned());
-                let epoch = grouped(done + 1);
+                let epoch = grouped(epochs + 1);
                 self.progress.print(&format!("step {step}: {data} is exhausted; starting epoch {epoch}"));
-                self.next_reported_epochs[component] = (done + 1).next_power_of_two();
+                self.next_reported_epochs[component] = (epochs + 1).next_power_of_two();
             }
         }
     }
@@ -340,14 +341,14 @@ impl Session {
     }
 
     /// Records why training ended, also by an error. An end before the last step is explained on the screen too.
-    fn record_end(&mut self, ended: &Result<Ending>) {
+    fn record_end(&mut self, ending: &Result<Ending>) {
         let total_steps = self.trainer.run().config.scheduler.total_steps;
-        if let Ok(Ending::Finished(reason)) = ended
+        if let Ok(Ending::Finished(reason)) = ending
             && total_steps.is_some_and(|total| self.trainer.steps_done() < total)
         {
             self.progress.print(&format!("step {}: {reason}", grouped(self.trainer.steps_done())));
         }
-        match ended {
+        match ending {
             Ok(ending) => self.trainer.record_end(&ending.to_string(), None),
             Err(error) => self.trainer.record_end(&error.to_string(), Some(error.exit_code())),
         }

@@ -40,8 +40,8 @@ impl RunFolder {
 
     /// Opens the run directory, whose lock another rank holds.
     pub(crate) fn of_another_rank(path: &Path) -> Result<Self> {
-        let opened = File::open(path).map_err(TrainerError::io("open", path))?;
-        Ok(Self { path: path.to_owned(), opened })
+        let file = File::open(path).map_err(TrainerError::io("open", path))?;
+        Ok(Self { path: path.to_owned(), opened: file })
     }
 
     /// Checks that the path still leads to the directory. Files written by path would otherwise end up in a new
@@ -51,13 +51,13 @@ impl RunFolder {
     /// [`TrainerError::Moved`]
     pub(crate) fn check(&self) -> Result<()> {
         let there = fs::metadata(&self.path);
-        let moved = match (&there, self.opened.metadata()) {
+        let is_moved = match (&there, self.opened.metadata()) {
             (Ok(there), Ok(opened)) => (there.dev(), there.ino()) != (opened.dev(), opened.ino()),
             (Err(error), _) => matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory),
             // A temporary failure of the file system does not mean that it was moved.
             _ => false,
         };
-        if moved {
+        if is_moved {
             return Err(TrainerError::Moved { directory: self.path.clone(), now: self.current_path() });
         }
         Ok(())
@@ -74,12 +74,12 @@ impl RunFolder {
 /// Whether a killed writer left a file of this name: `.training.yaml.tmp-4242`, and from earlier versions
 /// `.training.yaml.4242` and `metrics.jsonl.tmp-4242`.
 fn is_leftover(name: &str) -> bool {
-    let staged = staged_name(name).or_else(|| {
+    let original_name = staged_name(name).or_else(|| {
         let (of, process) = name.strip_prefix('.')?.rsplit_once('.')?;
         is_number(process).then_some(of)
     });
     let of_metrics = name.strip_prefix("metrics.jsonl.tmp-").is_some_and(is_number);
-    of_metrics || staged.is_some_and(|name| REPLACED_FILES.contains(&name))
+    of_metrics || original_name.is_some_and(|name| REPLACED_FILES.contains(&name))
 }
 
 #[cfg(test)]
@@ -89,20 +89,20 @@ mod tests {
     #[test]
     fn a_moved_directory_is_detected() {
         let root = tempfile::tempdir().unwrap();
-        let (path, away) = (root.path().join("run"), root.path().join("away"));
+        let (path, new_path) = (root.path().join("run"), root.path().join("away"));
         fs::create_dir(&path).unwrap();
         let folder = RunFolder::open(&path).unwrap();
         folder.check().unwrap();
-        fs::rename(&path, &away).unwrap();
+        fs::rename(&path, &new_path).unwrap();
         let error = folder.check().unwrap_err();
         assert_eq!(error.exit_code(), 1);
         if cfg!(target_os = "linux") {
-            assert!(error.to_string().contains(&format!("is now {}", away.display())), "{error}");
+            assert!(error.to_string().contains(&format!("is now {}", new_path.display())), "{error}");
         }
         fs::create_dir(&path).unwrap();
         assert!(folder.check().is_err(), "another directory in its place");
         fs::remove_dir(&path).unwrap();
-        fs::rename(&away, &path).unwrap();
+        fs::rename(&new_path, &path).unwrap();
         folder.check().unwrap();
     }
 
@@ -121,13 +121,15 @@ mod tests {
     #[test]
     fn only_files_of_killed_writers_are_removed() {
         let root = tempfile::tempdir().unwrap();
-        let left = [".environment.json.tmp-42", "metrics.jsonl.tmp-42", ".training.yaml.42", ".training.yaml.tmp-42"];
-        let kept = ["environment.json", "metrics.jsonl.1", ".notes.42", ".training.yaml.old", "x.tmp-42", ".x.tmp-42"];
-        for name in left.iter().chain(&kept) {
+        let leftovers =
+            [".environment.json.tmp-42", "metrics.jsonl.tmp-42", ".training.yaml.42", ".training.yaml.tmp-42"];
+        let other_files =
+            ["environment.json", "metrics.jsonl.1", ".notes.42", ".training.yaml.old", "x.tmp-42", ".x.tmp-42"];
+        for name in leftovers.iter().chain(&other_files) {
             fs::write(root.path().join(name), "").unwrap();
         }
         RunFolder::open(root.path()).unwrap();
-        assert!(left.iter().all(|name| !root.path().join(name).exists()));
-        assert!(kept.iter().all(|name| root.path().join(name).exists()));
+        assert!(leftovers.iter().all(|name| !root.path().join(name).exists()));
+        assert!(other_files.iter().all(|name| root.path().join(name).exists()));
     }
 }

@@ -35,12 +35,12 @@ impl RunOptions {
         config.scheduler.total_steps.into_iter().chain(self.max_steps).min()
     }
 
-    /// Returns the numbers of the steps to profile, in a session that begins after step `done`.
+    /// Returns the numbers of the steps to profile, in a session that begins after step `steps_done`.
     ///
     /// # Errors
     /// [`crate::TrainerError::Request`] if the session does not take them.
-    pub(crate) fn profiled_steps(&self, config: &RunConfig, done: u64) -> Result<Option<RangeInclusive<u64>>> {
-        self.profile.map(|steps| steps.resolve(done, self.last_step(config))).transpose()
+    pub(crate) fn profiled_steps(&self, config: &RunConfig, steps_done: u64) -> Result<Option<RangeInclusive<u64>>> {
+        self.profile.map(|steps| steps.resolve(steps_done, self.last_step(config))).transpose()
     }
 }
 

@@ -67,8 +67,8 @@ pub fn sequences_at(config: &RunConfig, step: u64) -> usize {
     if step > scheduler.batch_warmup_steps {
         return all;
     }
-    let grown = (all - first) as u128 * u128::from(step - 1) / u128::from(scheduler.batch_warmup_steps);
-    first + grown as usize
+    let growth = (all - first) as u128 * u128::from(step - 1) / u128::from(scheduler.batch_warmup_steps);
+    first + growth as usize
 }
 
 /// Returns the number of tokens in the first `steps` optimizer steps, if the data suffices.
@@ -155,12 +155,12 @@ mod tests {
     proptest! {
         #[test]
         fn the_rate_stays_in_bounds_and_turns_once(
-            strategy in 0usize..4, warmup in 0u64..50, after in 1u64..200, min in 0.0f64..1.0,
+            strategy in 0usize..4, warmup in 0u64..50, decay_steps in 1u64..200, min in 0.0f64..1.0,
         ) {
-            let rate = schedule(STRATEGIES[strategy], warmup, warmup + after, 1.0, min);
+            let rate = schedule(STRATEGIES[strategy], warmup, warmup + decay_steps, 1.0, min);
             let peak_step = warmup.max(1);
             prop_assert_eq!(rate.at(peak_step), 1.0);
-            for step in 1..warmup + after + 5 {
+            for step in 1..warmup + decay_steps + 5 {
                 let (now, next) = (rate.at(step), rate.at(step + 1));
                 if step < peak_step {
                     prop_assert!(now > 0.0 && now < next);

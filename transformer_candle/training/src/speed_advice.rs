@@ -14,22 +14,22 @@ const ENOUGH_TOKENS: u64 = 8192;
 
 /// Returns one sentence for each setting that makes training slower than it could be.
 ///
-/// `plan` is the run's plan, and `asked` the config's `data.batch_size`; `plan_of` plans a changed run for the same
-/// device. Without `speeds`, which a trainer measures, there is no advice on `data.num_workers`.
+/// `plan` is the run's plan, and `requested_batch` the config's `data.batch_size`; `plan_of` plans a changed run for the
+/// same device. Without `speeds`, which a trainer measures, there is no advice on `data.num_workers`.
 pub(crate) fn speed_advice(
     run: &ResolvedRun,
-    asked: BatchSize,
+    requested_batch: BatchSize,
     plan: &MemoryPlan,
     plan_of: impl Fn(&ResolvedRun) -> Result<MemoryPlan>,
     speeds: Option<TokenSpeeds>,
 ) -> Result<Vec<String>> {
-    let found = [
+    let advice = [
         recompute(run, &plan_of)?,
-        micro_batch(run, asked, plan, &plan_of)?,
+        micro_batch(run, requested_batch, plan, &plan_of)?,
         precision(run, plan, has_bf16(plan)),
         speeds.and_then(|speeds| workers(run, speeds)),
     ];
-    Ok(found.into_iter().flatten().collect())
+    Ok(advice.into_iter().flatten().collect())
 }
 
 /// Advises selective recomputation where whole blocks are recomputed although it would fit.
@@ -50,13 +50,13 @@ fn recompute(run: &ResolvedRun, plan_of: impl Fn(&ResolvedRun) -> Result<MemoryP
 /// Advises a larger micro-batch where it is one short sequence although several would fit.
 fn micro_batch(
     run: &ResolvedRun,
-    asked: BatchSize,
+    requested_batch: BatchSize,
     plan: &MemoryPlan,
     plan_of: impl Fn(&ResolvedRun) -> Result<MemoryPlan>,
 ) -> Result<Option<String>> {
     let is_small = plan.micro_batch * plan.sequence_length < ENOUGH_TOKENS;
     if run.config.stages.is_some()
-        || asked != BatchSize::Fixed(1)
+        || requested_batch != BatchSize::Fixed(1)
         || !is_small
         || plan.sequences_per_step < LARGER_MICRO_BATCH
     {

@@ -118,11 +118,11 @@ mod tests {
     #[test]
     fn the_changes_make_a_config_that_loads() {
         for keys in [&["optimizer.max_grad_norm=null"][..], &["scheduler.total_steps=20", "scheduler.warmup_steps=1"]] {
-            let before = config(keys);
-            let keys: Vec<String> = changes(&before);
-            let after = RunConfig::parse(&before.to_commented_yaml(), Format::Yaml, &keys).unwrap();
-            assert!(after.optimizer.learning_rate < before.optimizer.learning_rate);
-            assert!(after.scheduler.warmup_steps >= before.scheduler.warmup_steps);
+            let initial_config = config(keys);
+            let keys: Vec<String> = changes(&initial_config);
+            let stable_config = RunConfig::parse(&initial_config.to_commented_yaml(), Format::Yaml, &keys).unwrap();
+            assert!(stable_config.optimizer.learning_rate < initial_config.optimizer.learning_rate);
+            assert!(stable_config.scheduler.warmup_steps >= initial_config.scheduler.warmup_steps);
         }
     }
 }

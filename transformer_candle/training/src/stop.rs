@@ -28,7 +28,7 @@ const SAVE_REQUESTS: [(i32, &str); 2] = [(SIGUSR1, "SIGUSR1"), (SIGUSR2, "SIGUSR
 #[derive(Clone, Debug, Default)]
 pub struct StopSignal {
     /// The position of the reason in [`StopReason::ALL`], from 1; 0 for none.
-    seen: Arc<AtomicUsize>,
+    reason_code: Arc<AtomicUsize>,
     /// Whether the program saves a checkpoint before it stops.
     saves: Arc<AtomicBool>,
     /// The signal that asks to save and continue; 0 for none.
@@ -44,7 +44,7 @@ impl StopSignal {
 
     /// Sets the flag, as the signal itself would.
     pub fn request(&self, reason: StopReason) {
-        self.seen.store(code(reason), Ordering::Relaxed);
+        self.reason_code.store(code(reason), Ordering::Relaxed);
     }
 
     /// The time limit, which sets the flag once it is reached.
@@ -55,7 +55,7 @@ impl StopSignal {
     /// Asks the run to save and continue, as the signal of this name would; as SIGUSR1, where another process got one.
     pub fn request_save(&self, name: Option<&str>) {
         let number =
-            SAVE_REQUESTS.iter().find(|(_, known)| Some(*known) == name).map_or(SIGUSR1, |(number, _)| *number);
+            SAVE_REQUESTS.iter().find(|(_, label)| Some(*label) == name).map_or(SIGUSR1, |(number, _)| *number);
         self.save_request.store(number as usize, Ordering::Relaxed);
     }
 
@@ -66,13 +66,13 @@ impl StopSignal {
 
     /// Returns the name of the signal that asked to save and continue, and clears it.
     pub(crate) fn take_save_request(&self) -> Option<&'static str> {
-        let taken = self.save_request.swap(0, Ordering::Relaxed) as i32;
-        SAVE_REQUESTS.iter().find(|(number, _)| *number == taken).map(|(_, name)| *name)
+        let signal = self.save_request.swap(0, Ordering::Relaxed) as i32;
+        SAVE_REQUESTS.iter().find(|(number, _)| *number == signal).map(|(_, name)| *name)
     }
 
     /// Clears the flag, so that interrupted work can be resumed.
     pub fn clear(&self) {
-        self.seen.store(0, Ordering::Relaxed);
+        self.reason_code.store(0, Ordering::Relaxed);
     }
 
     /// Fails with [`TrainerError::Interrupted`] once the flag is set.
@@ -103,8 +103,9 @@ impl StopSignal {
 
     /// Returns what set the flag; None if it is not set.
     pub fn requested(&self) -> Option<StopReason> {
-        let seen = self.seen.load(Ordering::Relaxed).checked_sub(1).and_then(|index| StopReason::ALL.get(index));
-        seen.copied().or_else(|| self.time_limit.is_reached().then_some(StopReason::TimeLimit))
+        let reason =
+            self.reason_code.load(Ordering::Relaxed).checked_sub(1).and_then(|index| StopReason::ALL.get(index));
+        reason.copied().or_else(|| self.time_limit.is_reached().then_some(StopReason::TimeLimit))
     }
 
     /// Handles SIGINT, SIGTERM, SIGXCPU and, unless it is ignored (`nohup`), SIGHUP until the returned guard is dropped,
@@ -125,7 +126,7 @@ impl StopSignal {
         handlers.0.push(flag::register(SIGINT, interrupted)?);
         for reason in StopReason::ALL {
             if let Some(signal) = reason.signal().filter(|signal| *signal != SIGHUP || !is_ignored(SIGHUP)) {
-                handlers.0.push(flag::register_usize(signal, Arc::clone(&self.seen), code(reason))?);
+                handlers.0.push(flag::register_usize(signal, Arc::clone(&self.reason_code), code(reason))?);
             }
         }
         Ok(handlers)

@@ -32,17 +32,21 @@ pub struct TrainedModel {
 impl TrainedModel {
     /// Reads a model and its tokenizer. Its weights go to the device asked for; with `auto` to a GPU that takes the
     /// model and has room for it, else they stay on the CPU. `cancel` ends reading them.
-    pub fn of_checkpoint(checkpoint: &Checkpoint, asked: run_config::Device, cancel: &CancelToken) -> Result<Self> {
+    pub fn of_checkpoint(
+        checkpoint: &Checkpoint,
+        requested_device: run_config::Device,
+        cancel: &CancelToken,
+    ) -> Result<Self> {
         pool::start()?;
         let StoredModel { shape, precision, stop_tokens } = checkpoint.model()?;
         let tokenizer = load_tokenizer(checkpoint, &stop_tokens)?;
         let dtype = dtype_of(precision);
         let elements = ParameterLayout::new(&shape).elements();
-        let needed = |device: &Device| {
+        let needed_bytes = |device: &Device| {
             let weights = (elements * dtype.size_in_bytes()) as u64;
             weights + Generator::bytes(&shape, dtype, usize::MAX, device.kind())
         };
-        let DeviceSelection { device, notes } = device::select_for_inference(asked, &shape, needed)?;
+        let DeviceSelection { device, notes } = device::select_for_inference(requested_device, &shape, needed_bytes)?;
         for note in notes {
             tracing::warn!("{note}");
         }
@@ -67,8 +71,14 @@ impl TrainedModel {
         let longest = prompt_tokens.len().saturating_add(max_tokens);
         let mut generator = generator(&self.shape, &self.weights, longest)?;
         let (tokenizer, stop_tokens) = (&self.tokenizer, self.stop_tokens.as_slice());
-        let request =
-            CompletionRequest { prompt, prompt_tokens: &prompt_tokens, seen: 0, max_tokens, stop_tokens, settings };
+        let request = CompletionRequest {
+            prompt,
+            prompt_tokens: &prompt_tokens,
+            cached_tokens: 0,
+            max_tokens,
+            stop_tokens,
+            settings,
+        };
         in_pool(|| complete(&mut generator, tokenizer, &request, on_text))
     }
 

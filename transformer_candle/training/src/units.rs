@@ -84,15 +84,15 @@ mod tests {
 
     #[test]
     fn decimals_are_grouped_before_the_point() {
-        let shown = [7.389, 3251.561, 1e30, f64::INFINITY].map(|number| grouped_decimal(number, 2));
-        assert_eq!(shown, ["7.39", "3,251.56", "1000000000000000019884624838656.00", "inf"]);
+        let texts = [7.389, 3251.561, 1e30, f64::INFINITY].map(|number| grouped_decimal(number, 2));
+        assert_eq!(texts, ["7.39", "3,251.56", "1000000000000000019884624838656.00", "inf"]);
     }
 
     #[test]
     fn durations_show_their_two_largest_units() {
-        let shown = |seconds| duration(Duration::from_secs(seconds));
+        let text_of = |seconds| duration(Duration::from_secs(seconds));
         assert_eq!(
-            [shown(8), shown(200), shown(7260), shown(1_321_200), shown(1 << 32)],
+            [text_of(8), text_of(200), text_of(7260), text_of(1_321_200), text_of(1 << 32)],
             ["8 s", "3 min 20 s", "2 h 1 min", "15 d 7 h", "136 years"]
         );
     }

@@ -34,7 +34,7 @@ pub(crate) struct UtilizationSampler {
     /// The thread ends when this is dropped.
     running: Option<Sender<()>>,
     /// Disconnected once the thread has ended.
-    ended: Receiver<()>,
+    end_signal: Receiver<()>,
 }
 
 impl UtilizationSampler {
@@ -47,8 +47,8 @@ impl UtilizationSampler {
 
     /// Returns a sampler that never samples.
     pub(crate) fn off() -> Self {
-        let (_, ended) = mpsc::channel();
-        Self { pending: Arc::default(), running: None, ended }
+        let (_, end_signal) = mpsc::channel();
+        Self { pending: Arc::default(), running: None, end_signal }
     }
 
     fn sampling<M>(
@@ -59,7 +59,7 @@ impl UtilizationSampler {
     ) -> Self {
         let pending: Arc<Mutex<VecDeque<UtilizationReport>>> = Arc::default();
         let (running, stop) = mpsc::channel::<()>();
-        let (at_end, ended) = mpsc::channel();
+        let (at_end, end_signal) = mpsc::channel();
         let samples = Arc::clone(&pending);
         let sample = move || {
             // Dropped in reverse order: the samples are released before the end is signalled.
@@ -82,7 +82,7 @@ impl UtilizationSampler {
         };
         // Without the thread there are no samples.
         let _ = thread::Builder::new().name("utilization".to_owned()).spawn(sample);
-        Self { pending, running: Some(running), ended }
+        Self { pending, running: Some(running), end_signal }
     }
 
     /// Returns the samples since the last call, for a run that has taken `step` steps.
@@ -96,7 +96,7 @@ impl Drop for UtilizationSampler {
     fn drop(&mut self) {
         drop(self.running.take());
         // An error either way: disconnected when the thread has ended, or the time is over.
-        let _ = self.ended.recv_timeout(SHUTDOWN_TIMEOUT);
+        let _ = self.end_signal.recv_timeout(SHUTDOWN_TIMEOUT);
     }
 }
 
@@ -198,8 +198,8 @@ mod tests {
         while samples.len() < 3 {
             samples.extend(sampler.take(0));
         }
-        let answered: Vec<bool> = samples.iter().map(|sample| sample.gpu.is_some()).collect();
-        assert_eq!(answered[..3], [true, false, false]);
+        let has_gpu: Vec<bool> = samples.iter().map(|sample| sample.gpu.is_some()).collect();
+        assert_eq!(has_gpu[..3], [true, false, false]);
     }
 
     #[test]

@@ -126,9 +126,9 @@ fn patience_ends_a_run_that_stopped_improving() {
     assert!(reason.starts_with("evaluation has not improved by at least 0.1 for 3 evaluations (best 5."), "{reason}");
     assert!(reason.ends_with(" at step 4)"), "{reason}");
 
-    let before = lines(&workshop, "run");
+    let lines_before = lines(&workshop, "run");
     train(&workshop, "run", &overrides, &options(true, None));
-    assert_eq!(lines(&workshop, "run"), before, "there is nothing left to do");
+    assert_eq!(lines(&workshop, "run"), lines_before, "there is nothing left to do");
     train(&workshop, "run", &[&STALLED[..], &["runtime.evaluation.patience=4"]].concat(), &options(true, None));
     assert_eq!(workshop.metrics("run", "train").len(), 20, "one more evaluation");
 }

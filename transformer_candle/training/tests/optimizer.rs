@@ -217,14 +217,14 @@ fn a_nan_gradient_skips_the_update() {
             let state: Vec<Vec<i32>> = optimizer.state().iter().map(bits).collect();
             (decoder.weights().read_f32().unwrap(), state)
         };
-        let before = state(&decoder, &optimizer);
+        let state_before = state(&decoder, &optimizer);
         for poison in [f32::NAN, f32::INFINITY] {
             let mut gradients = vec![0.1_f32; elements];
             gradients[elements / 2] = poison;
             decoder.gradients_mut().write(&gradients).unwrap();
             let update = optimizer.step(&mut decoder, 2, 1e-2).unwrap();
             assert!(!update.applied && !update.grad_norm.is_finite());
-            assert!(before == state(&decoder, &optimizer));
+            assert!(state_before == state(&decoder, &optimizer));
         }
     }
 }

@@ -48,8 +48,8 @@ fn the_second_ctrl_c_exits_immediately() {
         .unwrap();
     let mut lines = BufReader::new(child.stdout.take().unwrap()).lines().map(Result::unwrap);
     let pid = Pid::from_child(&child);
-    for said in ["ready", "asked"] {
-        assert!(lines.any(|line| line.ends_with(said)), "the child says it is {said}");
+    for word in ["ready", "asked"] {
+        assert!(lines.any(|line| line.ends_with(word)), "the child says it is {word}");
         assert!(child.try_wait().unwrap().is_none(), "and lives");
         kill_process(pid, Signal::INT).unwrap();
     }

@@ -151,8 +151,8 @@ fn bound_brackets(tag: &Tag, binding: &Binding, edits: &mut Edits) {
 
 /// Whether a bracket is that of a call or an item: it follows a value.
 fn is_postfix(tag: &Tag, bracket: usize) -> bool {
-    let Some(before) = bracket.checked_sub(1) else { return false };
-    match &tag.tokens[before].0 {
+    let Some(previous) = bracket.checked_sub(1) else { return false };
+    match &tag.tokens[previous].0 {
         Token::Ident(name) => !KEYWORDS.contains(name),
         Token::Str(_) | Token::String(_) | Token::ParenClose | Token::BracketClose | Token::BraceClose => true,
         _ => false,
@@ -275,8 +275,8 @@ struct Visit<'a, 'template, 'env> {
 
 impl<'a, 'template, 'env> Visit<'a, 'template, 'env> {
     fn new(state: &'a State<'template, 'env>, is_attribute: bool) -> Self {
-        let (used, left) = state.fuel_levels().unwrap_or_default();
-        Self { state, is_attribute, bytes: 0, max_bytes: BYTES_PER_FUEL * (used + left) }
+        let (used_fuel, remaining_fuel) = state.fuel_levels().unwrap_or_default();
+        Self { state, is_attribute, bytes: 0, max_bytes: BYTES_PER_FUEL * (used_fuel + remaining_fuel) }
     }
 
     /// Returns the value; fails if it is too deep or too large, or may come to hold itself.

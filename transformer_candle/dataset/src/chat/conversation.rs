@@ -111,9 +111,10 @@ impl Conversation {
                         return Err(RowProblem::new(SkipReason::EmptyMessage, "the completion is empty"));
                     }
                     (Value::String(prompt), Value::String(completion)) => {
-                        let given = [(TOOLS, tools), (VARIABLES, variables)];
-                        let given = given.into_iter().filter_map(|(name, value)| Some((name.to_owned(), value?)));
-                        row.extend(given);
+                        let given_values = [(TOOLS, tools), (VARIABLES, variables)];
+                        let given_values =
+                            given_values.into_iter().filter_map(|(name, value)| Some((name.to_owned(), value?)));
+                        row.extend(given_values);
                         return Ok(Self::Completion { prompt, completion, other_fields: with_values(&row) });
                     }
                     (prompt, completion) => {

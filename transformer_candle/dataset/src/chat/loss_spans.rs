@@ -99,9 +99,9 @@ fn left_out_marks(template: &ChatTemplate, conversation: &Messages, marks: usize
     conversation.left_out.iter().for_each(|&index| label(&mut labelled.messages[index]));
     let prepared = template.prepare(&labelled);
     let Rendered { text, counted } = part(template, &prepared, labelled.messages.len(), false)?;
-    let found: Vec<bool> = counted.into_iter().map(|span| text[span].contains(LEFT_OUT)).collect();
-    if found.len() == marks && found.contains(&true) {
-        return Ok(found);
+    let flags: Vec<bool> = counted.into_iter().map(|span| text[span].contains(LEFT_OUT)).collect();
+    if flags.len() == marks && flags.contains(&true) {
+        return Ok(flags);
     }
     let message = "what it marks does not show which turn has weight 0".to_owned();
     Err(RowProblem::new(SkipReason::Template, message))
@@ -139,14 +139,14 @@ fn added_turns(
     let part = |count, prompt| part(template, prepared, count, prompt).map(|rendered| rendered.text);
     let mut turns = Vec::new();
     for index in conversation.turns() {
-        let before = if index == 0 { String::new() } else { part(index, false)? };
+        let prefix = if index == 0 { String::new() } else { part(index, false)? };
         let prompt = part(index, true)?;
-        let answered = part(index + 1, false)?;
-        if !answered.starts_with(&before) || !text.starts_with(&answered) {
+        let text_with_answer = part(index + 1, false)?;
+        if !text_with_answer.starts_with(&prefix) || !text.starts_with(&text_with_answer) {
             return Err(RowProblem::new(SkipReason::Template, not_nested(index + 1)));
         }
-        let start = common_prefix(&prompt, &answered).max(before.len());
-        turns.push(Turn { span: start..answered.len(), is_left_out: conversation.left_out.contains(&index) });
+        let start = common_prefix(&prompt, &text_with_answer).max(prefix.len());
+        turns.push(Turn { span: start..text_with_answer.len(), is_left_out: conversation.left_out.contains(&index) });
     }
     Ok(turns)
 }
@@ -201,8 +201,8 @@ mod tests {
     #[test]
     fn marks_become_ranges() {
         let [open, close] = GENERATION;
-        let rendered = unmarked(&format!("ab{open}c\u{e9}{close}d{open}{close}{open}e{close}"));
-        assert_eq!(rendered, Rendered { text: "abc\u{e9}de".to_owned(), counted: vec![2..5, 6..7] });
+        let text = unmarked(&format!("ab{open}c\u{e9}{close}d{open}{close}{open}e{close}"));
+        assert_eq!(text, Rendered { text: "abc\u{e9}de".to_owned(), counted: vec![2..5, 6..7] });
     }
 
     #[test]

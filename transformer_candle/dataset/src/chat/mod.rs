@@ -163,18 +163,18 @@ impl ConversationEncoder {
     /// What a user must know of the template before training, one sentence each.
     pub fn notes(&self) -> Vec<String> {
         let Some(template) = &self.0.template else { return Vec::new() };
-        let named = format!("the chat template {}", template.origin.display());
+        let template_name = format!("the chat template {}", template.origin.display());
         let mut notes = Vec::new();
         if self.0.end_of_turn.is_none() {
             notes.push(format!(
-                "{named} ends what the assistant says without a token of its own, so that the model does not learn to \
-                 stop: `chat` will end an answer only at --max-tokens; a template such as `chatml` \
+                "{template_name} ends what the assistant says without a token of its own, so that the model does not \
+                 learn to stop: `chat` will end an answer only at --max-tokens; a template such as `chatml` \
                  (--chat-template) has such a token"
             ));
         }
         if let Some(problem) = &self.0.single_turn {
             notes.push(format!(
-                "{named} suits conversations of one turn; those of several turns are skipped: {problem}"
+                "{template_name} suits conversations of one turn; those of several turns are skipped: {problem}"
             ));
         }
         notes
@@ -236,8 +236,8 @@ impl ConversationEncoder {
 impl State {
     /// Returns the names and sources of the chat templates.
     fn templates(&self) -> Vec<(&'static str, &str)> {
-        let named = [(DEFAULT_TEMPLATE, &self.template), (TOOL_TEMPLATE, &self.tool_template)];
-        named.into_iter().filter_map(|(name, template)| Some((name, template.as_ref()?.source.as_str()))).collect()
+        let pairs = [(DEFAULT_TEMPLATE, &self.template), (TOOL_TEMPLATE, &self.tool_template)];
+        pairs.into_iter().filter_map(|(name, template)| Some((name, template.as_ref()?.source.as_str()))).collect()
     }
 
     /// Returns the template of a conversation with or without tools.

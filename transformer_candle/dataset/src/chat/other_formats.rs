@@ -63,8 +63,8 @@ pub(super) fn rename(message: &mut Value) -> Result<bool, RowProblem> {
     rename_fields(fields);
     let Some(role) = fields.get("role").and_then(Value::as_str).map(str::to_owned) else { return Ok(false) };
     // A template may know `observation` as a role of its own; ShareGPT means the answer of a tool.
-    let known = ROLES.iter().find(|(name, _)| *name == role && (is_share_gpt || role != "observation"));
-    let Some((_, usual)) = known else { return Ok(false) };
+    let role_names = ROLES.iter().find(|(name, _)| *name == role && (is_share_gpt || role != "observation"));
+    let Some((_, usual)) = role_names else { return Ok(false) };
     fields.insert("role".to_owned(), (*usual).into());
     if role != FUNCTION_CALL {
         return Ok(false);
@@ -158,21 +158,21 @@ mod tests {
             json!({"from": "observation", "value": "rain"}),
             json!({"from": "gpt", "value": "It rains."}),
         ];
-        let found = messages(&json!({"conversations": turns, "system": "be", "tools": "[{\"name\": \"get\"}]"}));
+        let conversation = messages(&json!({"conversations": turns, "system": "be", "tools": "[{\"name\": \"get\"}]"}));
         let call = json!([{"type": "function", "function": {"name": "get", "arguments": {"city": "Bonn"}}}]);
-        let called = json!({"role": "assistant", "content": "", "tool_calls": call});
+        let call_message = json!({"role": "assistant", "content": "", "tool_calls": call});
         assert_eq!(
-            found.messages,
+            conversation.messages,
             [
                 turn("system", "be"),
                 turn("user", "weather?"),
-                called,
+                call_message,
                 turn("tool", "rain"),
                 turn("assistant", "It rains.")
             ]
         );
-        assert_eq!((found.tools, found.has_call_messages), (json!([{"name": "get"}]), true));
-        let text = &calls_as_text(&found.messages)[2];
+        assert_eq!((conversation.tools, conversation.has_call_messages), (json!([{"name": "get"}]), true));
+        let text = &calls_as_text(&conversation.messages)[2];
         let expected = "<tool_call>\n{\"arguments\":{\"city\":\"Bonn\"},\"name\":\"get\"}\n</tool_call>";
         assert!(
             text["content"] == expected
@@ -188,8 +188,8 @@ mod tests {
     #[test]
     fn the_system_message_of_a_row_comes_first() {
         let prompt = json!({"prompt": [turn("user", "a")], "completion": [turn("assistant", "b")], "system": "be"});
-        let found = messages(&prompt);
-        assert_eq!((found.messages.len(), found.prompt), (3, 2));
+        let conversation = messages(&prompt);
+        assert_eq!((conversation.messages.len(), conversation.prompt), (3, 2));
         let twice =
             json!({"messages": [turn("system", "own"), turn("user", "a"), turn("assistant", "b")], "system": "be"});
         assert_eq!(messages(&twice).messages.len(), 3);
@@ -225,7 +225,7 @@ mod tests {
         let alpaca = json!({"instruction": "a", "output": "b"}).to_string();
         assert!(Conversation::parse(&alpaca, 1).is_err());
         let system = json!({"messages": [turn("user", "a"), turn("assistant", "b")], "system": "be"}).to_string();
-        let Ok(Conversation::Messages(found)) = Conversation::parse(&system, 1) else { panic!("no messages") };
-        assert_eq!(found.messages.len(), 2);
+        let Ok(Conversation::Messages(conversation)) = Conversation::parse(&system, 1) else { panic!("no messages") };
+        assert_eq!(conversation.messages.len(), 2);
     }
 }

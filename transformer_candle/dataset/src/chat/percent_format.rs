@@ -38,9 +38,9 @@ pub(super) fn with_percent_filter(source: &str, syntax: &SyntaxConfig) -> Result
 /// Whether what stands before an operator `%` is a string, or a variable that no operator before it may own.
 fn takes_filter(tag: &Tag, operator: usize) -> bool {
     let Some(start) = operator.checked_sub(1).and_then(|last| operand_start(tag, last)) else { return false };
-    let before = start.checked_sub(1).map(|before| &tag.tokens[before].0);
+    let previous = start.checked_sub(1).map(|index| &tag.tokens[index].0);
     let is_owned =
-        matches!(before, Some(Token::Mul | Token::Div | Token::FloorDiv | Token::Pow | Token::Mod | Token::Minus));
+        matches!(previous, Some(Token::Mul | Token::Div | Token::FloorDiv | Token::Pow | Token::Mod | Token::Minus));
     !is_owned || matches!(tag.tokens[start].0, Token::Str(_) | Token::String(_))
 }
 
@@ -78,11 +78,11 @@ pub(super) fn apply(state: &mut State, left: &Value, right: &Value) -> Result<Va
             ValueKind::Seq => right.try_iter()?.collect(),
             _ => vec![right.clone()],
         };
-        let printed = values.into_iter().map(|value| match value.kind() {
+        let texts = values.into_iter().map(|value| match value.kind() {
             ValueKind::String | ValueKind::Number | ValueKind::Map => Ok(value),
             _ => python_text::str(&|fuel| state.consume_fuel(fuel), &value).map(Value::from),
         });
-        let arguments: Vec<Value> = std::iter::once(Ok(left.clone())).chain(printed).collect::<Result<_, Error>>()?;
+        let arguments: Vec<Value> = std::iter::once(Ok(left.clone())).chain(texts).collect::<Result<_, Error>>()?;
         return state.apply_filter("format", &arguments);
     }
     let remainder = match (i64::try_from(left.clone()), i64::try_from(right.clone())) {

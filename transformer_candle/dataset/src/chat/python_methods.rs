@@ -14,11 +14,11 @@ pub(super) fn call(state: &mut State, value: &Value, method: &str, arguments: &[
     if let Some(text) = value.as_str().filter(|_| method == "format") {
         let mut bytes = 0_u64;
         for argument in arguments {
-            let printed = match argument.as_str() {
+            let repr_bytes = match argument.as_str() {
                 Some(text) => text.len(),
                 None => python_text::str(&|fuel| state.consume_fuel(fuel), argument)?.len(),
             };
-            bytes = bytes.saturating_add(printed as u64);
+            bytes = bytes.saturating_add(repr_bytes as u64);
         }
         let fields = text.matches('{').count() as u64;
         state.consume_fuel(fields.saturating_mul(bytes).saturating_add(widths(text)) / BYTES_PER_FUEL)?;

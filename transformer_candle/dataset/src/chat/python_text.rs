@@ -15,7 +15,7 @@ const MAX_INDENT: usize = 100;
 
 /// A text that is written as long as there is fuel: a value may hold the same list many times.
 struct Text<'a> {
-    written: String,
+    output: String,
     /// Bytes that fuel was consumed for.
     charged: usize,
     consume_fuel: ConsumeFuel<'a>,
@@ -23,13 +23,13 @@ struct Text<'a> {
 
 impl Text<'_> {
     fn new(consume_fuel: ConsumeFuel<'_>) -> Text<'_> {
-        Text { written: String::new(), charged: 0, consume_fuel }
+        Text { output: String::new(), charged: 0, consume_fuel }
     }
 
     /// Appends a piece of the text.
     fn push(&mut self, piece: &str) -> Result<(), Error> {
-        self.written.push_str(piece);
-        let fuel = (self.written.len() - self.charged) / BYTES_PER_FUEL;
+        self.output.push_str(piece);
+        let fuel = (self.output.len() - self.charged) / BYTES_PER_FUEL;
         self.charged += fuel * BYTES_PER_FUEL;
         if fuel > 0 { (self.consume_fuel)(fuel as u64) } else { Ok(()) }
     }
@@ -52,7 +52,7 @@ pub(super) fn str(consume_fuel: ConsumeFuel, value: &Value) -> Result<String, Er
         ValueKind::String => text.push(value.as_str().unwrap_or_default())?,
         _ => repr(value, &mut text)?,
     }
-    Ok(text.written)
+    Ok(text.output)
 }
 
 fn repr(value: &Value, text: &mut Text) -> Result<(), Error> {
@@ -143,7 +143,7 @@ pub(super) fn tojson(consume_fuel: ConsumeFuel, value: &Value, options: Kwargs) 
     options.assert_all_used()?;
     let mut text = Text::new(consume_fuel);
     writer.write(value, 0, &mut text)?;
-    Ok(Value::from(text.written))
+    Ok(Value::from(text.output))
 }
 
 /// Returns the text that indents by one level: a number of spaces, or the text itself.
@@ -232,12 +232,12 @@ impl JsonWriter {
     }
 
     fn string(&self, string: &str) -> String {
-        let quoted = serde_json::Value::from(string).to_string();
+        let literal = serde_json::Value::from(string).to_string();
         if !self.ascii {
-            return quoted;
+            return literal;
         }
-        let mut text = String::with_capacity(quoted.len());
-        for character in quoted.chars() {
+        let mut text = String::with_capacity(literal.len());
+        for character in literal.chars() {
             // Python escapes DEL as well.
             if matches!(character, ' '..='~') {
                 text.push(character);

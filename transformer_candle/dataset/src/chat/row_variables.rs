@@ -24,11 +24,14 @@ pub(super) struct RowVariables(Vec<RowVariable>);
 
 impl RowVariables {
     /// Makes variables of the values that the template is given, and of the names of fields that it is not given.
-    pub(super) fn new(given: impl Iterator<Item = (String, Value)>, not_given: impl Iterator<Item = String>) -> Self {
-        let given = given.map(|(name, value)| (name, Some(value)));
-        let not_given = not_given.map(|name| (name, None));
+    pub(super) fn new(
+        given_values: impl Iterator<Item = (String, Value)>,
+        absent_names: impl Iterator<Item = String>,
+    ) -> Self {
+        let given_values = given_values.map(|(name, value)| (name, Some(value)));
+        let absent_names = absent_names.map(|name| (name, None));
         let variable = |(name, value)| RowVariable { name, value, is_read: AtomicBool::new(false) };
-        Self(given.chain(not_given).map(variable).collect())
+        Self(given_values.chain(absent_names).map(variable).collect())
     }
 
     /// The names of the variables that the template was given and has not read.
@@ -42,10 +45,10 @@ impl RowVariables {
     }
 
     fn names(&self, is_given: bool, is_read: bool) -> impl Iterator<Item = &str> {
-        let wanted = move |variable: &&RowVariable| {
+        let is_match = move |variable: &&RowVariable| {
             variable.value.is_some() == is_given && variable.is_read.load(Ordering::Relaxed) == is_read
         };
-        self.0.iter().filter(wanted).map(|variable| variable.name.as_str())
+        self.0.iter().filter(is_match).map(|variable| variable.name.as_str())
     }
 }
 
@@ -63,10 +66,10 @@ impl Object for TemplateVariables {
 
     fn get_value_by_str(self: &Arc<Self>, key: &str) -> Option<Value> {
         let of_row = self.of_row.0.iter().find(|variable| variable.name == key);
-        let given = of_row.and_then(|variable| variable.value.clone());
-        let is_given = given.is_some();
-        let value =
-            given.or_else(|| self.others.iter().rev().find(|(name, _)| name == key).map(|(_, value)| value.clone()));
+        let row_value = of_row.and_then(|variable| variable.value.clone());
+        let is_given = row_value.is_some();
+        let value = row_value
+            .or_else(|| self.others.iter().rev().find(|(name, _)| name == key).map(|(_, value)| value.clone()));
         // A field that is not given is missed only where nothing else has its name.
         if let Some(variable) = of_row.filter(|_| is_given || value.is_none()) {
             variable.is_read.store(true, Ordering::Relaxed);

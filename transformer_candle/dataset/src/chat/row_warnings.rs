@@ -24,9 +24,9 @@ impl RowWarnings {
     /// Warns of the first row with each kind of problem.
     pub(super) fn skipped(&self, RowProblem { reason, message }: RowProblem) -> SkipReason {
         let kind: String = message.chars().filter(|character| !character.is_ascii_digit()).collect();
-        let mut warned = self.skipped.lock().unwrap_or_else(PoisonError::into_inner);
-        let is_first_of_reason = warned.iter().all(|(other, _)| *other != reason);
-        if (is_first_of_reason || warned.len() < MAX_WARNINGS) && warned.insert((reason, kind)) {
+        let mut names = self.skipped.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_first_of_reason = names.iter().all(|(other, _)| *other != reason);
+        if (is_first_of_reason || names.len() < MAX_WARNINGS) && names.insert((reason, kind)) {
             tracing::warn!("a row is skipped: {message}");
         }
         let _ = self.first_problem.set(message);
@@ -38,11 +38,11 @@ impl RowWarnings {
         if fields.is_empty() {
             return;
         }
-        let mut warned = self.unused.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut names = self.unused.lock().unwrap_or_else(PoisonError::into_inner);
         for field in fields {
-            if warned.len() < MAX_WARNINGS && !warned.contains(&field) {
+            if names.len() < MAX_WARNINGS && !names.contains(&field) {
                 tracing::warn!("a row has `{}`, {}", field.name, field.consequence);
-                warned.insert(field);
+                names.insert(field);
             }
         }
     }

@@ -107,11 +107,11 @@ impl SpecialTokens {
     /// Replaces the special tokens that a text spells by their placeholders. Tokens without punctuation are left as
     /// they are: such a word may be part of a template's program.
     pub(super) fn with_placeholders(&self, text: &str) -> String {
-        let written = |(index, token): (usize, &NamedToken)| {
+        let has_punctuation = |(index, token): (usize, &NamedToken)| {
             token.name.chars().any(|character| !character.is_alphanumeric()).then_some(index)
         };
-        let written: Vec<usize> = self.tokens.iter().enumerate().filter_map(written).collect();
-        self.replace(text, &written, &mut |index, _, output| output.push_str(&placeholder(index)))
+        let indices: Vec<usize> = self.tokens.iter().enumerate().filter_map(has_punctuation).collect();
+        self.replace(text, &indices, &mut |index, _, output| output.push_str(&placeholder(index)))
     }
 
     /// Replaces every special token that a text spells by its placeholder, so that it is encoded as the token.
@@ -181,8 +181,8 @@ impl SpecialTokens {
         let mut output = String::with_capacity(text.len());
         let mut rest = text;
         while let Some(first) = rest.chars().next() {
-            let found = among.iter().find(|&&index| rest.starts_with(&self.tokens[index].name));
-            if let Some(&index) = found {
+            let match_index = among.iter().find(|&&index| rest.starts_with(&self.tokens[index].name));
+            if let Some(&index) = match_index {
                 let name = &self.tokens[index].name;
                 write(index, name, &mut output);
                 rest = &rest[name.len()..];

@@ -65,7 +65,7 @@ impl ChatTemplate {
             python_text::str(&|fuel| state.consume_fuel(fuel), &value)
         });
         bounded_values::add_filters(&mut environment);
-        environment.add_filter("generation", |said: String| format!("{}{said}{}", GENERATION[0], GENERATION[1]));
+        environment.add_filter("generation", |text: String| format!("{}{text}{}", GENERATION[0], GENERATION[1]));
         environment.add_filter(FILTER, |state: &mut State, left: Value, right: Value| {
             percent_format::apply(state, &left, &right)
         });
@@ -157,7 +157,7 @@ fn is_container(value: &Value) -> bool {
 
 /// Replaces transformers' `{% generation %}` by `{% filter generation %}`; also returns whether there was any.
 fn with_generation_filter(source: &str, syntax: &SyntaxConfig) -> Result<(String, bool), String> {
-    let (mut edits, mut found) = (Edits::default(), false);
+    let (mut edits, mut has_tags) = (Edits::default(), false);
     visit_tags(source, syntax, |tag| {
         let word = tag.tokens.first().filter(|_| tag.is_statement);
         let replacement = match word {
@@ -165,11 +165,11 @@ fn with_generation_filter(source: &str, syntax: &SyntaxConfig) -> Result<(String
             Some((Token::Ident("endgeneration"), _)) => "endfilter",
             _ => return Ok(()),
         };
-        found = true;
+        has_tags = true;
         edits.replace(tag.tokens[0].1.clone(), replacement);
         Ok(())
     })?;
-    Ok((edits.apply(source), found))
+    Ok((edits.apply(source), has_tags))
 }
 
 /// Formats the date of the config, which stands for today's; fails if the config has none.
@@ -202,9 +202,9 @@ mod tests {
     #[test]
     fn generation_tags_become_filters() {
         let source = "{%- generation -%}x{% endgeneration %}{% if generation %}{% endif %}{%-endgeneration-%}";
-        let (program, found) = with_generation_filter(source, &SyntaxConfig::default()).unwrap();
+        let (program, has_tags) = with_generation_filter(source, &SyntaxConfig::default()).unwrap();
         let expected = "{%- filter generation -%}x{% endfilter %}{% if generation %}{% endif %}{%-endfilter-%}";
-        assert_eq!((program.as_str(), found), (expected, true));
+        assert_eq!((program.as_str(), has_tags), (expected, true));
     }
 
     #[test]

@@ -18,13 +18,13 @@ impl Edits {
     /// Returns the edited source. Insertions at one place keep their order.
     pub(super) fn apply(mut self, source: &str) -> String {
         self.0.sort_by_key(|(part, _)| part.start);
-        let (mut edited, mut copied) = (String::with_capacity(source.len()), 0);
+        let (mut output, mut position) = (String::with_capacity(source.len()), 0);
         for (part, text) in self.0 {
-            edited.push_str(&source[copied..part.start]);
-            edited.push_str(&text);
-            copied = part.end;
+            output.push_str(&source[position..part.start]);
+            output.push_str(&text);
+            position = part.end;
         }
-        edited.push_str(&source[copied..]);
-        edited
+        output.push_str(&source[position..]);
+        output
     }
 }

@@ -59,8 +59,8 @@ fn built_in(template: &str, settings: &ChatSettings, special_tokens: &SpecialTok
     let bos = marks.bos.as_ref().filter(|_| marks.starts_with_bos && settings.reading_version > FIRST_READING_VERSION);
     if let Some(bos) = bos {
         // As a model's own template does whose texts start with BOS.
-        let quoted = bos.name.replace('\\', "\\\\").replace('\'', "\\'");
-        template = format!("{{{{- '{quoted}' }}}}\n{template}");
+        let literal = bos.name.replace('\\', "\\\\").replace('\'', "\\'");
+        template = format!("{{{{- '{literal}' }}}}\n{template}");
     }
     template
 }

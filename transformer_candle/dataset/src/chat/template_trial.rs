@@ -15,9 +15,9 @@ const PROBED_ANSWERS: [&str; 2] = ["Two.", "Three."];
 /// Returns a conversation of one or two turns to try a template with; `content` makes a message's content from its text.
 fn probe(content: &dyn Fn(&str) -> Value, turns: usize) -> Messages {
     let message = |role: &str, text: &str| json!({"role": role, "content": content(text)});
-    let asked = ["How many?", "And then?"].into_iter().zip(PROBED_ANSWERS);
-    let said = asked.flat_map(|(question, answer)| [message("user", question), message(ASSISTANT, answer)]);
-    Messages::plain(said.take(2 * turns).collect())
+    let exchanges = ["How many?", "And then?"].into_iter().zip(PROBED_ANSWERS);
+    let messages = exchanges.flat_map(|(question, answer)| [message("user", question), message(ASSISTANT, answer)]);
+    Messages::plain(messages.take(2 * turns).collect())
 }
 
 impl State {
@@ -84,15 +84,15 @@ impl State {
         answer: &str,
         added_tokens: &[NamedToken],
     ) -> Result<Option<NamedToken>, DataError> {
-        let answered = rendered.text.rfind(answer).map_or(0, |start| start + answer.len());
+        let answer_end = rendered.text.rfind(answer).map_or(0, |start| start + answer.len());
         let encoding = self.encode(&rendered.text)?;
         let tokens = encoding.get_ids().iter().zip(encoding.get_offsets()).zip(counted(&encoding, &rendered.counted));
-        let behind: Vec<u32> = tokens
-            .filter(|((_, (start, _)), is_counted)| *is_counted && *start >= answered)
+        let end_ids: Vec<u32> = tokens
+            .filter(|((_, (start, _)), is_counted)| *is_counted && *start >= answer_end)
             .map(|((id, _), _)| *id)
             .collect();
-        let special = behind.iter().rev().find_map(|id| template.special_tokens.with_id(*id));
-        let added = || behind.iter().find_map(|id| added_tokens.iter().find(|token| token.id == *id));
+        let special = end_ids.iter().rev().find_map(|id| template.special_tokens.with_id(*id));
+        let added = || end_ids.iter().find_map(|id| added_tokens.iter().find(|token| token.id == *id));
         Ok(special.or_else(added).cloned())
     }
 }
@@ -100,9 +100,9 @@ impl State {
 /// Returns all added tokens of a `tokenizer.json`, special or not.
 pub(super) fn added_tokens(tokenizer_json: &Value) -> Vec<NamedToken> {
     let added = tokenizer_json["added_tokens"].as_array().into_iter().flatten();
-    let named = added.filter_map(|token| {
+    let tokens = added.filter_map(|token| {
         let id = u32::try_from(token["id"].as_u64()?).ok()?;
         Some(NamedToken { id, name: token["content"].as_str()?.to_owned() })
     });
-    named.collect()
+    tokens.collect()
 }

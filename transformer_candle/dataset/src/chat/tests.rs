@@ -66,19 +66,19 @@ impl Model {
 
     /// Returns the tokens as text, with those that the loss counts in brackets.
     fn shown(&self, encoded: &EncodedConversation) -> String {
-        let (mut text, mut before) = (String::new(), false);
+        let (mut text, mut was_counted) = (String::new(), false);
         for (id, &counted) in encoded.ids.iter().zip(&encoded.counted) {
-            match (before, counted) {
+            match (was_counted, counted) {
                 (false, true) => text.push('['),
                 (true, false) => text.push(']'),
                 _ => {}
             }
-            before = counted;
+            was_counted = counted;
             let special = self.tokenizer.decode(&[*id]).unwrap().is_empty();
             let name = self.special(*id).filter(|_| special);
             text.push_str(&name.unwrap_or_else(|| self.tokenizer.decode(&[*id]).unwrap()));
         }
-        if before { text + "]" } else { text }
+        if was_counted { text + "]" } else { text }
     }
 
     fn special(&self, id: u32) -> Option<String> {
@@ -158,8 +158,8 @@ fn text_that_spells_a_special_token_stays_text() {
 
 #[test]
 fn tokens_assembled_from_parts_are_special() {
-    let shown = model(Some(ASSEMBLED)).encoded(&json!({"messages": turns(&[("user", "a"), ("assistant", "b")])}));
-    assert_eq!(shown, "<|user|>a<|im_end|><|assistant|>[b<|im_end|>]");
+    let text = model(Some(ASSEMBLED)).encoded(&json!({"messages": turns(&[("user", "a"), ("assistant", "b")])}));
+    assert_eq!(text, "<|user|>a<|im_end|><|assistant|>[b<|im_end|>]");
     let model = model(Some(ASSEMBLED));
     let encoded = model.usual().encode_prompt(turns(&[("user", "a")]).as_array().unwrap()).unwrap();
     assert_eq!((encoded[0], *encoded.last().unwrap()), (264, 265));
@@ -216,8 +216,8 @@ fn templates_that_cannot_be_trained_with_are_refused() {
     let without = model(None);
     let error = without.usual().encode_row(&dialogue().to_string()).unwrap_err().to_string();
     assert!(error.contains("has no chat template") && error.contains("--chat-template"), "{error}");
-    let missing = without.encoder(&ChatSettings { template: Some("/none.jinja".into()), ..settings() });
-    assert!(missing.err().unwrap().to_string().contains("/none.jinja"));
+    let encoder = without.encoder(&ChatSettings { template: Some("/none.jinja".into()), ..settings() });
+    assert!(encoder.err().unwrap().to_string().contains("/none.jinja"));
 }
 
 #[test]
@@ -250,8 +250,8 @@ fn the_template_of_the_configuration_is_read() {
 fn conversations_with_tools_take_their_own_template() {
     let model = model(None);
     let of_tools = format!("{{{{ tools | length }}}} tools\n{PLAIN}");
-    let named = json!([{"name": "default", "template": PLAIN}, {"name": "tool_use", "template": of_tools}]);
-    let config = json!({"chat_template": named}).to_string();
+    let templates = json!([{"name": "default", "template": PLAIN}, {"name": "tool_use", "template": of_tools}]);
+    let config = json!({"chat_template": templates}).to_string();
     fs::write(model.folder.path().join("tokenizer_config.json"), config).unwrap();
     let mut row = dialogue();
     assert_eq!(model.encoded(&row), EXPECTED);
@@ -259,8 +259,12 @@ fn conversations_with_tools_take_their_own_template() {
     assert_eq!(model.encoded(&row), format!("1 tools\n{EXPECTED}"));
     let templates = model.usual().templates().into_iter().map(|(name, _)| name).collect::<Vec<_>>();
     assert_eq!(templates, ["default", "tool_use"]);
-    let named = ChatSettings { template: Some("chatml".into()), ..settings() };
-    assert_eq!(model.encoder(&named).unwrap().templates().len(), 1, "a template that is named is the only one");
+    let chatml_settings = ChatSettings { template: Some("chatml".into()), ..settings() };
+    assert_eq!(
+        model.encoder(&chatml_settings).unwrap().templates().len(),
+        1,
+        "a template that is named is the only one"
+    );
 }
 
 #[test]
@@ -293,7 +297,7 @@ const FORGETFUL: &str = "{% for m in messages %}{% set said = m.content %}{% if 
 fn a_template_for_one_turn_takes_rows_of_one_turn() {
     let model = model(Some(FORGETFUL));
     let encoder = model.usual();
-    let row = |said: &[(&str, &str)]| json!({"messages": turns(said)}).to_string();
+    let row = |messages: &[(&str, &str)]| json!({"messages": turns(messages)}).to_string();
     let one = encoder.encode_row(&row(&[("user", "a"), ("assistant", "b")])).unwrap().unwrap();
     assert_eq!(model.shown(&one), "<|im_start|>user\na<|im_end|><|im_start|>assistant\n[b!<|im_end|>]");
     let two = [("user", "a"), ("assistant", "b"), ("user", "c"), ("assistant", "d")];
@@ -331,11 +335,11 @@ fn turns_of_weight_0_count_for_nothing() {
     for (settings, expected) in [
         (chatml.clone(), expected.replace("d<|im_end|>\n]", "d<|im_end|>]\n")),
         (ChatSettings { assistant_only_loss: false, ..chatml.clone() }, {
-            let [before, after] = [
+            let [weight_before, weight_after] = [
                 "<|im_start|>system\nbe<|im_end|>\n<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\n",
                 "\n<|im_start|>user\nc<|im_end|>\n<|im_start|>assistant\nd<|im_end|>\n",
             ];
-            format!("[{before}]b<|im_end|>[{after}]")
+            format!("[{weight_before}]b<|im_end|>[{weight_after}]")
         }),
         (ChatSettings { reading_version: 1, ..chatml }, EXPECTED.replace("<|im_end|>\n]", "<|im_end|>]\n")),
     ] {

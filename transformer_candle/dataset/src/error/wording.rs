@@ -14,17 +14,17 @@ pub struct MissingColumn {
     /// The column looked for.
     pub column: String,
     /// What the column holds instead of strings, such as "integers"; `None` if there is no such column.
-    pub found: Option<&'static str>,
+    pub value_type: Option<&'static str>,
     /// The columns that hold strings.
     pub available: Vec<String>,
 }
 
 impl fmt::Display for MissingColumn {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { file, column, found, available } = self;
-        match found {
+        let Self { file, column, value_type, available } = self;
+        match value_type {
             None => write!(f, "{file} has no text column `{column}`")?,
-            Some(found) => write!(f, "the column `{column}` of {file} holds {found}, not strings")?,
+            Some(value_type) => write!(f, "the column `{column}` of {file} holds {value_type}, not strings")?,
         }
         if available.is_empty() {
             f.write_str("; no other column holds strings: choose other files")

@@ -133,17 +133,17 @@ mod tests {
 
     fn elements(text: &[u8], buffer: usize) -> io::Result<Vec<Vec<u8>>> {
         let (mut reader, mut array) = (BufReader::with_capacity(buffer, text), ArrayElements::new());
-        let mut found = Vec::new();
+        let mut elements = Vec::new();
         while let Some(element) = array.next(&mut reader)? {
-            found.push(element.bytes);
+            elements.push(element.bytes);
         }
-        Ok(found)
+        Ok(elements)
     }
 
     #[test]
     fn several_arrays_follow_each_other() {
-        let found = elements(b" [ 1 , \"a]\\\"\" ]\n[]\n[{\"b\": [2, 3]}]\n", 3).unwrap();
-        assert_eq!(found, [b"1 ".as_slice(), b"\"a]\\\"\" ", b"{\"b\": [2, 3]}"]);
+        let elements = elements(b" [ 1 , \"a]\\\"\" ]\n[]\n[{\"b\": [2, 3]}]\n", 3).unwrap();
+        assert_eq!(elements, [b"1 ".as_slice(), b"\"a]\\\"\" ", b"{\"b\": [2, 3]}"]);
     }
 
     #[test]
@@ -189,8 +189,12 @@ mod tests {
         #[test]
         fn elements_are_those_that_serde_json_parses(values in proptest::collection::vec(any_value(), 0..5), pretty: bool, buffer in 1_usize..9) {
             let text = if pretty { serde_json::to_vec_pretty(&values) } else { serde_json::to_vec(&values) }.unwrap();
-            let found: Vec<Value> = elements(&text, buffer).unwrap().iter().map(|bytes| serde_json::from_slice(bytes).unwrap()).collect();
-            prop_assert_eq!(found, values);
+            let values_read: Vec<Value> = elements(&text, buffer)
+                .unwrap()
+                .iter()
+                .map(|bytes| serde_json::from_slice(bytes).unwrap())
+                .collect();
+            prop_assert_eq!(values_read, values);
         }
     }
 }

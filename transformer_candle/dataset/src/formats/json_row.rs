@@ -76,7 +76,7 @@ fn list_fields(object: &Map<String, Value>, prefix: &str, depth: usize, fields: 
             Value::Object(_) => Some("objects"),
         };
         match fields.iter_mut().find(|field| field.name == name) {
-            Some(known) => known.non_string_type = known.non_string_type.and(non_string_type),
+            Some(field) => field.non_string_type = field.non_string_type.and(non_string_type),
             None => fields.push(Field { name: name.clone(), non_string_type }),
         }
         if let Value::Object(inner) = value
@@ -95,16 +95,16 @@ fn parse<T>(
     parse: impl Fn(&str) -> serde_json::Result<T>,
 ) -> serde_json::Result<T> {
     parse(json).or_else(|error| {
-        let replaced = if version >= 2 { replace_non_finite(json, substitute) } else { None };
-        replaced.map_or(Err(error), |json| parse(&json))
+        let replacement = if version >= 2 { replace_non_finite(json, substitute) } else { None };
+        replacement.map_or(Err(error), |json| parse(&json))
     })
 }
 
 /// Replaces `NaN`, `Infinity` and `-Infinity` outside strings by `substitute`; `None` if there are none. Spaces around
 /// it keep the tokens beside it apart, so that what is no JSON for another reason stays so.
 fn replace_non_finite(json: &str, substitute: &str) -> Option<String> {
-    let mut replaced = String::new();
-    let (mut copied, mut position, mut in_string) = (0, 0, false);
+    let mut output = String::new();
+    let (mut copied_bytes, mut position, mut in_string) = (0, 0, false);
     let bytes = json.as_bytes();
     while position < bytes.len() {
         match bytes[position] {
@@ -113,9 +113,9 @@ fn replace_non_finite(json: &str, substitute: &str) -> Option<String> {
             b'-' | b'I' | b'N' if !in_string => {
                 let number = NON_FINITE_NUMBERS.iter().find(|number| bytes[position..].starts_with(number.as_bytes()));
                 if let Some(number) = number {
-                    replaced.extend([&json[copied..position], " ", substitute, " "]);
+                    output.extend([&json[copied_bytes..position], " ", substitute, " "]);
                     position += number.len();
-                    copied = position;
+                    copied_bytes = position;
                     continue;
                 }
             }
@@ -123,7 +123,7 @@ fn replace_non_finite(json: &str, substitute: &str) -> Option<String> {
         }
         position += 1;
     }
-    (copied > 0).then(|| replaced + &json[copied..])
+    (copied_bytes > 0).then(|| output + &json[copied_bytes..])
 }
 
 /// Fails unless the JSON is an object.
@@ -161,11 +161,11 @@ impl<'de> Visitor<'de> for StringField<'_> {
 
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
         let (mut text, mut inner_text) = (None, None);
-        let mut found = false;
+        let mut has_text = false;
         while let Some(key) = map.next_key::<Cow<'de, str>>()? {
             let inner = self.name.strip_prefix(key.as_ref()).map(|rest| (rest, rest.strip_prefix('.')));
             match inner {
-                Some(("", _)) if std::mem::replace(&mut found, true) => {
+                Some(("", _)) if std::mem::replace(&mut has_text, true) => {
                     return Err(A::Error::custom("the text field appears twice"));
                 }
                 Some(("", _)) => text = map.next_value()?,
@@ -173,7 +173,7 @@ impl<'de> Visitor<'de> for StringField<'_> {
                 _ => drop(map.next_value::<IgnoredAny>()?),
             }
         }
-        Ok(if found { text } else { inner_text })
+        Ok(if has_text { text } else { inner_text })
     }
 }
 
@@ -224,21 +224,21 @@ mod tests {
         for value in ["NaN", "1NaN", "NaN1", "- Infinity", "--Infinity", "nan", "Inf", "+Infinity", "NaNNaN", "-NaN"] {
             let alone = format!("{{\"text\": {value}}}");
             assert_eq!(row(&alone, "text", 2), Row::Skipped(SkipReason::Malformed), "{alone}");
-            let beside = format!("{{\"text\": \"x\", \"a\": {value}}}");
+            let row_text = format!("{{\"text\": \"x\", \"a\": {value}}}");
             let expected = if value == "NaN" { document("x") } else { Row::Skipped(SkipReason::Malformed) };
-            assert_eq!(row(&beside, "text", 2), expected, "{beside}");
+            assert_eq!(row(&row_text, "text", 2), expected, "{row_text}");
         }
     }
 
     #[test]
     fn dotted_names_find_fields_of_inner_objects() {
-        let found = |json: &str| row(json, "a.b.c", 2);
-        assert_eq!(found(r#"{"a": {"b": {"c": "x"}}, "id": 1}"#), document("x"));
-        assert_eq!(found(r#"{"a": {"b": {"c": "x"}}, "a.b.c": "exact"}"#), document("exact"));
-        assert_eq!(found(r#"{"a": {"b.c": "x"}}"#), document("x"));
+        let text_of = |json: &str| row(json, "a.b.c", 2);
+        assert_eq!(text_of(r#"{"a": {"b": {"c": "x"}}, "id": 1}"#), document("x"));
+        assert_eq!(text_of(r#"{"a": {"b": {"c": "x"}}, "a.b.c": "exact"}"#), document("exact"));
+        assert_eq!(text_of(r#"{"a": {"b.c": "x"}}"#), document("x"));
         for nothing in [r#"{"a": null}"#, r#"{"a": {"b": 3}}"#, r#"{"a": {"b": {"c": null}}}"#, r#"{"ab": "x"}"#] {
-            assert_eq!(found(nothing), Row::Skipped(SkipReason::Null), "{nothing}");
+            assert_eq!(text_of(nothing), Row::Skipped(SkipReason::Null), "{nothing}");
         }
-        assert_eq!(found(r#"{"a": {"b": {"c": 1}}}"#), Row::Skipped(SkipReason::Malformed));
+        assert_eq!(text_of(r#"{"a": {"b": {"c": 1}}}"#), Row::Skipped(SkipReason::Malformed));
     }
 }

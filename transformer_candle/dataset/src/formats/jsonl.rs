@@ -46,10 +46,10 @@ impl ShardReader for JsonlFile {
         self.row_group_end = start + self.row_group_bytes;
         // The line that contains the byte before the row group belongs to an earlier one; it may extend beyond this
         // one.
-        let before = start.saturating_sub(1);
-        self.reader = RangeReader::new(Arc::clone(&self.source), before, u64::MAX);
+        let previous_byte = start.saturating_sub(1);
+        self.reader = RangeReader::new(Arc::clone(&self.source), previous_byte, u64::MAX);
         if start > 0 {
-            let skipped = self.reader.by_ref().take(self.row_group_end - before).skip_until(b'\n');
+            let skipped = self.reader.by_ref().take(self.row_group_end - previous_byte).skip_until(b'\n');
             skipped.map_err(DataError::decoding(self.source.name()))?;
         }
         for _ in 0..row {
@@ -184,8 +184,8 @@ mod tests {
     fn fields_of_the_first_rows_are_listed_with_types() {
         let text = "{\"id\": 1, \"body\": null}\nnonsense\n{\"body\": \"x\", \"tags\": []}\n";
         let fields = open(text).fields().unwrap();
-        let listed: Vec<_> = fields.iter().map(|field| (field.name.as_str(), field.non_string_type)).collect();
-        assert_eq!(listed, [("id", Some("numbers")), ("body", None), ("tags", Some("lists"))]);
+        let names_and_types: Vec<_> = fields.iter().map(|field| (field.name.as_str(), field.non_string_type)).collect();
+        assert_eq!(names_and_types, [("id", Some("numbers")), ("body", None), ("tags", Some("lists"))]);
     }
 
     #[test]

@@ -39,11 +39,11 @@ impl Format {
         if rules.version >= 2 && is_plain {
             self.check_head(source.name(), &head)?;
         }
-        let opened = self.open_reader(Arc::clone(source), &head, rules, cancel);
-        if !is_plain && matches!(opened, Err(DataError::Format { .. })) {
+        let reader = self.open_reader(Arc::clone(source), &head, rules, cancel);
+        if !is_plain && matches!(reader, Err(DataError::Format { .. })) {
             self.check_head(source.name(), &read_head(source.as_ref())?)?;
         }
-        opened
+        reader
     }
 
     fn open_reader(

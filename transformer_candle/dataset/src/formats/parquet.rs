@@ -132,13 +132,13 @@ impl OpenRowGroup {
     fn decode(&mut self, max_level: i16) -> Result<(), ParquetError> {
         let mut levels: Vec<i16> = Vec::new();
         let mut values: Vec<ByteArray> = Vec::new();
-        let wanted = self.rows_per_batch.min(self.rows_left) as usize;
+        let row_count = self.rows_per_batch.min(self.rows_left) as usize;
         let Some(reader) = &mut self.reader else {
-            self.rows_left -= wanted as u64;
-            self.decoded.extend((0..wanted).map(|_| Row::Skipped(SkipReason::Null)));
+            self.rows_left -= row_count as u64;
+            self.decoded.extend((0..row_count).map(|_| Row::Skipped(SkipReason::Null)));
             return Ok(());
         };
-        let (rows, _, _) = reader.read_records(wanted, Some(&mut levels), None, &mut values)?;
+        let (rows, _, _) = reader.read_records(row_count, Some(&mut levels), None, &mut values)?;
         self.rows_left -= rows as u64;
         let mut values = values.into_iter();
         for row in 0..rows {
@@ -190,14 +190,14 @@ pub(super) fn read_footer(source: &dyn ByteSource) -> Result<ParquetMetaData, Da
     if tail.is_encrypted_footer() {
         return Err(corrupted(source, "it is encrypted"));
     }
-    let needed = tail.metadata_length() + TAIL;
-    if needed as u64 > length {
+    let footer_bytes = tail.metadata_length() + TAIL;
+    if footer_bytes as u64 > length {
         return Err(corrupted(source, "its footer is longer than the file"));
     }
-    if needed > guess {
-        end = source.read(length - needed as u64, needed)?;
+    if footer_bytes > guess {
+        end = source.read(length - footer_bytes as u64, footer_bytes)?;
     }
-    let footer = &end[end.len() - needed..end.len() - TAIL];
+    let footer = &end[end.len() - footer_bytes..end.len() - TAIL];
     let options = ParquetMetaDataOptions::new()
         .with_column_stats_policy(ParquetStatisticsPolicy::SkipAll)
         .with_size_stats_policy(ParquetStatisticsPolicy::SkipAll)
@@ -218,17 +218,17 @@ fn find_column(metadata: &ParquetMetaData, file: &str, text_column: &str) -> Res
         schema.columns().iter().enumerate().filter(|(_, column)| is_null(column) && column.max_rep_level() == 0);
     // The path of a field of a struct is `column.field`.
     let path = |column: &ColumnDescPtr| column.path().string() == text_column;
-    let found = texts.iter().copied().chain(nulls).find(|(_, column)| path(column));
-    if let Some((index, column)) = found {
+    let match_column = texts.iter().copied().chain(nulls).find(|(_, column)| path(column));
+    if let Some((index, column)) = match_column {
         return Ok((index, Arc::clone(column)));
     }
     let is_below = |rest: &str| rest.is_empty() || rest.starts_with('.');
-    let named =
+    let other_column =
         schema.columns().iter().find(|column| column.path().string().strip_prefix(text_column).is_some_and(is_below));
     Err(DataError::MissingColumn(MissingColumn {
         file: file.to_owned(),
         column: text_column.to_owned(),
-        found: named.map(describe_type),
+        value_type: other_column.map(describe_type),
         available: texts.iter().map(|(_, column)| column.path().string()).collect(),
     }))
 }
@@ -285,8 +285,8 @@ impl ChunkBytes {
         if buffered.len() >= length {
             return Ok(buffered);
         }
-        let wanted = (length as u64).max(self.source.preferred_read_size()).min(self.end - start) as usize;
-        let more = self.source.read(start + buffered.len() as u64, wanted - buffered.len())?;
+        let target_length = (length as u64).max(self.source.preferred_read_size()).min(self.end - start) as usize;
+        let more = self.source.read(start + buffered.len() as u64, target_length - buffered.len())?;
         let bytes = if buffered.is_empty() { more } else { [buffered, more].concat().into() };
         *block = Block { start, bytes: bytes.clone() };
         Ok(bytes)
@@ -304,8 +304,8 @@ impl ChunkReader for ChunkBytes {
 
     /// Returns a reader for a page header, which fits into [`PAGE_HEADER_BYTES`] unless it has unusual statistics.
     fn get_read(&self, start: u64) -> parquet::errors::Result<Self::T> {
-        let left = self.end.saturating_sub(start);
-        let first = self.read_at_least(start, left.min(PAGE_HEADER_BYTES) as usize)?;
+        let remaining = self.end.saturating_sub(start);
+        let first = self.read_at_least(start, remaining.min(PAGE_HEADER_BYTES) as usize)?;
         let rest = RangeReader::new(Arc::clone(&self.source), start + first.len() as u64, self.end);
         Ok(first.reader().chain(rest))
     }

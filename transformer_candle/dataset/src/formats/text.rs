@@ -130,11 +130,11 @@ impl Window {
             length if length == CHUNK_STRIDE as usize => multiple - (1..SEPARATOR.len()).find(is_cut).unwrap_or(0),
             line_start => start + line_start,
         };
-        let before = &self.bytes[offset.saturating_sub(self.vicinity)..offset];
-        let after = &self.bytes[offset..self.bytes.len().min(multiple + self.vicinity)];
+        let bytes_before = &self.bytes[offset.saturating_sub(self.vicinity)..offset];
+        let bytes_after = &self.bytes[offset..self.bytes.len().min(multiple + self.vicinity)];
         let has_separators = self.vicinity > 0;
-        let separator_before = has_separators && trim_line_ends(before).ends_with(SEPARATOR.as_bytes());
-        let separator_after = has_separators && trim_line_starts(after).starts_with(SEPARATOR.as_bytes());
+        let separator_before = has_separators && trim_line_ends(bytes_before).ends_with(SEPARATOR.as_bytes());
+        let separator_after = has_separators && trim_line_starts(bytes_after).starts_with(SEPARATOR.as_bytes());
         Boundary { offset, ends_document: separator_before || separator_after, separator_before, separator_after }
     }
 }
@@ -148,14 +148,14 @@ fn split_documents(text: &[u8], start: &Boundary, end: &Boundary) -> VecDeque<Ro
         let piece = &text[..separator.unwrap_or(text.len())];
         rest = separator.map(|separator| &text[separator + SEPARATOR.len()..]);
         let separator_after = separator.is_some() || end.separator_after;
-        let mut trimmed = if separator_before { trim_line_starts(piece) } else { piece };
-        trimmed = if separator_after { trim_line_ends(trimmed) } else { trimmed };
+        let mut body = if separator_before { trim_line_starts(piece) } else { piece };
+        body = if separator_after { trim_line_ends(body) } else { body };
         let ends_document = separator.is_some() || end.ends_document;
         // A part of a document may be blank, a document not. What ends the document of the chunk before is kept even if
         // only line ends of it are here.
-        let is_left_out = trimmed.is_empty() || (ends_document && trimmed.trim_ascii().is_empty());
+        let is_left_out = body.is_empty() || (ends_document && body.trim_ascii().is_empty());
         if !(is_left_out && starts_document && (separator_before || separator_after)) {
-            let part = if trimmed.is_empty() { piece } else { trimmed };
+            let part = if body.is_empty() { piece } else { body };
             rows.push_back(Row::from_bytes(part.to_vec(), ends_document));
         }
         (starts_document, separator_before) = (true, true);
@@ -195,17 +195,17 @@ fn trim_line_ends(text: &[u8]) -> &[u8] {
     &text[..end]
 }
 
-/// Offset of the boundary within the bytes `before` a multiple: after the last line end, else before the character that
+/// Offset of the boundary within the `bytes` before a multiple: after the last line end, else before the character that
 /// the multiple would split, else at the multiple.
-fn split_offset(before: &[u8]) -> usize {
-    if let Some(newline) = before.iter().rposition(|&byte| byte == b'\n') {
+fn split_offset(bytes: &[u8]) -> usize {
+    if let Some(newline) = bytes.iter().rposition(|&byte| byte == b'\n') {
         return newline + 1;
     }
-    let length = before.len();
-    let start = before.iter().rev().take(4).position(|byte| byte & 0b1100_0000 != 0b1000_0000);
+    let length = bytes.len();
+    let start = bytes.iter().rev().take(4).position(|byte| byte & 0b1100_0000 != 0b1000_0000);
     match start {
         Some(back) => {
-            let lead = before[length - 1 - back];
+            let lead = bytes[length - 1 - back];
             let expected = match lead {
                 0b1100_0000..=0b1101_1111 => 2,
                 0b1110_0000..=0b1110_1111 => 3,
@@ -300,9 +300,9 @@ mod tests {
             let mut file = TextFile::open(MemoryFile::new(text.clone().into_bytes(), 1 << 20), 2);
             let groups = all_rows(&mut file);
             let expected: Vec<&str> = text.split(SEPARATOR).map(trimmed).filter(|text| !text.is_empty()).collect();
-            let found = documents(&groups);
-            let different = found.iter().zip(&expected).find(|(found, expected)| found != expected);
-            prop_assert!(found.len() == expected.len() && different.is_none(), "{:?}", pieces);
+            let documents = documents(&groups);
+            let different = documents.iter().zip(&expected).find(|(document, expected)| document != expected);
+            prop_assert!(documents.len() == expected.len() && different.is_none(), "{:?}", pieces);
             for (group, rows) in groups.iter().enumerate().filter(|(_, rows)| !rows.is_empty()) {
                 prop_assert_eq!(file.row_count(group as u64).unwrap(), Some(rows.len() as u64));
                 file.seek(group as u64, rows.len() as u64 / 2).unwrap();

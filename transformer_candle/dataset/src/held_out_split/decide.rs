@@ -23,26 +23,26 @@ impl DataSource {
     /// Returns the split into training and held-out rows, the same for the stream and the evaluation of a run.
     pub(crate) fn held_out_split(&self, settings: SplitSettings) -> Result<Arc<HeldOutSplit>, DataError> {
         // Another thread may be deciding the same split, for as long as the Hub does not respond.
-        let mut known = loop {
+        let mut splits = loop {
             match self.held_out_splits().try_lock() {
-                Ok(known) => break known,
-                Err(TryLockError::Poisoned(known)) => break known.into_inner(),
+                Ok(splits) => break splits,
+                Err(TryLockError::Poisoned(splits)) => break splits.into_inner(),
                 Err(TryLockError::WouldBlock) => self.cancel().sleep(SPLIT_POLL_INTERVAL)?,
             }
         };
-        if let Some((_, split)) = known.iter().find(|(other, _)| *other == settings) {
+        if let Some((_, split)) = splits.iter().find(|(other, _)| *other == settings) {
             return Ok(Arc::clone(split));
         }
         let split = Arc::new(HeldOutSplit::decide(self, settings)?);
-        known.push((settings, Arc::clone(&split)));
+        splits.push((settings, Arc::clone(&split)));
         Ok(split)
     }
 
     /// Takes over a split that was decided before.
     pub(crate) fn restore_split(&self, settings: SplitSettings, split: &HeldOutSplit) {
-        let mut known = self.held_out_splits().lock().unwrap_or_else(PoisonError::into_inner);
-        known.retain(|(other, _)| *other != settings);
-        known.push((settings, Arc::new(split.clone())));
+        let mut splits = self.held_out_splits().lock().unwrap_or_else(PoisonError::into_inner);
+        splits.retain(|(other, _)| *other != settings);
+        splits.push((settings, Arc::new(split.clone())));
     }
 
     /// Counts the rows of a row group, of a corrupted one those before the first that cannot be decoded; `None` if there
@@ -129,30 +129,30 @@ struct Candidates {
 impl Candidates {
     fn find(source: &DataSource, from: RowGroupId, threshold: u64) -> Result<Self, DataError> {
         let shards = from.0..source.shards().len().min(from.0 + HELD_OUT_SHARDS);
-        let mut found = Self { shards: shards.clone(), from, threshold, by_hash: false, row_groups: Vec::new() };
+        let mut candidates = Self { shards: shards.clone(), from, threshold, by_hash: false, row_groups: Vec::new() };
         let mut any_below = false;
         for shard in shards {
             source.cancel().check()?;
             let name = &source.shards()[shard].name;
             let Some(mut reader) = source.open_intact(shard)? else { continue };
-            let known = reader.row_groups();
+            let row_groups = reader.row_groups();
             let mut row_group = if shard == from.0 { from.1 } else { 0 };
-            while match known {
+            while match row_groups {
                 Some(row_groups) => row_group < row_groups,
                 None => source.count_rows(reader.as_mut(), row_group)?.is_some(),
             } {
                 let hash = key(Purpose::HELD_OUT, &[row_group], name);
                 any_below |= hash < threshold;
-                found.row_groups.push((hash, shard, row_group));
+                candidates.row_groups.push((hash, shard, row_group));
                 row_group += 1;
-                if any_below && found.row_groups.len() >= FEW_ROW_GROUPS {
-                    found.by_hash = true;
-                    return Ok(found);
+                if any_below && candidates.row_groups.len() >= FEW_ROW_GROUPS {
+                    candidates.by_hash = true;
+                    return Ok(candidates);
                 }
             }
         }
-        found.row_groups.sort_unstable();
-        Ok(found)
+        candidates.row_groups.sort_unstable();
+        Ok(candidates)
     }
 
     /// Returns the rule for these candidates; `None` if nothing can be held out. Row groups `after_training` may be
@@ -172,9 +172,9 @@ impl Candidates {
         let choices = self.row_groups.len();
         let leaves_training = |first_row: u64| after_training || choices > 1 || first_row > 0;
         let last_eighth = |rows: u64| rows - (rows / 8).max(1).min(rows);
-        let tried = if needs_documents { choices.min(MAX_TRIED_ROW_GROUPS) } else { choices };
+        let trial_count = if needs_documents { choices.min(MAX_TRIED_ROW_GROUPS) } else { choices };
         let mut usual = None;
-        for &(_, shard, row_group) in &self.row_groups[..tried] {
+        for &(_, shard, row_group) in &self.row_groups[..trial_count] {
             let rows = source.count_rows(source.open(shard)?.as_mut(), row_group)?.unwrap_or(0);
             let first_row = if after_training || choices >= FEW_ROW_GROUPS { 0 } else { last_eighth(rows) };
             if rows > 0 && leaves_training(first_row) {
@@ -190,7 +190,7 @@ impl Candidates {
         }
         // The documents are in few rows: a part of a row group is held out that has some and leaves some.
         let mut has_document = false;
-        for &(_, shard, row_group) in &self.row_groups[..tried] {
+        for &(_, shard, row_group) in &self.row_groups[..trial_count] {
             let Some(documents) = Documents::find(source, shard, row_group)? else { continue };
             has_document = true;
             for first_row in [last_eighth(documents.rows), documents.last] {

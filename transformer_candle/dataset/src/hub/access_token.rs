@@ -91,9 +91,9 @@ impl AccessToken {
         if variable("HF_HUB_DISABLE_IMPLICIT_TOKEN").is_some_and(|value| is_true(&value)) {
             return None;
         }
-        let named = VARIABLES.iter().find_map(|name| Some((*name, variable(name)?)));
+        let variable_value = VARIABLES.iter().find_map(|name| Some((*name, variable(name)?)));
         if let Some((name, secret)) =
-            named.map(|(name, value)| (name, cleaned(&value))).filter(|(_, secret)| !secret.is_empty())
+            variable_value.map(|(name, value)| (name, cleaned(&value))).filter(|(_, secret)| !secret.is_empty())
         {
             return Some(Self::new(secret, TokenOrigin::Variable(name)));
         }
@@ -121,7 +121,7 @@ fn expanded(path: &str, variable: &impl Fn(&str) -> Option<String>) -> PathBuf {
     let below_home = path.strip_prefix('~').filter(|rest| rest.is_empty() || rest.starts_with('/'));
     let path = below_home.and_then(|rest| Some(variable("HOME")? + rest)).unwrap_or_else(|| path.to_owned());
     let mut parts = path.split('$');
-    let mut found = parts.next().unwrap_or_default().to_owned();
+    let mut expansion = parts.next().unwrap_or_default().to_owned();
     for part in parts {
         let is_name = |character: char| character.is_ascii_alphanumeric() || character == '_';
         let (name, rest) = match part.strip_prefix('{').and_then(|braced| braced.split_once('}')) {
@@ -129,11 +129,11 @@ fn expanded(path: &str, variable: &impl Fn(&str) -> Option<String>) -> PathBuf {
             None => part.split_at(part.find(|character| !is_name(character)).unwrap_or(part.len())),
         };
         match variable(name) {
-            Some(value) => found.extend([value.as_str(), rest]),
-            None => found.extend(["$", part]),
+            Some(value) => expansion.extend([value.as_str(), rest]),
+            None => expansion.extend(["$", part]),
         }
     }
-    PathBuf::from(found)
+    PathBuf::from(expansion)
 }
 
 /// Returns the name under which `hf auth login` has stored a token: a section of an INI file.
@@ -154,9 +154,9 @@ mod tests {
     use super::*;
 
     /// The token that is found with these variables, where every file `token` holds `hf_stored`.
-    fn found(variables: &[(&str, &str)]) -> Option<(String, String)> {
+    fn token_of(variables: &[(&str, &str)]) -> Option<(String, String)> {
         let variable =
-            |name: &str| variables.iter().find(|(known, _)| *known == name).map(|(_, value)| (*value).to_owned());
+            |name: &str| variables.iter().find(|(other, _)| *other == name).map(|(_, value)| (*value).to_owned());
         let read = |path: &Path| match path.file_name()?.to_str()? {
             "token" => Some("hf_stored\n".to_owned()),
             "stored_tokens" => Some("[laptop]\nhf_token = hf_stored\n[other]\nhf_token = hf_other\n".to_owned()),
@@ -169,22 +169,22 @@ mod tests {
     fn tokens_come_from_where_huggingface_hub_takes_them() {
         let home = ("HF_HOME", "/hf");
         let own = |secret: &str, origin: &str| Some((secret.to_owned(), origin.to_owned()));
-        assert_eq!(found(&[home, ("HF_TOKEN", " hf_a\r\n")]), own("hf_a", "in HF_TOKEN"));
-        assert_eq!(found(&[home, ("HUGGING_FACE_HUB_TOKEN", "hf_b")]), own("hf_b", "in HUGGING_FACE_HUB_TOKEN"));
-        assert_eq!(found(&[("HF_TOKEN", "hf_a"), ("HUGGING_FACE_HUB_TOKEN", "hf_b")]), own("hf_a", "in HF_TOKEN"));
-        assert_eq!(found(&[home, ("HF_TOKEN", "")]), own("hf_stored", "`laptop` in /hf/token"));
+        assert_eq!(token_of(&[home, ("HF_TOKEN", " hf_a\r\n")]), own("hf_a", "in HF_TOKEN"));
+        assert_eq!(token_of(&[home, ("HUGGING_FACE_HUB_TOKEN", "hf_b")]), own("hf_b", "in HUGGING_FACE_HUB_TOKEN"));
+        assert_eq!(token_of(&[("HF_TOKEN", "hf_a"), ("HUGGING_FACE_HUB_TOKEN", "hf_b")]), own("hf_a", "in HF_TOKEN"));
+        assert_eq!(token_of(&[home, ("HF_TOKEN", "")]), own("hf_stored", "`laptop` in /hf/token"));
         assert_eq!(
-            found(&[("HOME", "/me"), ("HF_HOME", "~/$X/${Y}z"), ("X", "x"), ("Y", "y")]),
+            token_of(&[("HOME", "/me"), ("HF_HOME", "~/$X/${Y}z"), ("X", "x"), ("Y", "y")]),
             own("hf_stored", "`laptop` in /me/x/yz/token")
         );
-        assert_eq!(found(&[home, ("HF_TOKEN_PATH", "/other/token")]), own("hf_stored", "`laptop` in /other/token"));
-        assert_eq!(found(&[home, ("HF_TOKEN_PATH", "/none")]), None);
-        assert_eq!(found(&[home, ("HF_TOKEN", "hf_a"), ("HF_HUB_DISABLE_IMPLICIT_TOKEN", "1")]), None);
+        assert_eq!(token_of(&[home, ("HF_TOKEN_PATH", "/other/token")]), own("hf_stored", "`laptop` in /other/token"));
+        assert_eq!(token_of(&[home, ("HF_TOKEN_PATH", "/none")]), None);
+        assert_eq!(token_of(&[home, ("HF_TOKEN", "hf_a"), ("HF_HUB_DISABLE_IMPLICIT_TOKEN", "1")]), None);
     }
 
     #[test]
     fn debug_output_hides_the_token() {
-        let shown = format!("{:?}", AccessToken::new("hf_secret", TokenOrigin::Variable("HF_TOKEN")));
-        assert!(shown.contains("HF_TOKEN") && !shown.contains("hf_secret"), "{shown}");
+        let text = format!("{:?}", AccessToken::new("hf_secret", TokenOrigin::Variable("HF_TOKEN")));
+        assert!(text.contains("HF_TOKEN") && !text.contains("hf_secret"), "{text}");
     }
 }

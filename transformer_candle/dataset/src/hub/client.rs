@@ -108,8 +108,8 @@ impl HubClient {
     pub(super) fn get_text(self: &Arc<Self>, url: &str, cancel: &CancelToken) -> Result<Page, DataError> {
         let mut backoff = self.backoff(cancel);
         loop {
-            let (client, asked) = (Arc::clone(self), url.to_owned());
-            match cancel.run_blocking("hub", move || client.try_get_text(&asked))? {
+            let (client, owned_url) = (Arc::clone(self), url.to_owned());
+            match cancel.run_blocking("hub", move || client.try_get_text(&owned_url))? {
                 Ok(page) => return Ok(page),
                 Err(failure) => backoff.wait(failure)?,
             }
@@ -143,11 +143,11 @@ impl HubClient {
         length: u64,
         cancel: &CancelToken,
     ) -> Result<(Vec<u8>, Result<String, RequestError>), DataError> {
-        let (client, wanted) = (Arc::clone(self), cancel.clone());
+        let (client, cancel_copy) = (Arc::clone(self), cancel.clone());
         cancel.run_blocking("hub", move || {
             let mut bytes = Vec::with_capacity((range.end - range.start) as usize);
-            let tried = client.read_range(&url, &range, length, &mut bytes, &wanted);
-            (bytes, tried)
+            let outcome = client.read_range(&url, &range, length, &mut bytes, &cancel_copy);
+            (bytes, outcome)
         })
     }
 
@@ -253,11 +253,12 @@ impl HubClient {
                 "the token {origin}{owner} has no access: accept the data set's conditions on its page, or use another token"
             );
         }
-        let said = header(headers, &ERROR_MESSAGE).map(|said| said.replace(token.secret(), "..."));
-        let said =
-            said.filter(|said| said.len() <= LONGEST_MESSAGE).map_or_else(String::new, |said| format!(" ({said})"));
+        let reason = header(headers, &ERROR_MESSAGE).map(|reason| reason.replace(token.secret(), "..."));
+        let reason = reason
+            .filter(|reason| reason.len() <= LONGEST_MESSAGE)
+            .map_or_else(String::new, |reason| format!(" ({reason})"));
         format!(
-            "the Hub does not accept the token {origin}{said}, it is wrong, expired or revoked: {}",
+            "the Hub does not accept the token {origin}{reason}, it is wrong, expired or revoked: {}",
             origin.remedy()
         )
     }
@@ -269,8 +270,8 @@ impl HubClient {
             return None;
         }
         let text = response.into_body().with_config().limit(1 << 20).read_to_string().ok()?;
-        let described: serde_json::Value = serde_json::from_str(&text).ok()?;
-        Some(described["name"].as_str()?.to_owned())
+        let account: serde_json::Value = serde_json::from_str(&text).ok()?;
+        Some(account["name"].as_str()?.to_owned())
     }
 }
 
@@ -298,8 +299,8 @@ fn read_body(
         if cancel.is_cancelled() {
             return Err("cancelled".to_owned());
         }
-        let wanted = chunk.len().min(end - buffer.len());
-        match reader.read(&mut chunk[..wanted]) {
+        let piece_length = chunk.len().min(end - buffer.len());
+        match reader.read(&mut chunk[..piece_length]) {
             Ok(0) => return Err("the response was truncated".to_owned()),
             Ok(read) => buffer.extend_from_slice(&chunk[..read]),
             Err(error) => return Err(in_words(&error)),
@@ -319,8 +320,8 @@ fn transient(url: &str, message: String) -> RequestError {
 }
 
 /// Returns the error of a file that does not have the listed `length`.
-fn size_mismatch(url: &str, found: &str, length: u64) -> RequestError {
-    let message = format!("the file has {found} bytes, its listing says {length}: the data set was changed");
+fn size_mismatch(url: &str, actual: &str, length: u64) -> RequestError {
+    let message = format!("the file has {actual} bytes, its listing says {length}: the data set was changed");
     RequestError::ListingMismatch { url: redacted(url), error: DataError::invalid_response(url, message) }
 }
 
@@ -392,9 +393,9 @@ mod tests {
             ["https://user:secret@h", "user:secret@h", "https://user:sec/secret@h", "https://user:a secret@h"]
         {
             assert!(!format!("{:?}", fast_settings(endpoint, None)).contains("secret"), "{endpoint}");
-            let shown = HubClient::new(fast_settings(endpoint, None))
+            let message = HubClient::new(fast_settings(endpoint, None))
                 .map_or_else(|error| error.to_string(), |client| client.endpoint().to_owned());
-            assert!(!shown.contains("secret") && !shown.contains("user:"), "{endpoint}: {shown}");
+            assert!(!message.contains("secret") && !message.contains("user:"), "{endpoint}: {message}");
         }
     }
 }

@@ -41,44 +41,49 @@ pub(super) fn resolve(
         let listing = list(&config.folder)?;
         (infer_splits(&listing, &config.folder), Some(listing))
     };
-    let Some(wanted) = splits.iter().find(|known| known.split == split) else {
+    let Some(requested_split) = splits.iter().find(|entry| entry.split == split) else {
         let split = split.to_owned();
         if splits.is_empty() {
             let problem = "the repository contains no file of a supported format".to_owned();
             return Err(DataError::NoHubFiles { name: title, split, problem });
         }
-        let available = splits.into_iter().map(|known| known.split).collect();
+        let available = splits.into_iter().map(|entry| entry.split).collect();
         return Err(DataError::Split { name: title, split, available });
     };
-    let mut found = Vec::new();
-    for pattern in &wanted.patterns {
+    let mut matching_files = Vec::new();
+    for pattern in &requested_split.patterns {
         let pattern = join(&config.folder, pattern);
         let matcher = glob(&pattern)?;
         let listed = match &listing {
             Some(listing) => listing.clone(),
             None => list(literal_folder(&pattern))?,
         };
-        found.extend(
+        matching_files.extend(
             listed.into_iter().filter(|file| matcher.is_match(&file.path) && is_data_file(&file.path, &pattern)),
         );
     }
-    keep_main_format(title, wanted, found)
+    keep_main_format(title, requested_split, matching_files)
 }
 
-fn resolve_config(dataset: &str, configs: &[CardConfig], wanted: Option<&str>) -> Result<CardConfig, DataError> {
-    if configs.is_empty() && wanted.is_none_or(|wanted| wanted == "default") {
+fn resolve_config(
+    dataset: &str,
+    configs: &[CardConfig],
+    requested_config: Option<&str>,
+) -> Result<CardConfig, DataError> {
+    if configs.is_empty() && requested_config.is_none_or(|requested_config| requested_config == "default") {
         let name = "default".to_owned();
         return Ok(CardConfig { name, default: true, folder: String::new(), splits: None });
     }
-    let found = match wanted {
-        Some(wanted) => configs.iter().find(|config| config.name == wanted),
+    let config = match requested_config {
+        Some(requested_config) => configs.iter().find(|config| config.name == requested_config),
         None if configs.len() == 1 => configs.first(),
         None => configs.iter().find(|config| config.default).or_else(|| configs.iter().find(|c| c.name == "default")),
     };
-    found.cloned().ok_or_else(|| DataError::Config {
+    config.cloned().ok_or_else(|| DataError::Config {
         name: dataset.to_owned(),
-        problem: wanted
-            .map_or("has several configs and no default".to_owned(), |wanted| format!("has no config `{wanted}`")),
+        problem: requested_config.map_or("has several configs and no default".to_owned(), |requested_config| {
+            format!("has no config `{requested_config}`")
+        }),
         available: match configs {
             [] => vec!["default".to_owned()],
             configs => configs.iter().map(|config| config.name.clone()).collect(),
@@ -96,7 +101,7 @@ fn infer_splits(listing: &[ListedFile], folder: &str) -> Vec<SplitPatterns> {
     let matches = |pattern: &String| glob(pattern).is_ok_and(|glob| names.iter().any(|name| glob.is_match(name)));
     let mut sharded: Vec<String> = names.iter().filter_map(|name| split_of_sharded_name(name)).collect();
     sharded.sort_by_key(|split| {
-        let rank = SPLIT_WORDS.iter().position(|(known, _)| known == split);
+        let rank = SPLIT_WORDS.iter().position(|(word, _)| word == split);
         (rank.unwrap_or(SPLIT_WORDS.len()), split.clone())
     });
     sharded.dedup();
@@ -107,7 +112,7 @@ fn infer_splits(listing: &[ListedFile], folder: &str) -> Vec<SplitPatterns> {
             .collect();
     }
     for word_patterns in [folder_name_patterns, file_name_patterns] {
-        let found: Vec<SplitPatterns> = SPLIT_WORDS
+        let splits: Vec<SplitPatterns> = SPLIT_WORDS
             .iter()
             .map(|(split, words)| SplitPatterns {
                 split: (*split).to_owned(),
@@ -115,8 +120,8 @@ fn infer_splits(listing: &[ListedFile], folder: &str) -> Vec<SplitPatterns> {
             })
             .filter(|split| split.patterns.iter().any(matches))
             .collect();
-        if !found.is_empty() {
-            return found;
+        if !splits.is_empty() {
+            return splits;
         }
     }
     let train = SplitPatterns { split: "train".to_owned(), patterns: vec!["**".to_owned()] };
@@ -175,8 +180,8 @@ fn file_name_patterns(word: &str) -> Vec<String> {
 fn is_data_file(path: &str, pattern: &str) -> bool {
     let name = path.rsplit('/').next().unwrap_or(path);
     let hidden = |part: &str| part.starts_with('.') || part.starts_with("__");
-    let named = |part: &str| pattern.split('/').any(|wanted| wanted == part || hidden(wanted));
-    (!is_metadata(name) || named(name)) && path.split('/').all(|part| !hidden(part) || named(part))
+    let is_named = |part: &str| pattern.split('/').any(|pattern_part| pattern_part == part || hidden(pattern_part));
+    (!is_metadata(name) || is_named(name)) && path.split('/').all(|part| !hidden(part) || is_named(part))
 }
 
 /// Whether a file of this name describes a data set.
@@ -187,29 +192,29 @@ pub(crate) fn is_metadata(name: &str) -> bool {
 /// Keeps the files of the most frequent format: a split has one format.
 fn keep_main_format(
     title: String,
-    wanted: &SplitPatterns,
-    found: Vec<ListedFile>,
+    split: &SplitPatterns,
+    files: Vec<ListedFile>,
 ) -> Result<Vec<ListedFile>, DataError> {
     let mut counts: Vec<(Format, usize)> = Vec::new();
-    for format in found.iter().filter_map(|file| Format::from_name(&file.path)) {
-        match counts.iter_mut().find(|(known, _)| known.kind() == format.kind()) {
+    for format in files.iter().filter_map(|file| Format::from_name(&file.path)) {
+        match counts.iter_mut().find(|(other, _)| other.kind() == format.kind()) {
             Some((_, count)) => *count += 1,
             None => counts.push((format, 1)),
         }
     }
     let most = counts.iter().map(|&(_, count)| count).max();
     let Some((kind, _)) = counts.into_iter().find(|&(_, count)| Some(count) == most) else {
-        let problem = match found.first() {
-            None => format!("no file matches {}", wanted.patterns.join(", ")),
+        let problem = match files.first() {
+            None => format!("no file matches {}", split.patterns.join(", ")),
             Some(file) => format!("{} is not Parquet, JSON Lines or text", file.path),
         };
-        return Err(DataError::NoHubFiles { name: title, split: wanted.split.clone(), problem });
+        return Err(DataError::NoHubFiles { name: title, split: split.split.clone(), problem });
     };
-    let mut seen = std::collections::HashSet::new();
-    Ok(found
+    let mut paths = std::collections::HashSet::new();
+    Ok(files
         .into_iter()
         .filter(|file| Format::from_name(&file.path).is_some_and(|format| format.kind() == kind.kind()))
-        .filter(|file| file.bytes > 0 && seen.insert(file.path.clone()))
+        .filter(|file| file.bytes > 0 && paths.insert(file.path.clone()))
         .collect())
 }
 

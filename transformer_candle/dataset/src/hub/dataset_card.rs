@@ -101,8 +101,8 @@ impl DataFiles {
             Self::Entries(entries) => {
                 let mut splits: Vec<SplitPatterns> = Vec::new();
                 for Entry { split, path } in entries {
-                    match splits.iter_mut().find(|known| known.split == split) {
-                        Some(known) => known.patterns.extend(path.patterns()),
+                    match splits.iter_mut().find(|entry| entry.split == split) {
+                        Some(entry) => entry.patterns.extend(path.patterns()),
                         None => splits.push(SplitPatterns { split, patterns: path.patterns() }),
                     }
                 }

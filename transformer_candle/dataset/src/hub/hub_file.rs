@@ -25,8 +25,8 @@ impl HubFile {
     }
 
     fn current_url(&self) -> String {
-        let known = self.signed_url.lock().unwrap_or_else(PoisonError::into_inner);
-        known.clone().unwrap_or_else(|| self.url.clone())
+        let signed_url = self.signed_url.lock().unwrap_or_else(PoisonError::into_inner);
+        signed_url.clone().unwrap_or_else(|| self.url.clone())
     }
 
     fn store_signed_url(&self, signed_url: Option<String>) {

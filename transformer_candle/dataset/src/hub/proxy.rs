@@ -88,8 +88,8 @@ impl NamedProxy {
         let Self { variable, address, .. } = self;
         let mend = format!("correct or unset {variable}");
         match error {
-            ureq::Error::ConnectProxyFailed(said) => {
-                format!("the proxy {address} that {variable} names refuses the connection ({said}): {mend}")
+            ureq::Error::ConnectProxyFailed(cause) => {
+                format!("the proxy {address} that {variable} names refuses the connection ({cause}): {mend}")
             }
             ureq::Error::Io(_) | ureq::Error::HostNotFound | ureq::Error::Timeout(_) => {
                 let error = transport_error_in_words(error);
@@ -112,7 +112,7 @@ mod tests {
 
     fn proxies(variables: &[(&str, &str)]) -> Proxies {
         Proxies::from_variables(|name| {
-            variables.iter().find(|(known, _)| *known == name).map(|(_, value)| (*value).to_owned())
+            variables.iter().find(|(other, _)| *other == name).map(|(_, value)| (*value).to_owned())
         })
     }
 
@@ -120,23 +120,23 @@ mod tests {
     fn the_scheme_s_proxy_is_used_but_for_bypassed_hosts() {
         let some =
             [("HTTPS_PROXY", "http://u:secret@s:1"), ("ALL_PROXY", "a:2"), ("NO_PROXY", "localhost, .inside.org,h:80")];
-        let found = |variables: &[(&str, &str)], url: &str| {
+        let proxy_of = |variables: &[(&str, &str)], url: &str| {
             proxies(variables).of(&url.parse().unwrap()).map(|proxy| (proxy.variable.clone(), proxy.address.clone()))
         };
-        let named = |variable: &str, address: &str| Some((variable.to_owned(), address.to_owned()));
-        assert_eq!(found(&some, "https://huggingface.co/x"), named("HTTPS_PROXY", "http://s:1"));
-        assert_eq!(found(&some, "http://huggingface.co"), named("ALL_PROXY", "http://a:2"));
+        let proxy = |variable: &str, address: &str| Some((variable.to_owned(), address.to_owned()));
+        assert_eq!(proxy_of(&some, "https://huggingface.co/x"), proxy("HTTPS_PROXY", "http://s:1"));
+        assert_eq!(proxy_of(&some, "http://huggingface.co"), proxy("ALL_PROXY", "http://a:2"));
         for url in ["https://localhost", "http://a.inside.org", "https://inside.org", "http://h:80"] {
-            assert_eq!(found(&some, url), None, "{url}");
+            assert_eq!(proxy_of(&some, url), None, "{url}");
         }
-        assert!(found(&some, "http://h:81").is_some() && found(&some, "http://outside.org").is_some());
-        assert_eq!(found(&[("https_proxy", ""), ("HTTPS_PROXY", "s:1")], "https://h"), None);
+        assert!(proxy_of(&some, "http://h:81").is_some() && proxy_of(&some, "http://outside.org").is_some());
+        assert_eq!(proxy_of(&[("https_proxy", ""), ("HTTPS_PROXY", "s:1")], "https://h"), None);
         assert_eq!(
-            found(&[("https_proxy", "small:1"), ("HTTPS_PROXY", "s:1")], "https://h"),
-            named("https_proxy", "http://small:1")
+            proxy_of(&[("https_proxy", "small:1"), ("HTTPS_PROXY", "s:1")], "https://h"),
+            proxy("https_proxy", "http://small:1")
         );
-        assert_eq!(found(&[("HTTPS_PROXY", "s:1"), ("no_proxy", "*")], "https://h"), None);
-        assert_eq!(found(&[("HTTPS_PROXY", "s:1")], "http://h"), None);
+        assert_eq!(proxy_of(&[("HTTPS_PROXY", "s:1"), ("no_proxy", "*")], "https://h"), None);
+        assert_eq!(proxy_of(&[("HTTPS_PROXY", "s:1")], "http://h"), None);
     }
 
     #[test]

@@ -73,14 +73,14 @@ impl<'a> Backoff<'a> {
             RequestError::ListingMismatch { url, error } => (url, error.to_string(), None),
             RequestError::Transient { url, message, retry_after } => (url, message, retry_after),
         };
-        let left = self.settings.retry_timeout.saturating_sub(since.elapsed());
+        let remaining = self.settings.retry_timeout.saturating_sub(since.elapsed());
         let unreachable = !self.responded.load(Ordering::Relaxed);
-        if left.is_zero() || (unreachable && failures >= MAX_ATTEMPTS_WITHOUT_RESPONSE) {
+        if remaining.is_zero() || (unreachable && failures >= MAX_ATTEMPTS_WITHOUT_RESPONSE) {
             return Err(DataError::Network { url, attempts: failures, message: reason });
         }
         // The server's request is a minimum: a server that keeps failing must not be asked ever faster.
         let retry_after = retry_after.unwrap_or_default().min(MAX_RETRY_AFTER);
-        let delay = self.backoff(failures).max(retry_after).min(left);
+        let delay = self.backoff(failures).max(retry_after).min(remaining);
         let id = self
             .settings
             .retries

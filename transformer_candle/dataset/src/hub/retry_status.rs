@@ -24,12 +24,12 @@ pub struct RetryStatus {
 impl fmt::Display for RetryStatus {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { url, reason, since, next_attempt } = self;
-        let (waited, left) = (since.elapsed().as_secs(), next_attempt.saturating_duration_since(Instant::now()));
-        write!(f, "waiting for the Hub for {waited} s: {url}: {reason}; ")?;
-        if left.is_zero() {
+        let (seconds, remaining) = (since.elapsed().as_secs(), next_attempt.saturating_duration_since(Instant::now()));
+        write!(f, "waiting for the Hub for {seconds} s: {url}: {reason}; ")?;
+        if remaining.is_zero() {
             f.write_str("retrying")
         } else {
-            write!(f, "retrying in {:.0} s", left.as_secs_f64().ceil())
+            write!(f, "retrying in {:.0} s", remaining.as_secs_f64().ceil())
         }
     }
 }

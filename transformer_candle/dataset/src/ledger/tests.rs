@@ -6,7 +6,7 @@ fn record(step: u64) -> LedgerRecord {
     LedgerRecord::Step(StepRecord { step, sequence_ranges, targets: 8, batch })
 }
 
-fn written(path: &Path, steps: u64) -> LedgerHead {
+fn ledger_with_steps(path: &Path, steps: u64) -> LedgerHead {
     let mut ledger = Ledger::open(path, &LedgerHead::empty(), &CancelToken::new()).unwrap();
     for step in 1..=steps {
         ledger.append(&record(step)).unwrap();
@@ -40,7 +40,7 @@ fn stored_records_keep_their_keys() {
         record(2),
         LedgerRecord::Stage(StageRecord { stage: 1, step: 3, left_out }),
     ];
-    let stored = [
+    let lines = [
         r#"{"kind":"begin","step":1,"components":[{"epoch":1,"window":2,"sequence":3,"given":4}]}"#.to_owned(),
         concat!(
             r#"{"kind":"window","component":0,"epoch":1,"window":2,"next_file":3,"lanes":[null],"#,
@@ -58,9 +58,9 @@ fn stored_records_keep_their_keys() {
         )
         .to_owned(),
     ];
-    for (record, stored) in records.iter().zip(stored) {
-        assert_eq!(serde_json::to_string(record).unwrap(), stored);
-        assert_eq!(&serde_json::from_str::<LedgerRecord>(&stored).unwrap(), record);
+    for (record, line) in records.iter().zip(lines) {
+        assert_eq!(serde_json::to_string(record).unwrap(), line);
+        assert_eq!(&serde_json::from_str::<LedgerRecord>(&line).unwrap(), record);
     }
 }
 
@@ -69,7 +69,7 @@ fn records_are_read_up_to_the_head() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("ledger.jsonl");
     assert_eq!(steps(&path, &LedgerHead::empty()).unwrap(), [0_u64; 0], "a missing file is an empty ledger");
-    let three = written(&path, 3);
+    let three = ledger_with_steps(&path, 3);
     assert_eq!(steps(&path, &three).unwrap(), [1, 2, 3]);
     let mut ledger = Ledger::open(&path, &three, &CancelToken::new()).unwrap();
     ledger.append(&record(4)).unwrap();
@@ -81,13 +81,13 @@ fn records_are_read_up_to_the_head() {
 fn resuming_cuts_off_lines_after_the_head() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("ledger.jsonl");
-    let two = written(&path, 2);
-    let five = written(&path, 5);
-    let mut again = Ledger::open(&path, &two, &CancelToken::new()).unwrap();
+    let two = ledger_with_steps(&path, 2);
+    let five = ledger_with_steps(&path, 5);
+    let mut ledger = Ledger::open(&path, &two, &CancelToken::new()).unwrap();
     for step in 3..=5 {
-        again.append(&record(step)).unwrap();
+        ledger.append(&record(step)).unwrap();
     }
-    assert_eq!(again.sync().unwrap(), five, "the same lines give the same chain");
+    assert_eq!(ledger.sync().unwrap(), five, "the same lines give the same chain");
 }
 
 #[test]
@@ -111,7 +111,7 @@ fn heads_cover_only_lines_on_disk() {
 fn any_changed_lost_or_swapped_byte_is_detected() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("ledger.jsonl");
-    let head = written(&path, 4);
+    let head = ledger_with_steps(&path, 4);
     let intact = std::fs::read(&path).unwrap();
     let lines: Vec<&[u8]> = intact.split_inclusive(|&byte| byte == b'\n').collect();
     let mut corrupted: Vec<Vec<u8>> = (0..intact.len())

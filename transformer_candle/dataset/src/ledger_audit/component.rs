@@ -91,11 +91,11 @@ impl<'a> ComponentAuditor<'a> {
 
     /// Takes note of the files, and of those that have changed.
     pub(super) fn files(&mut self, record: FilesRecord) {
-        if let Some(before) = self.files.take() {
+        if let Some(former) = self.files.take() {
             let epoch = self.epoch.as_ref().map_or(0, |(audited, _)| audited.epoch);
-            for file in before.changes(&record) {
-                let changed = file.shards.iter().filter(|_| !file.is_appended);
-                self.changed.extend(changed.map(|&shard| (shard, epoch)));
+            for file in former.changes(&record) {
+                let changed_shards = file.shards.iter().filter(|_| !file.is_appended);
+                self.changed.extend(changed_shards.map(|&shard| (shard, epoch)));
                 self.audited.changed.push(file.to_string());
             }
         }
@@ -103,9 +103,9 @@ impl<'a> ComponentAuditor<'a> {
     }
 
     /// Adds rows that were skipped from here on.
-    pub(super) fn corrupted(&mut self, found: &FoundCorruption) {
-        self.corrupted.push(found.rows);
-        self.audited.corrupted.push(found.warning());
+    pub(super) fn corrupted(&mut self, corruption: &FoundCorruption) {
+        self.corrupted.push(corruption.rows);
+        self.audited.corrupted.push(corruption.warning());
     }
 
     /// Starts at the position where the ledger does, in the middle of a run.
@@ -135,10 +135,10 @@ impl<'a> ComponentAuditor<'a> {
             coverage.entry((range.shard, range.row_group)).or_default().push(rows);
         }
         let rows: u64 = window.row_ranges.iter().map(|range| range.rows).sum();
-        let counted = window.documents + window.skipped.total();
-        if rows != counted {
+        let row_count = window.documents + window.skipped.total();
+        if rows != row_count {
             problems.note(|| {
-                format!("window {number} of epoch {} of {name} read {rows} rows, but it counts {counted}", epoch + 1)
+                format!("window {number} of epoch {} of {name} read {rows} rows, but it counts {row_count}", epoch + 1)
             });
         }
         Ok(())
@@ -168,13 +168,14 @@ impl<'a> ComponentAuditor<'a> {
             return Ok(());
         };
         audited.finished = finished;
-        let (epoch, shown) = (audited.epoch, audited.epoch + 1);
+        let (epoch, epoch_number) = (audited.epoch, audited.epoch + 1);
         for ((shard, row_group), ranges) in &mut coverage {
             ranges.sort_unstable();
             if let Some(pair) = ranges.windows(2).find(|pair| pair[0].1 > pair[1].0) {
                 let (name, row) = (&self.source.shards()[*shard as usize].name, pair[1].0);
-                problems
-                    .note(|| format!("row {row} of row group {row_group} of {name} was used twice in epoch {shown}"));
+                problems.note(|| {
+                    format!("row {row} of row group {row_group} of {name} was used twice in epoch {epoch_number}")
+                });
             }
         }
         if finished && audited.whole {
@@ -186,10 +187,11 @@ impl<'a> ComponentAuditor<'a> {
 
     fn check_complete(&self, epoch: u64, coverage: &Coverage, problems: &mut Problems) -> Result<(), DataError> {
         // Those found in a later epoch were read in this one.
-        let known: Vec<CorruptedRows> = self.corrupted.iter().filter(|rows| rows.epoch <= epoch).copied().collect();
+        let skipped_rows: Vec<CorruptedRows> =
+            self.corrupted.iter().filter(|rows| rows.epoch <= epoch).copied().collect();
         for index in 0..self.split.training_shards(self.source.added_shards(epoch)) {
             let has_changed = self.changed.iter().any(|&(shard, last)| shard == index as u64 && epoch <= last);
-            if has_changed || self.source.is_removed(index) || is_whole_shard_corrupted(&known, index) {
+            if has_changed || self.source.is_removed(index) || is_whole_shard_corrupted(&skipped_rows, index) {
                 continue;
             }
             let name = &self.source.shards()[index].name;
@@ -197,7 +199,7 @@ impl<'a> ComponentAuditor<'a> {
             let mut row_group = 0;
             while row_group < self.split.training_row_groups(index, reader.row_groups().unwrap_or(u64::MAX)) {
                 let training_rows = self.split.training_rows(index, name, row_group);
-                let rows = match first_corrupted_row(&known, index, row_group) {
+                let rows = match first_corrupted_row(&skipped_rows, index, row_group) {
                     None => self.count_training_rows(reader.as_mut(), row_group, training_rows)?,
                     // Past the corrupted rows of a shard that is read in its own order there is nothing.
                     Some(0) if reader.row_groups().is_none() => None,
@@ -259,11 +261,11 @@ impl ExpectedPosition {
         let Some(&(epoch, window, _)) = self.windows.first() else {
             return false;
         };
-        let (expected, claimed) = ((epoch, window), (range.epoch, range.window));
+        let (expected, actual) = ((epoch, window), (range.epoch, range.window));
         // At the end of a window the cursor names the window after it, which may turn out to have no sequence.
-        let is_between = self.last_finished.is_none_or(|last| last < claimed) && claimed <= expected;
+        let is_between = self.last_finished.is_none_or(|last| last < actual) && actual <= expected;
         let starts_here =
-            range.first_sequence == self.sequence && if self.sequence == 0 { is_between } else { claimed == expected };
+            range.first_sequence == self.sequence && if self.sequence == 0 { is_between } else { actual == expected };
         self.sequence += range.sequences;
         while self.windows.len() > 1 && self.sequence > self.windows[0].2 {
             self.sequence -= self.windows[0].2;

@@ -82,11 +82,11 @@ impl PassedOver {
     }
 
     fn describe(&self) -> String {
-        let described = self.kinds.iter().map(|(name, Kind { files, conversion })| {
+        let descriptions = self.kinds.iter().map(|(name, Kind { files, conversion })| {
             let conversion = conversion.map_or_else(String::new, |conversion| format!(" ({conversion})"));
             format!("{files} {name}{conversion}")
         });
-        described.collect::<Vec<_>>().join(", ")
+        descriptions.collect::<Vec<_>>().join(", ")
     }
 }
 
@@ -183,8 +183,8 @@ mod tests {
 
     #[test]
     fn patterns_name_extensions_in_their_last_part() {
-        let named = |pattern: &str| names_extension(pattern, Path::new("/src/a.py"));
-        assert!(["**/*.py", "*.{rs,py}", "src/a*.py", "[ab].py"].into_iter().all(named));
-        assert!(!["**/*", "*", "py/*", "*.*", "*.p?", "py*", "*.pyi"].into_iter().any(named));
+        let is_named = |pattern: &str| names_extension(pattern, Path::new("/src/a.py"));
+        assert!(["**/*.py", "*.{rs,py}", "src/a*.py", "[ab].py"].into_iter().all(is_named));
+        assert!(!["**/*", "*", "py/*", "*.*", "*.p?", "py*", "*.pyi"].into_iter().any(is_named));
     }
 }

@@ -41,11 +41,11 @@ impl FolderSplit {
             path.strip_prefix(folder).unwrap_or(path).to_string_lossy().replace('\\', "/")
         };
         let splits = infer_folder_splits(&files.iter().map(name).collect::<Vec<_>>());
-        let has = |wanted: &str| splits.iter().find(|split| split.name == wanted);
+        let has = |name: &str| splits.iter().find(|split| split.name == name);
         let is_held_aside = |split: &&FolderFiles| [VALIDATION, TEST].contains(&split.name.as_str());
         let all = |split: &FolderFiles| split.files.iter().copied().collect::<HashSet<usize>>();
-        let (chosen, described) = match self {
-            Self::Named(wanted) => (has(wanted).map(all).unwrap_or_default(), wanted.as_str()),
+        let (chosen, description) = match self {
+            Self::Named(name) => (has(name).map(all).unwrap_or_default(), name.as_str()),
             Self::Train if has(TRAIN).is_none() => {
                 let held_aside: HashSet<usize> = splits.iter().filter(is_held_aside).flat_map(all).collect();
                 ((0..files.len()).filter(|file| !held_aside.contains(file)).collect(), TRAIN)
@@ -58,10 +58,10 @@ impl FolderSplit {
         };
         if chosen.is_empty() {
             let available = splits.iter().map(|split| split.name.clone()).collect();
-            return Err(DataError::Split { name: pattern.to_owned(), split: described.to_owned(), available });
+            return Err(DataError::Split { name: pattern.to_owned(), split: description.to_owned(), available });
         }
         if chosen.len() < files.len() {
-            notes.push(describe(pattern, described, chosen.len(), &splits, files.len()));
+            notes.push(describe(pattern, description, chosen.len(), &splits, files.len()));
         }
         let keep = |(index, file): (usize, DataFile)| chosen.contains(&index).then_some(file);
         Ok(files.into_iter().enumerate().filter_map(keep).collect())
@@ -123,8 +123,8 @@ mod tests {
         );
         assert_eq!(chosen(&FolderSplit::Named("test".to_owned()), &SHARDS).unwrap().0, [SHARDS[0]]);
         assert_eq!(chosen(&FolderSplit::Validation, &SHARDS).unwrap().0, [SHARDS[2]]);
-        let missing = chosen(&FolderSplit::Named("dev".to_owned()), &SHARDS).unwrap_err().to_string();
-        assert!(missing.contains("no split `dev`") && missing.contains("train, validation, test"), "{missing}");
+        let message = chosen(&FolderSplit::Named("dev".to_owned()), &SHARDS).unwrap_err().to_string();
+        assert!(message.contains("no split `dev`") && message.contains("train, validation, test"), "{message}");
     }
 
     #[test]

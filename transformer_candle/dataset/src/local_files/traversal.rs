@@ -30,7 +30,7 @@ pub(super) struct DirectoryTraversal<'a> {
     folders: Vec<FoundPath>,
     links: BTreeMap<PathBuf, PathBuf>,
     entered: HashSet<(PathBuf, usize)>,
-    found: Vec<FoundPath>,
+    files: Vec<FoundPath>,
 }
 
 impl<'a> DirectoryTraversal<'a> {
@@ -44,13 +44,13 @@ impl<'a> DirectoryTraversal<'a> {
         let canonical = root.canonicalize().map_err(DataError::io(root))?;
         let folders = vec![FoundPath { path: root.to_owned(), canonical, linked: false }];
         let (links, entered) = (BTreeMap::new(), HashSet::new());
-        let mut traversal = Self { glob, cancel, notes, folders, links, entered, found: Vec::new() };
+        let mut traversal = Self { glob, cancel, notes, folders, links, entered, files: Vec::new() };
         while let Some(folder) = traversal.next_folder() {
             if traversal.entered.insert((folder.canonical.clone(), traversal.glob.pattern_depth(&folder.path))) {
                 traversal.read_directory(&folder)?;
             }
         }
-        Ok(traversal.found)
+        Ok(traversal.files)
     }
 
     fn next_folder(&mut self) -> Option<FoundPath> {
@@ -84,7 +84,7 @@ impl<'a> DirectoryTraversal<'a> {
             }
         } else if self.glob.matches(&path) {
             match regular_file::check(kind) {
-                Ok(()) => self.found.push(FoundPath { path, canonical, linked }),
+                Ok(()) => self.files.push(FoundPath { path, canonical, linked }),
                 Err(reason) => self.note_skipped(&path, &reason.to_string()),
             }
         }

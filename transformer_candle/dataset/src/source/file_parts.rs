@@ -59,16 +59,16 @@ impl DataSource {
         }
         let mut arranged = Vec::with_capacity(parts.len());
         for FilePart { name, offset, bytes, epoch, removed } in parts {
-            let found = by_name.get(name.as_str()).filter(|_| removed.is_none());
-            let bytes = match found {
+            let listed_shard = by_name.get(name.as_str()).filter(|_| removed.is_none());
+            let bytes = match listed_shard {
                 Some((shard, _)) if last_offsets[name.as_str()] == *offset => shard.bytes.saturating_sub(*offset),
                 Some(_) => *bytes,
                 None => 0,
             };
-            let format = found.map_or_else(|| Format::from_name(name), |(shard, _)| Some(shard.format));
+            let format = listed_shard.map_or_else(|| Format::from_name(name), |(shard, _)| Some(shard.format));
             let format = format.unwrap_or(Format::Text);
             let shard = Shard { name: name.clone(), offset: *offset, bytes, epoch: *epoch, format };
-            arranged.push((shard, found.and_then(|(_, path)| (*path).clone())));
+            arranged.push((shard, listed_shard.and_then(|(_, path)| (*path).clone())));
         }
         let others = listed.filter(|(shard, _)| !last_offsets.contains_key(shard.name.as_str()));
         arranged.extend(others.map(|(shard, path)| (shard.clone(), path.clone())));
@@ -118,8 +118,8 @@ impl DataSource {
         for part in parts {
             *sizes.entry(&part.name).or_default() += part.bytes;
         }
-        let (mut changed, mut appended) = (parts.to_vec(), Vec::new());
-        for part in changed.iter_mut().filter(|part| part.removed.is_none()) {
+        let (mut current_parts, mut appended) = (parts.to_vec(), Vec::new());
+        for part in current_parts.iter_mut().filter(|part| part.removed.is_none()) {
             let was = sizes[part.name.as_str()];
             match listed.get(part.name.as_str()) {
                 None => part.removed = Some(window),
@@ -135,11 +135,11 @@ impl DataSource {
                 }
             }
         }
-        let known: HashSet<&str> = parts.iter().map(|part| part.name.as_str()).collect();
-        let added = self.shards().iter().filter(|shard| !known.contains(shard.name.as_str()));
+        let names: HashSet<&str> = parts.iter().map(|part| part.name.as_str()).collect();
+        let added = self.shards().iter().filter(|shard| !names.contains(shard.name.as_str()));
         let added = added.map(|shard| FilePart { epoch, ..FilePart::whole(&shard.name, shard.bytes) });
-        changed.extend(appended.into_iter().chain(added));
-        Ok(changed)
+        current_parts.extend(appended.into_iter().chain(added));
+        Ok(current_parts)
     }
 
     /// Whether what follows the first `length` bytes of a file can be read as rows of its own: lines of a format whose

@@ -192,10 +192,10 @@ mod tests {
     fn demo_is_the_parquet_files_of_its_folder() {
         let never = CancelToken::new();
         let folder = tempfile::tempdir().unwrap();
-        let missing =
+        let error =
             DataSource::demo(&streaming(DEMO, "train"), folder.path().join("demo"), NEWEST_READING_VERSION, &never)
                 .unwrap_err();
-        assert!(missing.to_string().contains("orchestrate --stream --dataset demo"), "{missing}");
+        assert!(error.to_string().contains("orchestrate --stream --dataset demo"), "{error}");
         std::fs::write(folder.path().join("shard-0.parquet"), "0123456789").unwrap();
         let source =
             DataSource::demo(&streaming(DEMO, "train"), folder.path().to_owned(), NEWEST_READING_VERSION, &never)

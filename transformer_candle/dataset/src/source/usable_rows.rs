@@ -20,22 +20,26 @@ impl DataSource {
         let Some((file, fields)) = first else { return Ok(()) };
         match self.listing.format {
             DataFormat::Text => match self.missing_column(file, &fields) {
-                Some(missing) => Err(DataError::MissingColumn(missing)),
+                Some(column) => Err(DataError::MissingColumn(column)),
                 None => Ok(()),
             },
             DataFormat::Chat => {
                 let columns: Vec<String> = fields.into_iter().map(|field| field.name).collect();
                 let names: Vec<&str> = columns.iter().map(String::as_str).collect();
-                let found = self.rules().has_conversations(&names);
-                if found { Ok(()) } else { Err(DataError::NoConversations { file: file.to_owned(), columns }) }
+                let has_conversations = self.rules().has_conversations(&names);
+                if has_conversations {
+                    Ok(())
+                } else {
+                    Err(DataError::NoConversations { file: file.to_owned(), columns })
+                }
             }
         }
     }
 
     /// Returns a notice, once for a shard, that none of the rows that were read of it can be used.
     pub(crate) fn unusable_notice(&self, shard: usize, skipped: SkippedRows) -> Option<String> {
-        let mut told = self.listing.unusable.lock().unwrap_or_else(PoisonError::into_inner);
-        if skipped.total() == 0 || !told.insert(shard) {
+        let mut reported_shards = self.listing.unusable.lock().unwrap_or_else(PoisonError::into_inner);
+        if skipped.total() == 0 || !reported_shards.insert(shard) {
             return None;
         }
         let lacks_text = skipped.null + skipped.malformed > 0;
@@ -61,11 +65,11 @@ impl DataSource {
     }
 
     fn missing_column(&self, file: &str, fields: &[Field]) -> Option<MissingColumn> {
-        let named = fields.iter().find(|field| field.name == self.text_column());
-        let found = named.map(|field| field.non_string_type);
+        let field = fields.iter().find(|field| field.name == self.text_column());
+        let value_type = field.map(|field| field.non_string_type);
         let available = fields.iter().filter(|field| field.non_string_type.is_none());
         // The first rows alone are without text, as far as can be seen.
-        let is_present = match found {
+        let is_present = match value_type {
             Some(None) => true,
             Some(Some("null")) => available.clone().next().is_none(),
             _ => false,
@@ -73,7 +77,7 @@ impl DataSource {
         (!is_present).then(|| MissingColumn {
             file: file.to_owned(),
             column: self.text_column().to_owned(),
-            found: found.flatten(),
+            value_type: value_type.flatten(),
             available: available.map(|field| field.name.clone()).collect(),
         })
     }

@@ -110,8 +110,8 @@ impl DocumentTokens {
 }
 
 fn find_end_of_text(files: &RoleFiles, json: &Value, choice: Choice) -> Result<NamedToken, DataError> {
-    if let Some(known) = choice.end_of_text.and_then(|id| files.with_id(u64::from(id))) {
-        return Ok(known);
+    if let Some(token) = choice.end_of_text.and_then(|id| files.with_id(u64::from(id))) {
+        return Ok(token);
     }
     let is_special = |name: &str| match choice.special_tokens {
         [] => own_special_tokens(json).any(|token| token == name),

@@ -71,8 +71,8 @@ fn problem(json: &Value) -> Option<String> {
             ));
         }
     }
-    let listed = json["added_tokens"].as_array().into_iter().flatten();
-    let added = listed.filter_map(|token| Some((token["content"].as_str()?, token["id"].as_u64()?)));
+    let tokens = json["added_tokens"].as_array().into_iter().flatten();
+    let added = tokens.filter_map(|token| Some((token["content"].as_str()?, token["id"].as_u64()?)));
     let vocabulary = model["vocab"].as_object().into_iter().flatten();
     let own = vocabulary.filter_map(|(token, id)| Some((token.as_str(), id.as_u64()?)));
     let (token, id) = added.chain(own).find(|(_, id)| *id >= MAX_IDS)?;

@@ -26,14 +26,14 @@ pub fn sentencepiece(form: Form) -> Value {
         vocab.entry(token).or_insert(id.into());
     }
     for word in WORDS {
-        let mut left = String::new();
+        let mut prefix = String::new();
         for right in word.chars() {
-            if !left.is_empty() {
-                merges.push(json!([left, right.to_string()]));
+            if !prefix.is_empty() {
+                merges.push(json!([prefix, right.to_string()]));
             }
-            left.push(right);
+            prefix.push(right);
             let id = vocab.len();
-            vocab.entry(left.clone()).or_insert(id.into());
+            vocab.entry(prefix.clone()).or_insert(id.into());
         }
     }
     let special = |id: u32, content: &str| {

@@ -13,7 +13,7 @@ struct State {
     /// Finds any of the names; `None` if there are none.
     automaton: Option<AhoCorasick>,
     names: Vec<String>,
-    told: Once,
+    warning: Once,
 }
 
 impl SpelledTokens {
@@ -26,22 +26,22 @@ impl SpelledTokens {
             |name: &&str| name.chars().all(|character| character.is_alphanumeric() || character.is_whitespace());
         let names: Vec<String> = special.filter(|name| !is_word(name)).map(str::to_owned).collect();
         let automaton = AhoCorasick::new(&names).ok().filter(|_| !names.is_empty());
-        Self(Arc::new(State { automaton, names, told: Once::new() }))
+        Self(Arc::new(State { automaton, names, warning: Once::new() }))
     }
 
     /// Returns the first special token that a text spells.
     pub(crate) fn find(&self, text: &str) -> Option<&str> {
-        let found = self.0.automaton.as_ref()?.find(text)?;
-        Some(&self.0.names[found.pattern()])
+        let name_match = self.0.automaton.as_ref()?.find(text)?;
+        Some(&self.0.names[name_match.pattern()])
     }
 
     /// Whether a text spells a special token; warns of the first that does, with what becomes of it.
     pub(crate) fn tell(&self, text: &str, consequence: impl FnOnce() -> &'static str) -> bool {
-        let found = self.find(text);
-        if let Some(name) = found {
-            self.0.told.call_once(|| tracing::warn!("the data spells the special token {name}, {}", consequence()));
+        let name = self.find(text);
+        if let Some(name) = name {
+            self.0.warning.call_once(|| tracing::warn!("the data spells the special token {name}, {}", consequence()));
         }
-        found.is_some()
+        name.is_some()
     }
 }
 
@@ -64,14 +64,14 @@ mod tests {
     fn special_tokens_are_found_but_words_are_not() {
         let token = |name: &str, special: bool| json!({"content": name, "special": special});
         let added = [token("<|im_end|>", true), token("user", true), token("<think>", false), token("<s>", true)];
-        let spelled = SpelledTokens::of_tokenizer_json(&json!({"added_tokens": added}));
+        let spelled_tokens = SpelledTokens::of_tokenizer_json(&json!({"added_tokens": added}));
         for (text, expected) in [
             ("a <|im_end|> b", Some("<|im_end|>")),
             ("<s>x<|im_end|>", Some("<s>")),
             ("the user <think> <|im_end |>", None),
             ("", None),
         ] {
-            assert_eq!(spelled.find(text), expected, "{text}");
+            assert_eq!(spelled_tokens.find(text), expected, "{text}");
         }
         assert_eq!(SpelledTokens::of_tokenizer_json(&json!({})).find("<s>"), None);
     }

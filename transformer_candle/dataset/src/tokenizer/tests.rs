@@ -152,8 +152,8 @@ fn a_config_decides_on_bos_against_the_files() {
     let choice = |bos| Choice { bos, ..Choice::default() };
     let never = marks(&template, &[], choice(Bos::Never)).unwrap();
     assert_eq!((never.leading_bos(), never.files_say_bos), (None, true));
-    let named = [("tokenizer_config.json", json!({ "bos_token": { "content": "<s>" } }))];
-    let always = marks(&without_template(template), &named, choice(Bos::Always)).unwrap();
+    let files = [("tokenizer_config.json", json!({ "bos_token": { "content": "<s>" } }))];
+    let always = marks(&without_template(template), &files, choice(Bos::Always)).unwrap();
     assert_eq!((always.leading_bos(), always.files_say_bos), (Some(1), false));
 }
 
@@ -267,25 +267,25 @@ proptest! {
             let has_space = matches!(form, Form::Metaspace) && text.starts_with(' ');
             let added = i64::from(!text.is_empty() && !has_space);
             prop_assert_eq!(bytes_of(&tokenizer, &text), (text.len() as i64 + added, added));
-            let read_back = tokenizer.decode(&tokenizer.encode(&text).unwrap()).unwrap();
-            prop_assert_eq!(read_back, if has_space { &text[1..] } else { text.as_str() });
+            let decoded = tokenizer.decode(&tokenizer.encode(&text).unwrap()).unwrap();
+            prop_assert_eq!(decoded, if has_space { &text[1..] } else { text.as_str() });
         }
     }
 }
 
 /// Returns what loading, encoding and decoding says of the tests' tokenizer with another value.
-fn changed(pointer: &str, value: &serde_json::Value) -> String {
+fn load_error(pointer: &str, value: &serde_json::Value) -> String {
     let folder = tempfile::tempdir().unwrap();
     let fixture = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/tokenizer.json");
     let mut json: serde_json::Value = serde_json::from_slice(&std::fs::read(fixture).unwrap()).unwrap();
     *json.pointer_mut(pointer).unwrap() = value.clone();
     let path = folder.path().join("tokenizer.json");
     std::fs::write(&path, json.to_string()).unwrap();
-    let used = Tokenizer::load(&path, &[]).and_then(|tokenizer| {
+    let outcome = Tokenizer::load(&path, &[]).and_then(|tokenizer| {
         let ids = tokenizer.encode("the \u{e9}nd a\u{301}")?;
         ids.iter().try_for_each(|&id| tokenizer.decode(&[id]).map(drop))
     });
-    match used {
+    match outcome {
         Err(DataError::Tokenizer { message, .. }) => message,
         other => panic!("{pointer} = {value}: {other:?}"),
     }
@@ -306,7 +306,7 @@ fn values_that_the_library_panics_on_are_errors() {
         ("/pre_tokenizer", json!({"type": "FixedLength", "length": 0}), fails),
         ("/decoder", json!({"type": "Strip", "content": "a", "start": 9, "stop": 9}), fails),
     ] {
-        let message = changed(pointer, &value);
+        let message = load_error(pointer, &value);
         assert!(message.contains(expected), "{pointer} = {value}: {message}");
     }
 }

@@ -50,8 +50,8 @@ fn kind_of(decoder: &Value) -> Option<Kind> {
         kind => matches!(kind, Some("ByteFallback" | "Fuse")),
     };
     let spaces = parts.iter().filter(|part| makes_spaces(part)).count();
-    let known = parts.iter().all(|part| makes_spaces(part) || keeps_tokens(part));
-    (spaces == 1 && known).then(|| Kind::SentencePiece { byte_fallback: types.contains(&"ByteFallback") })
+    let is_supported = parts.iter().all(|part| makes_spaces(part) || keeps_tokens(part));
+    (spaces == 1 && is_supported).then(|| Kind::SentencePiece { byte_fallback: types.contains(&"ByteFallback") })
 }
 
 fn text_bytes(token: &str) -> usize {

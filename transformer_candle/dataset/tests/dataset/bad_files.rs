@@ -64,10 +64,10 @@ fn train(path: &Path, source: &DataSource, settings: &StreamSettings) -> Result<
     let mut stream = open(source, settings, None);
     let mut cursors = vec![stream.cursor()];
     for step in 1.. {
-        let before = stream.cursor();
+        let cursor_before = stream.cursor();
         let batch = stream.next_sequences(5)?;
-        for (component, found) in stream.found_corruption() {
-            ledger.append(&LedgerRecord::Corrupted(CorruptedRecord::new(component, found))).unwrap();
+        for (component, corruption) in stream.found_corruption() {
+            ledger.append(&LedgerRecord::Corrupted(CorruptedRecord::new(component, corruption))).unwrap();
         }
         if batch.is_empty() {
             break;
@@ -75,7 +75,7 @@ fn train(path: &Path, source: &DataSource, settings: &StreamSettings) -> Result<
         for window in stream.opened_windows() {
             ledger.append(&LedgerRecord::Window(window.clone())).unwrap();
         }
-        ledger.append(&LedgerRecord::Step(StepRecord::new(step, &before, &stream.cursor(), &batch))).unwrap();
+        ledger.append(&LedgerRecord::Step(StepRecord::new(step, &cursor_before, &stream.cursor(), &batch))).unwrap();
         cursors.push(stream.cursor());
     }
     Ok((ledger.sync().unwrap(), cursors))
@@ -147,13 +147,13 @@ fn resume_replay_and_audit(damage: &[(usize, Damage)], settings: &StreamSettings
     let is_intact = decoded_as_repaired(&source, damage, &corrupted_records(&path, &head));
     // A file that is repaired later changes nothing that was consumed.
     write_files(&text, &[]);
-    let repaired = listed_before(&source, &text);
-    dataset::Mixture::from(&repaired).restore(cursors.last().unwrap(), settings);
+    let repaired_source = listed_before(&source, &text);
+    dataset::Mixture::from(&repaired_source).restore(cursors.last().unwrap(), settings);
     let replays = (1..cursors.len() as u64).step_by(13);
-    let replays = replays.map(|step| replay(&path, &head, step, &stage(&repaired, settings), &tokenizer()));
+    let replays = replays.map(|step| replay(&path, &head, step, &stage(&repaired_source, settings), &tokenizer()));
     if is_intact {
         assert!(replays.map(Result::unwrap).count() > 0);
-        assert_eq!(audit(&path, &head, &stage(&repaired, settings), true).unwrap().problems, [""; 0]);
+        assert_eq!(audit(&path, &head, &stage(&repaired_source, settings), true).unwrap().problems, [""; 0]);
     } else {
         let differs = |error: &DataError| error.to_string().contains("differs from the one trained on");
         assert!(replays.filter_map(Result::err).all(|error| differs(&error)));
@@ -196,9 +196,9 @@ fn replay_refuses_rows_decoded_wrongly_before_a_checksum() {
     let (head, cursors) = train(&path, &source, &settings).unwrap();
     assert!(!decoded_as_repaired(&source, &damage, &corrupted_records(&path, &head)));
     write_files(&text, &[]);
-    let repaired = folder_source(&text);
+    let repaired_source = folder_source(&text);
     let steps = 1..cursors.len() as u64;
-    let replayed = |step| replay(&path, &head, step, &stage(&repaired, &settings), &tokenizer());
+    let replayed = |step| replay(&path, &head, step, &stage(&repaired_source, &settings), &tokenizer());
     let errors: Vec<String> = steps.filter_map(|step| replayed(step).err()).map(|error| error.to_string()).collect();
     assert!(!errors.is_empty() && errors.len() < cursors.len() / 4, "{errors:?}");
     assert!(errors.iter().all(|error| error.contains("differs from the one trained on")), "{errors:?}");
@@ -207,8 +207,8 @@ fn replay_refuses_rows_decoded_wrongly_before_a_checksum() {
 /// A source of the repaired files. The sizes that it lists must be those of the run: where damage changes a size, the run
 /// accepts the changed data first.
 fn listed_before(damaged: &DataSource, folder: &Path) -> DataSource {
-    let repaired = folder_source(folder);
-    if repaired.describe() == damaged.describe() { repaired } else { damaged.clone() }
+    let repaired_source = folder_source(folder);
+    if repaired_source.describe() == damaged.describe() { repaired_source } else { damaged.clone() }
 }
 
 #[test]
@@ -228,8 +228,8 @@ fn repaired_files_are_skipped_as_recorded() {
     let records = corrupted_records(&folder.path().join("ledger.jsonl"), &head);
     assert_eq!(records.len(), corrupted.len(), "each is recorded once");
     write_files(&text, &[]);
-    let repaired = folder_source(&text);
-    let rest = sequences(&mut open(&repaired, &settings, Some(round_trip(cursor))), 5).unwrap();
+    let repaired_source = folder_source(&text);
+    let rest = sequences(&mut open(&repaired_source, &settings, Some(round_trip(cursor))), 5).unwrap();
     assert_eq!(rest, all[5 * second_epoch..]);
 }
 

@@ -65,14 +65,14 @@ impl Run {
     /// Takes at most `steps` steps; returns what they consumed.
     fn train(&mut self, steps: usize) -> Vec<Consumed> {
         let cursor = serde_json::from_str(&serde_json::to_string(&self.cursor).unwrap()).unwrap();
-        let listed = Mixture::from(folder_source(&self.text));
-        let mut stream = open_at(&listed, &self.settings, Some(cursor));
+        let mixture = Mixture::from(folder_source(&self.text));
+        let mut stream = open_at(&mixture, &self.settings, Some(cursor));
         let mut ledger = Ledger::open(&self.ledger, &self.head, &CancelToken::new()).unwrap();
         let mut consumed = Vec::new();
         for _ in 0..steps {
-            let before = stream.cursor();
+            let cursor_before = stream.cursor();
             // Between two windows the cursor names the window after the last of its epoch.
-            let mut epoch = before.components[0].start.epoch;
+            let mut epoch = cursor_before.components[0].start.epoch;
             let batch = stream.next_sequences(self.sequences_per_step).unwrap();
             if batch.is_empty() {
                 break;
@@ -82,7 +82,7 @@ impl Run {
             for window in stream.opened_windows().filter(|window| !window.is_in_progress_at(&self.cursor)) {
                 ledger.append(&LedgerRecord::Window(window.clone())).unwrap();
             }
-            let record = StepRecord::new(self.step, &before, &stream.cursor(), &batch);
+            let record = StepRecord::new(self.step, &cursor_before, &stream.cursor(), &batch);
             ledger.append(&LedgerRecord::Step(record)).unwrap();
             consumed.push((epoch, rows(&batch)));
         }
@@ -92,8 +92,8 @@ impl Run {
     }
 
     fn changes(&self) -> FileChanges {
-        let recorded = recorded_files(&self.ledger, &self.head, &CancelToken::new()).unwrap();
-        Mixture::from(folder_source(&self.text)).changed_files(&recorded, &self.cursor).unwrap()
+        let records = recorded_files(&self.ledger, &self.head, &CancelToken::new()).unwrap();
+        Mixture::from(folder_source(&self.text)).changed_files(&records, &self.cursor).unwrap()
     }
 
     fn refusal(&self) -> Option<String> {
@@ -152,7 +152,7 @@ proptest! {
         later in 0..30usize,
     ) {
         let (mut run, mut same) = (Run::start(seed, held_out_fraction), Run::start(seed, held_out_fraction));
-        let before = run.train(steps);
+        let first_batches = run.train(steps);
         run.append("b.jsonl", &jsonl(&documents(100, 5)));
         run.append("f.txt", &separated(&documents(105, 5)));
         write(&run.text, &[("a.jsonl", jsonl(&documents(110, 5)))]);
@@ -169,7 +169,7 @@ proptest! {
             let parts = consumed.iter().take_while(|(of, _)| *of <= epoch);
             parts.flat_map(|(_, sequences)| sequences.clone()).collect()
         };
-        let all: Vec<_> = before.into_iter().chain(rest).collect();
+        let all: Vec<_> = first_batches.into_iter().chain(rest).collect();
         let (ours, theirs) = (of_epoch(&all), of_epoch(&whole));
         // The last step of the epoch may reach into the next one.
         let common = ours.len().min(theirs.len()).saturating_sub(3);
@@ -220,8 +220,8 @@ fn a_file_is_removed_once_no_window_in_use_needs_it() {
     let refused: Vec<String> = names.iter().filter_map(|name| unneeded(&run, name)).collect();
     assert!(!refused.is_empty() && refused.len() < names.len(), "{refused:?}");
     assert!(refused.iter().all(|reason| reason.contains("shuffle window in use")), "{refused:?}");
-    let gone = names.iter().find(|name| unneeded(&run, name).is_none()).unwrap();
-    std::fs::remove_file(run.text.join(gone)).unwrap();
+    let removed_name = names.iter().find(|name| unneeded(&run, name).is_none()).unwrap();
+    std::fs::remove_file(run.text.join(removed_name)).unwrap();
     run.accept();
     run.train(usize::MAX);
     let audit = run.audit();
@@ -249,12 +249,12 @@ fn changes_that_would_move_other_rows_are_refused() {
 fn a_grown_file_that_is_rewritten_is_refused() {
     let mut run = Run::start(5, 0.0);
     run.train(30);
-    let before = std::fs::read(run.text.join("b.jsonl")).unwrap();
+    let original = std::fs::read(run.text.join("b.jsonl")).unwrap();
     run.append("b.jsonl", &jsonl(&documents(100, 3)));
     run.accept();
-    write(&run.text, &[("b.jsonl", before[..before.len() / 2].to_vec())]);
+    write(&run.text, &[("b.jsonl", original[..original.len() / 2].to_vec())]);
     assert!(run.refusal().unwrap().contains("b.jsonl has grown before"));
-    let other = [before.to_ascii_uppercase(), jsonl(&documents(100, 1))].concat();
+    let other = [original.to_ascii_uppercase(), jsonl(&documents(100, 1))].concat();
     write(&run.text, &[("b.jsonl", other)]);
     let FileChanges { files, mixture, cursor } = run.changes();
     mixture.restore(&cursor, &run.settings);

@@ -78,27 +78,27 @@ impl Data {
     }
 
     /// Returns what the assistant says in all sequences, turn by turn, sorted.
-    fn said(&self, sequences: &[Sequence]) -> Vec<String> {
-        let mut said = Vec::new();
+    fn answers(&self, sequences: &[Sequence]) -> Vec<String> {
+        let mut answers = Vec::new();
         for (_, targets) in sequences {
             let spans = targets.split(|&target| target == IGNORED_TARGET).filter(|span| !span.is_empty());
-            said.extend(spans.map(|span| {
+            answers.extend(spans.map(|span| {
                 let ids: Vec<u32> = span.iter().map(|&id| id as u32).collect();
                 assert_eq!(ids.last(), Some(&self.tokenizer.end_of_text()), "the end of the turn counts");
                 self.tokenizer.decode(&ids).unwrap()
             }));
         }
-        said.sort();
-        said
+        answers.sort();
+        answers
     }
 }
 
 fn expected(first: usize, count: usize) -> Vec<String> {
-    let said = |i: usize| {
+    let answers = |i: usize| {
         let second = i.is_multiple_of(3).then(|| (i * i).to_string());
         std::iter::once(format!("It is {i}.")).chain(second)
     };
-    let mut all: Vec<String> = (first..first + count).flat_map(said).collect();
+    let mut all: Vec<String> = (first..first + count).flat_map(answers).collect();
     all.sort();
     all
 }
@@ -106,14 +106,14 @@ fn expected(first: usize, count: usize) -> Vec<String> {
 #[test]
 fn each_turn_of_the_assistant_counts_once_per_epoch() {
     let data = usual();
-    let mut used = Vec::new();
+    let mut sequence_counts = Vec::new();
     for packing in [Packing::Documents, Packing::Padded] {
         let mut stream = data.stream(&StreamSettings { packing, ..settings() });
         let sequences = sequences(&mut stream, 4).unwrap();
-        assert_eq!(data.said(&sequences), expected(0, 110));
-        used.push(sequences.len());
+        assert_eq!(data.answers(&sequences), expected(0, 110));
+        sequence_counts.push(sequences.len());
     }
-    assert!(used[0] < 80 && used[1] == 110, "{used:?}");
+    assert!(sequence_counts[0] < 80 && sequence_counts[1] == 110, "{sequence_counts:?}");
 }
 
 #[test]
@@ -121,9 +121,9 @@ fn a_stream_resumes_at_any_batch() {
     let data = usual();
     let whole = sequences(&mut data.stream(&settings()), 1).unwrap();
     let mut stream = data.stream(&settings());
-    for done in 0..whole.len() {
+    for position in 0..whole.len() {
         let mut resumed = TokenStream::open(&data.source, &settings(), &data.tokenizer, Some(stream.cursor())).unwrap();
-        assert_eq!(fixtures::rows(&resumed.next_sequences(1).unwrap()), whole[done..=done]);
+        assert_eq!(fixtures::rows(&resumed.next_sequences(1).unwrap()), whole[position..=position]);
         stream.next_sequences(1).unwrap();
     }
 }
@@ -163,10 +163,10 @@ fn held_out_sequences_are_counted_up_to_a_limit() {
     let mut held_out = HeldOut::whole(&data.source, &settings(), &data.tokenizer).unwrap();
     let there = held_out.batches(1, usize::MAX).count();
     assert!(there > 2);
-    let mut again = HeldOut::whole(&data.source, &settings(), &data.tokenizer).unwrap();
-    let counts = [0, 2, there, there + 5].map(|limit| again.sequences_up_to(limit, &|| false).unwrap());
+    let mut held_out = HeldOut::whole(&data.source, &settings(), &data.tokenizer).unwrap();
+    let counts = [0, 2, there, there + 5].map(|limit| held_out.sequences_up_to(limit, &|| false).unwrap());
     assert_eq!(counts, [0, 2, there, there]);
-    assert_eq!(again.batches(1, usize::MAX).count(), there, "counting takes none of them");
+    assert_eq!(held_out.batches(1, usize::MAX).count(), there, "counting takes none of them");
 }
 
 #[test]

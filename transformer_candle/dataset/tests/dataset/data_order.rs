@@ -26,18 +26,18 @@ fn every_token_is_a_target_once_at_any_length() {
     for sequence_length in [1, 7, 64] {
         let mut stream = open(&source, &StreamSettings { sequence_length, ..settings() }, None);
         let mut targets = Vec::new();
-        let (mut counted, mut bytes) = (0, 0);
+        let (mut target_count, mut bytes) = (0, 0);
         loop {
             let batch = stream.next_sequences(5).unwrap();
             if batch.is_empty() {
                 break;
             }
-            counted += batch.target_count;
+            target_count += batch.target_count;
             bytes += batch.target_bytes.unwrap();
             targets.extend(batch.targets.into_iter().filter(|&id| id != dataset::IGNORED_TARGET));
         }
         targets.sort_unstable();
-        assert_eq!((counted, &targets), (expected.len(), &expected));
+        assert_eq!((target_count, &targets), (expected.len(), &expected));
         assert_eq!(bytes as usize, documents.iter().map(String::len).sum::<usize>());
     }
 }
@@ -105,10 +105,10 @@ fn streams_resume_from_any_position() {
     }
     assert!(uninterrupted.len() > 40);
     for (position, cursor) in cursors.into_iter().enumerate() {
-        let stored = serde_json::to_string(&cursor).unwrap();
-        let cursor: Cursor = serde_json::from_str(&stored).unwrap();
+        let json = serde_json::to_string(&cursor).unwrap();
+        let cursor: Cursor = serde_json::from_str(&json).unwrap();
         let rest = sequences(&mut open(&source, &settings, Some(cursor)), 4).unwrap();
-        assert_eq!(rest, uninterrupted[position..], "from position {position}: {stored}");
+        assert_eq!(rest, uninterrupted[position..], "from position {position}: {json}");
     }
 }
 

@@ -119,7 +119,7 @@ fn cursors_of_other_streams_are_rejected_by_reason() {
 fn unreachable_positions_are_rejected() {
     let (_folder, source) = folder(&[("a.jsonl", jsonl(&documents(0, 50)))]);
     let cursor = open(&source, &settings(), None).cursor();
-    let stored = serde_json::to_value(&cursor).unwrap();
+    let json = serde_json::to_value(&cursor).unwrap();
     for (key, value) in [
         ("epoch", serde_json::json!(u64::MAX)),
         ("window", serde_json::json!(u64::MAX)),
@@ -128,9 +128,9 @@ fn unreachable_positions_are_rejected() {
         ("lanes", serde_json::json!([])),
         ("lanes", serde_json::json!([{"file": 7, "group": 0, "row": 0}, null, null])),
     ] {
-        let mut stored = stored.clone();
-        stored["components"][0][key] = value;
-        let cursor = serde_json::from_value(stored).unwrap();
+        let mut json = json.clone();
+        json["components"][0][key] = value;
+        let cursor = serde_json::from_value(json).unwrap();
         let error = TokenStream::open(&source, &settings(), &tokenizer(), Some(cursor)).err().unwrap();
         assert!(matches!(error, DataError::Cursor { .. }), "{key}: {error}");
     }
@@ -160,9 +160,9 @@ fn endless_streams_repeat_epochs_until_dropped() {
     let mut stream = open(&source, &StreamSettings { epochs: None, ..settings() }, None);
     let batch = stream.next_sequences(500).unwrap();
     assert_eq!((batch.sequences(), stream.cursor().components[0].start.epoch > 2), (500, true));
-    let started = Instant::now();
+    let start = Instant::now();
     drop(stream);
-    assert!(started.elapsed() < Duration::from_secs(1));
+    assert!(start.elapsed() < Duration::from_secs(1));
 }
 
 #[test]
@@ -171,8 +171,8 @@ fn ended_streams_stay_ended() {
     let mut stream = open(&source, &settings(), None);
     assert!(!stream.next_sequences(10_000).unwrap().is_empty());
     assert!(stream.next_sequences(1).unwrap().is_empty());
-    let mut again = open(&source, &settings(), Some(stream.cursor()));
-    assert!(again.next_sequences(1).unwrap().is_empty());
+    let mut resumed = open(&source, &settings(), Some(stream.cursor()));
+    assert!(resumed.next_sequences(1).unwrap().is_empty());
     let longer = StreamSettings { epochs: Some(2), ..settings() };
     assert!(!open(&source, &longer, Some(stream.cursor())).next_sequences(1).unwrap().is_empty());
 }

@@ -85,10 +85,10 @@ fn content(requests: &[Request]) -> usize {
 
 /// Reads until `windows` more windows have come into use.
 fn read_windows(stream: &mut dataset::TokenStream, windows: usize) {
-    let mut opened = 0;
-    while opened < windows {
+    let mut window_count = 0;
+    while window_count < windows {
         assert!(!stream.next_sequences(64).unwrap().is_empty());
-        opened += stream.opened_windows().count();
+        window_count += stream.opened_windows().count();
     }
 }
 

@@ -108,16 +108,20 @@ fn with_nulls(texts: &[String], nulls_before: usize, nulls_after: usize) -> (tem
 #[test]
 fn what_is_held_out_has_text() {
     let texts = documents(0, 60);
-    for (before, after) in [(0, 0), (0, 30), (20_000, 0), (0, 20_000), (9_000, 9_000), (40_000, 40_000)] {
+    for (nulls_before, nulls_after) in [(0, 0), (0, 30), (20_000, 0), (0, 20_000), (9_000, 9_000), (40_000, 40_000)] {
         for fraction in [0.001, 0.2] {
-            let (folder, lines) = with_nulls(&texts, before, after);
+            let (folder, lines) = with_nulls(&texts, nulls_before, nulls_after);
             write(folder.path(), &[("a.jsonl", lines)]);
             let source = folder_source(folder.path());
             let settings = StreamSettings { held_out_fraction: fraction, ..settings() };
             let held_out = held_out_texts(&source, &settings);
-            assert!(!held_out.is_empty() && held_out.len() < texts.len(), "{before} {after} {fraction}");
+            assert!(!held_out.is_empty() && held_out.len() < texts.len(), "{nulls_before} {nulls_after} {fraction}");
             let trained = epoch_texts(&source, &settings).unwrap();
-            assert_eq!(sorted([trained, held_out].concat()), sorted(texts.clone()), "{before} {after} {fraction}");
+            assert_eq!(
+                sorted([trained, held_out].concat()),
+                sorted(texts.clone()),
+                "{nulls_before} {nulls_after} {fraction}"
+            );
         }
     }
 }

@@ -211,9 +211,9 @@ fn dropping_a_stream_does_not_wait_for_retries() {
     while hub.take_requests().is_empty() {
         std::thread::yield_now();
     }
-    let started = Instant::now();
+    let start = Instant::now();
     drop(stream);
-    assert!(started.elapsed() < Duration::from_secs(3));
+    assert!(start.elapsed() < Duration::from_secs(3));
 }
 
 #[test]

@@ -39,15 +39,15 @@ fn train(
     let mut stream = open(source, settings, from);
     let mut batches = Vec::new();
     for step in steps {
-        let before = stream.cursor();
+        let cursor_before = stream.cursor();
         let batch = stream.next_sequences(sequences).unwrap();
         if batch.is_empty() {
             break;
         }
-        for window in stream.opened_windows().filter(|window| !window.is_in_progress_at(&before)) {
+        for window in stream.opened_windows().filter(|window| !window.is_in_progress_at(&cursor_before)) {
             ledger.append(&LedgerRecord::Window(window.clone())).unwrap();
         }
-        ledger.append(&LedgerRecord::Step(StepRecord::new(step, &before, &stream.cursor(), &batch))).unwrap();
+        ledger.append(&LedgerRecord::Step(StepRecord::new(step, &cursor_before, &stream.cursor(), &batch))).unwrap();
         batches.push(batch);
     }
     (stream.cursor(), batches)
@@ -156,11 +156,11 @@ fn audits_name_missing_and_repeated_rows() {
     assert!(short.contains("was not used"), "{short}");
     let long = of_first_window(|rows| *rows += 1);
     assert!(long.contains("was used twice"), "{long}");
-    let lost = problem(&|records| {
+    let message = problem(&|records| {
         let step = records.iter().rposition(|record| matches!(record, LedgerRecord::Step(_))).unwrap();
         records.remove(step - 1);
     });
-    assert!(lost.contains(" of epoch 1 of ") && lost.contains("not where the previous step ended"), "{lost}");
+    assert!(message.contains(" of epoch 1 of ") && message.contains("not where the previous step ended"), "{message}");
 }
 
 #[test]
@@ -180,10 +180,10 @@ fn replay_makes_any_step_s_batch_again() {
     assert!(error.to_string().contains("no step 10000"), "{error}");
     // The same names and sizes, other words.
     write(folder.path(), &[("b.jsonl", jsonl(&documents(100, 41)).to_ascii_uppercase())]);
-    let changed = (1..=batches.len() as u64)
+    let failures = (1..=batches.len() as u64)
         .filter(|&step| replay(&path, &head, step, &stage(&source, &settings), &tokenizer()).is_err())
         .count();
-    assert!(changed > 0);
+    assert!(failures > 0);
 }
 
 #[test]
@@ -192,9 +192,9 @@ fn a_ledger_may_start_in_the_middle_of_a_run() {
     let settings = StreamSettings { epochs: Some(2), ..settings() };
     let path = folder.path().join("late.jsonl");
     for steps in [1, 7, 30] {
-        let mut lost =
+        let mut first_ledger =
             Ledger::open(&folder.path().join("lost.jsonl"), &LedgerHead::empty(), &CancelToken::new()).unwrap();
-        let (cursor, _) = train(&source, &settings, &mut lost, None, 1..=steps, 2);
+        let (cursor, _) = train(&source, &settings, &mut first_ledger, None, 1..=steps, 2);
         let mut ledger = Ledger::open(&path, &LedgerHead::empty(), &CancelToken::new()).unwrap();
         let mut stream = open(&source, &settings, Some(cursor.clone()));
         ledger.append(&LedgerRecord::Begin(BeginRecord::new(steps, 0, &cursor))).unwrap();

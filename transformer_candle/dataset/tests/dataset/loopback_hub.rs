@@ -216,10 +216,10 @@ fn serve_connection(connection: &TcpStream, state: &Mutex<State>, cdn: bool) -> 
             return None;
         }
         let mut writer = connection;
-        let sent = if fault == Some(Fault::Truncate) { body.len() / 2 } else { body.len() };
+        let sent_bytes = if fault == Some(Fault::Truncate) { body.len() / 2 } else { body.len() };
         write!(writer, "HTTP/1.1 {head}Content-Length: {}\r\n\r\n", body.len()).ok()?;
-        writer.write_all(&body[..sent]).ok()?;
-        if sent < body.len() {
+        writer.write_all(&body[..sent_bytes]).ok()?;
+        if sent_bytes < body.len() {
             return None;
         }
     }
@@ -283,8 +283,8 @@ impl State {
 
     fn range(&self, file: &str, request: &Request, fault: Option<Fault>) -> (String, Bytes) {
         let bytes = &self.files[file];
-        let wanted = request.range.as_ref().and_then(|range| range.strip_prefix("bytes=")?.split_once('-'));
-        let Some((first, last)) = wanted.filter(|_| fault != Some(Fault::NoRange)) else {
+        let bounds = request.range.as_ref().and_then(|range| range.strip_prefix("bytes=")?.split_once('-'));
+        let Some((first, last)) = bounds.filter(|_| fault != Some(Fault::NoRange)) else {
             return ("200 OK\r\n".to_owned(), bytes.read(0..bytes.length()));
         };
         let (first, last): (usize, usize) = (first.parse().unwrap(), last.parse().unwrap());

@@ -32,7 +32,7 @@ fn endless() -> StreamSettings {
     StreamSettings { epochs: None, ..settings() }
 }
 
-fn taken(stream: &mut TokenStream, sequences: usize) -> Vec<Sequence> {
+fn next_sequences(stream: &mut TokenStream, sequences: usize) -> Vec<Sequence> {
     rows(&stream.next_sequences(sequences).unwrap())
 }
 
@@ -46,12 +46,12 @@ fn train(
 ) -> Vec<Batch> {
     let mut stream = open(mixture, settings, None);
     let step = |step| {
-        let before = stream.cursor();
+        let cursor_before = stream.cursor();
         let batch = stream.next_sequences(sequences).unwrap();
         for window in stream.opened_windows() {
             ledger.append(&LedgerRecord::Window(window.clone())).unwrap();
         }
-        ledger.append(&LedgerRecord::Step(StepRecord::new(step, &before, &stream.cursor(), &batch))).unwrap();
+        ledger.append(&LedgerRecord::Step(StepRecord::new(step, &cursor_before, &stream.cursor(), &batch))).unwrap();
         batch
     };
     (1..=steps).map(step).collect()
@@ -69,10 +69,10 @@ proptest! {
         let mut stream = open(&mixture, &endless(), None);
         let mut delivered = vec![Vec::new(); weights.len()];
         for k in 1..=length {
-            let before = stream.cursor();
-            let sequence = taken(&mut stream, 1);
-            let cursors = stream.cursor().components.into_iter().zip(before.components);
-            let component = cursors.into_iter().position(|(after, before)| after.delivered > before.delivered).unwrap();
+            let cursor_before = stream.cursor();
+            let sequence = next_sequences(&mut stream, 1);
+            let cursors = stream.cursor().components.into_iter().zip(cursor_before.components);
+            let component = cursors.into_iter().position(|(next, former)| next.delivered > former.delivered).unwrap();
             delivered[component].extend(sequence);
             for (component, delivered) in delivered.iter().enumerate() {
                 prop_assert!((delivered.len() as f64 - mixture.weight(component) * k as f64).abs() < 1.0);
@@ -80,7 +80,7 @@ proptest! {
         }
         for (source, delivered) in sources.iter().zip(delivered) {
             let mut alone = TokenStream::open(source, &endless(), &tokenizer(), None).unwrap();
-            prop_assert_eq!(taken(&mut alone, delivered.len()), delivered);
+            prop_assert_eq!(next_sequences(&mut alone, delivered.len()), delivered);
         }
     }
 }
@@ -92,7 +92,7 @@ fn mixtures_resume_from_any_position() {
     let mut stream = open(&mixture, &endless(), None);
     let (mut cursors, mut uninterrupted) = (vec![stream.cursor()], Vec::new());
     for _ in 0..120 {
-        uninterrupted.extend(taken(&mut stream, 1));
+        uninterrupted.extend(next_sequences(&mut stream, 1));
         cursors.push(stream.cursor());
     }
     assert!(
@@ -100,12 +100,13 @@ fn mixtures_resume_from_any_position() {
         "the smallest starts new epochs while others are in their first"
     );
     for (position, cursor) in cursors.into_iter().enumerate() {
-        let stored = serde_json::to_string(&cursor).unwrap();
+        let json = serde_json::to_string(&cursor).unwrap();
         let settings = StreamSettings { workers: 1 + position % 8, ..endless() };
-        let mut resumed = open(&mixture, &settings, Some(serde_json::from_str(&stored).unwrap()));
-        let left = uninterrupted.len() - position;
-        let rest: Vec<Sequence> = [left.min(5), left.saturating_sub(5)].map(|n| taken(&mut resumed, n)).concat();
-        assert_eq!(rest, uninterrupted[position..], "from position {position}: {stored}");
+        let mut resumed = open(&mixture, &settings, Some(serde_json::from_str(&json).unwrap()));
+        let remaining = uninterrupted.len() - position;
+        let rest: Vec<Sequence> =
+            [remaining.min(5), remaining.saturating_sub(5)].map(|n| next_sequences(&mut resumed, n)).concat();
+        assert_eq!(rest, uninterrupted[position..], "from position {position}: {json}");
     }
 }
 
@@ -114,8 +115,8 @@ fn mixtures_end_with_the_next_ended_component() {
     let (_folders, sources) = sources();
     let mixture = mixture(&sources[1..], &[0.5, 0.5]);
     let mut stream = open(&mixture, &settings(), None);
-    let all = taken(&mut stream, 100_000);
-    let alone = taken(&mut fixtures::open(&sources[2], &settings(), None), 1000).len();
+    let all = next_sequences(&mut stream, 100_000);
+    let alone = next_sequences(&mut fixtures::open(&sources[2], &settings(), None), 1000).len();
     assert_eq!(all.len(), 2 * alone + 1, "the smaller one ends it");
     assert!(stream.next_sequences(1).unwrap().is_empty());
     assert!(open(&mixture, &settings(), Some(stream.cursor())).next_sequences(1).unwrap().is_empty());
@@ -126,16 +127,16 @@ fn cursors_of_other_mixtures_are_rejected_by_reason() {
     let (_folders, sources) = sources();
     let cursor = open(&mixture(&sources, &[0.6, 0.3, 0.1]), &settings(), None).cursor();
     let refused = |mixture: &Mixture, cursor: &Cursor| {
-        let opened = TokenStream::open(mixture, &settings(), &tokenizer(), Some(cursor.clone()));
-        opened.err().map(|error| error.to_string()).unwrap_or_default()
+        let outcome = TokenStream::open(mixture, &settings(), &tokenizer(), Some(cursor.clone()));
+        outcome.err().map(|error| error.to_string()).unwrap_or_default()
     };
     assert_eq!(refused(&mixture(&sources, &[6.0, 3.0, 1.0]), &cursor), "");
     assert!(refused(&mixture(&sources, &[0.5, 0.4, 0.1]), &cursor).contains("weights of a mixture"));
     let [first, second, third] = sources.clone().try_into().unwrap();
     assert!(refused(&mixture(&[second, first, third], &[0.6, 0.3, 0.1]), &cursor).contains("data set"));
-    let mut elsewhere = cursor;
-    elsewhere.components[0].delivered = 7;
-    assert!(refused(&mixture(&sources, &[0.6, 0.3, 0.1]), &elsewhere).contains("the position itself"));
+    let mut other_cursor = cursor;
+    other_cursor.components[0].delivered = 7;
+    assert!(refused(&mixture(&sources, &[0.6, 0.3, 0.1]), &other_cursor).contains("the position itself"));
 }
 
 #[test]
@@ -154,7 +155,7 @@ fn components_hold_out_the_same_rows_as_alone() {
     let settings = StreamSettings { held_out_fraction: 0.2, sequence_length: 1 << 16, ..endless() };
     let mut stream = open(&mixture(&sources[..2], &[0.5, 0.5]), &settings, None);
     let trained: BTreeSet<String> =
-        taken(&mut stream, 60).iter().flat_map(|(_, targets)| split_texts(targets, &tokenizer())).collect();
+        next_sequences(&mut stream, 60).iter().flat_map(|(_, targets)| split_texts(targets, &tokenizer())).collect();
     let held_out: BTreeSet<String> = sources[..2].iter().flat_map(|source| held_out_texts(source, &settings)).collect();
     assert!(trained.is_disjoint(&held_out) && trained.len() + held_out.len() == 240);
 }
@@ -167,15 +168,15 @@ fn audits_and_replays_cover_every_component() {
     let mut ledger = Ledger::open(&path, &LedgerHead::empty(), &CancelToken::new()).unwrap();
     let batches = train(&mixture, &endless(), &mut ledger, 60, 7);
     let head = ledger.sync().unwrap();
-    let found = audit(&path, &head, &stage(&mixture, &endless()), false).unwrap();
-    assert_eq!(found.problems, [""; 0]);
-    assert_eq!(found.components.iter().map(|component| component.sequences).sum::<u64>(), 60 * 7);
-    for (component, documents) in found.components.iter().zip([200, 40, 3]) {
+    let report = audit(&path, &head, &stage(&mixture, &endless()), false).unwrap();
+    assert_eq!(report.problems, [""; 0]);
+    assert_eq!(report.components.iter().map(|component| component.sequences).sum::<u64>(), 60 * 7);
+    for (component, documents) in report.components.iter().zip([200, 40, 3]) {
         let finished: Vec<_> = component.epochs.iter().filter(|epoch| epoch.finished).collect();
         assert!(finished.iter().all(|epoch| epoch.whole && epoch.documents == documents), "{component:?}");
         assert_eq!(component.epochs.len(), finished.len() + 1);
     }
-    assert!(found.components[2].epochs.len() > 3);
+    assert!(report.components[2].epochs.len() > 3);
     for (step, batch) in (1..).zip(&batches) {
         assert_eq!(
             &replay(&path, &head, step, &stage(&mixture, &endless()), &tokenizer()).unwrap().batch,

@@ -56,12 +56,12 @@ fn every_document_starts_with_bos() {
         // Long enough for a window in one sequence.
         let settings = StreamSettings { packing, sequence_length: 1 << 14, ..settings() };
         let (batch, plain) = (all(&source, &settings, &with), all(&source, &settings, &without));
-        let found = targets(&batch);
-        assert!(found.contains(&(BOS as i32)));
-        let documents = found.split(|&id| id == END as i32).filter(|document| !document.is_empty());
+        let ids = targets(&batch);
+        assert!(ids.contains(&(BOS as i32)));
+        let documents = ids.split(|&id| id == END as i32).filter(|document| !document.is_empty());
         assert!(documents.clone().all(|document| document[0] == BOS as i32));
         assert_eq!(documents.count(), texts.len());
-        let without_bos: Vec<i32> = found.into_iter().filter(|&id| id != BOS as i32).collect();
+        let without_bos: Vec<i32> = ids.into_iter().filter(|&id| id != BOS as i32).collect();
         assert_eq!(without_bos, targets(&plain));
         let Some(starts) = batch.document_starts else { continue };
         for (index, start) in

@@ -52,7 +52,7 @@ proptest! {
         let ends: Vec<usize> = of_windows.iter().scan(0, |end, window| { *end += window.len(); Some(*end) }).collect();
         let window = ends.partition_point(|end| *end <= sequences);
         prop_assume!(window < 8);
-        let is_inside = sequences > window.checked_sub(1).map_or(0, |before| ends[before]);
+        let is_inside = sequences > window.checked_sub(1).map_or(0, |previous| ends[previous]);
         let rest = SequenceRange {
             component: 0,
             epoch: 0,
@@ -105,7 +105,7 @@ fn train(path: &Path, stages: &[StreamStage], steps: u64, sequences: usize, kill
             cut = Some(stream.cursor());
             stream = open(&stages[current], cut.clone());
         }
-        let mut before = stream.cursor();
+        let mut cursor_before = stream.cursor();
         let is_new =
             |window: &&dataset::ledger::WindowRecord| !cut.as_ref().is_some_and(|cut| window.is_in_progress_at(cut));
         let due = (step - 1) / steps;
@@ -117,13 +117,13 @@ fn train(path: &Path, stages: &[StreamStage], steps: u64, sequences: usize, kill
             }
             ledger.append(&LedgerRecord::Stage(StageRecord { stage: due, step, left_out })).unwrap();
             stream = next;
-            before = stream.cursor();
+            cursor_before = stream.cursor();
         }
         let batch = stream.next_sequences(sequences).unwrap();
         for window in stream.opened_windows().filter(is_new) {
             ledger.append(&LedgerRecord::Window(window.clone())).unwrap();
         }
-        ledger.append(&LedgerRecord::Step(StepRecord::new(step, &before, &stream.cursor(), &batch))).unwrap();
+        ledger.append(&LedgerRecord::Step(StepRecord::new(step, &cursor_before, &stream.cursor(), &batch))).unwrap();
         batches.push(batch);
         cut = None;
     }
@@ -170,8 +170,8 @@ fn an_audit_counts_what_stages_leave_out() {
     let stages = stages(&source);
     let path = folder.path().join("ledger");
     let (head, batches) = train(&path, &stages, 100, 5, &[]);
-    let Audit { components, stage_sequences, problems: found, .. } = audit(&path, &head, &stages, false).unwrap();
-    assert_eq!(found, [""; 0]);
+    let Audit { components, stage_sequences, problems, .. } = audit(&path, &head, &stages, false).unwrap();
+    assert_eq!(problems, [""; 0]);
     assert_eq!((components[0].sequences, &*stage_sequences), (1500, &[500, 500, 500][..]));
     assert!(components[0].left_out > 0);
     let finished: Vec<_> = components[0].epochs.iter().filter(|epoch| epoch.finished).collect();
@@ -179,21 +179,21 @@ fn an_audit_counts_what_stages_leave_out() {
     for (step, batch) in (1..).zip(&batches) {
         assert_eq!(&replay(&path, &head, step, &stages, &tokenizer()).unwrap().batch, batch, "step {step}");
     }
-    let changed = |change: &dyn Fn(&mut LedgerRecord) -> bool| {
+    let problem_after = |change: &dyn Fn(&mut LedgerRecord) -> bool| {
         let (path, head) = rewritten(&path, &head, change);
         problems(&path, &head, &stages)
     };
-    assert_eq!(changed(&|_| true), "");
-    let unlisted = changed(&|record| {
+    assert_eq!(problem_after(&|_| true), "");
+    let unlisted = problem_after(&|record| {
         if let LedgerRecord::Stage(stage) = record {
             stage.left_out.clear();
         }
         true
     });
     assert!(unlisted.contains("begins in the middle of a window"), "{unlisted}");
-    let dropped = changed(&|record| !matches!(record, LedgerRecord::Stage(_)));
+    let dropped = problem_after(&|record| !matches!(record, LedgerRecord::Stage(_)));
     assert!(dropped.contains("not where the previous step ended"), "{dropped}");
-    let short = changed(&|record| {
+    let short = problem_after(&|record| {
         if let LedgerRecord::Stage(stage) = record {
             stage.left_out.iter_mut().for_each(|range| range.sequences -= 1);
         }
@@ -217,12 +217,12 @@ fn a_ledger_may_start_right_before_a_stage() {
         ledger.append(&LedgerRecord::Window(window)).unwrap();
     }
     ledger.append(&LedgerRecord::Stage(StageRecord { stage: 2, step: 4, left_out })).unwrap();
-    let before = stream.cursor();
+    let cursor_before = stream.cursor();
     let batch = stream.next_sequences(4).unwrap();
     for window in stream.opened_windows() {
         ledger.append(&LedgerRecord::Window(window.clone())).unwrap();
     }
-    ledger.append(&LedgerRecord::Step(StepRecord::new(4, &before, &stream.cursor(), &batch))).unwrap();
+    ledger.append(&LedgerRecord::Step(StepRecord::new(4, &cursor_before, &stream.cursor(), &batch))).unwrap();
     let head = ledger.sync().unwrap();
     assert_eq!(problems(&path, &head, &stages), "");
     assert_eq!(replay(&path, &head, 4, &stages, &tokenizer()).unwrap().batch, batch);
@@ -240,9 +240,9 @@ fn a_stage_may_weigh_the_sources_otherwise() {
         [weighed(0.9, 0.1), weighed(0.25, 0.75)].into_iter().flat_map(|mixture| stage(mixture, &settings)).collect();
     let path = few_folder.path().join("ledger");
     let (head, batches) = train(&path, &stages, 20, 10, &[21]);
-    let found = audit(&path, &head, &stages, false).unwrap();
-    assert_eq!(found.problems, [""; 0]);
-    let sequences: Vec<u64> = found.components.iter().map(|component| component.sequences).collect();
+    let report = audit(&path, &head, &stages, false).unwrap();
+    assert_eq!(report.problems, [""; 0]);
+    let sequences: Vec<u64> = report.components.iter().map(|component| component.sequences).collect();
     assert_eq!(sequences, [180 + 50, 20 + 150]);
     for (step, batch) in (1..).zip(&batches) {
         assert_eq!(&replay(&path, &head, step, &stages, &tokenizer()).unwrap().batch, batch, "step {step}");

@@ -62,8 +62,8 @@ impl Bandwidth {
 
     /// Returns the highest of the three bandwidths, in bytes per second.
     fn best(&self) -> f64 {
-        let written = self.copy_gigabytes_per_second.max(self.update_gigabytes_per_second);
-        self.read_gigabytes_per_second.max(written) * 1e9
+        let write_rate = self.copy_gigabytes_per_second.max(self.update_gigabytes_per_second);
+        self.read_gigabytes_per_second.max(write_rate) * 1e9
     }
 }
 
@@ -210,10 +210,10 @@ mod bf16 {
 
     /// Returns the same loop with dot products of bf16 pairs; None where the CPU does not have them.
     pub(super) fn dot_products() -> Option<fn() -> usize> {
-        let known = is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("avx512bf16");
+        let has_bf16 = is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("avx512bf16");
         // SAFETY: given away only where the processor has the instructions.
         let run_loop: fn() -> usize = || unsafe { multiply_add_pairs() };
-        known.then_some(run_loop)
+        has_bf16.then_some(run_loop)
     }
 
     /// Returns a loop of products of bf16 tiles; None where the CPU does not have them.

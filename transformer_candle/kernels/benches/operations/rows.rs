@@ -47,35 +47,35 @@ fn matmuls(sizes: &Sizes, inputs: &mut Inputs, meter: &Meter<'_>) -> Result<()> 
 fn attend(sizes: &Sizes, inputs: &mut Inputs, meter: &Meter<'_>) -> Result<()> {
     let shape = AttentionShape { heads: sizes.heads, batch: sizes.batch, sequence_length: sizes.length };
     let of = attention::cases::Sizes { shape, packed: false };
-    let both = [attention::cases::outputs(inputs, of), attention::cases::gradient(inputs, of)?];
-    meter.row("attention: forward", 0, &both[..1])?;
-    meter.row("attention: both", sizes.layers, &both)
+    let cases = [attention::cases::outputs(inputs, of), attention::cases::gradient(inputs, of)?];
+    meter.row("attention: forward", 0, &cases[..1])?;
+    meter.row("attention: both", sizes.layers, &cases)
 }
 
 /// What is computed row by row.
 fn rows(sizes: &Sizes, inputs: &mut Inputs, meter: &Meter<'_>) -> Result<()> {
     let &Sizes { batch, length, n, d, i, v, heads, layers, recompute } = sizes;
-    let both = [add_rms_norm::cases::norm_of_sum(inputs, [n, d]), add_rms_norm::cases::gradient(inputs, [n, d], true)];
-    meter.row("add, rms norm: both", 2 * layers + 1, &both)?;
+    let cases = [add_rms_norm::cases::norm_of_sum(inputs, [n, d]), add_rms_norm::cases::gradient(inputs, [n, d], true)];
+    meter.row("add, rms norm: both", 2 * layers + 1, &cases)?;
     let recomputes = recompute == Recompute::Selective;
-    let again = add_rms_norm::cases::norm_again(inputs, [n, d]);
-    meter.row("rms norm: again", if recomputes { 2 * layers } else { 0 }, &[again])?;
+    let recomputation = add_rms_norm::cases::norm_again(inputs, [n, d]);
+    meter.row("rms norm: again", if recomputes { 2 * layers } else { 0 }, &[recomputation])?;
 
     // What other architectures than Llama have.
     let packed = [n, heads.packed_width()];
-    let both = [bias::cases::sum(inputs, packed), bias::cases::gradient(inputs, packed)];
-    meter.row("qkv bias: both", 0, &both)?;
-    let both = [qk_norm::cases::norm(inputs, n, heads), qk_norm::cases::gradient(inputs, n, heads)];
-    meter.row("qk norm: both", 0, &both)?;
+    let cases = [bias::cases::sum(inputs, packed), bias::cases::gradient(inputs, packed)];
+    meter.row("qkv bias: both", 0, &cases)?;
+    let cases = [qk_norm::cases::norm(inputs, n, heads), qk_norm::cases::gradient(inputs, n, heads)];
+    meter.row("qk norm: both", 0, &cases)?;
 
     let positions = Positions { layout: heads, batch, length, first: 0 };
-    let both = [true, false].map(|forward| rope::cases::rotation(inputs, positions, forward));
-    meter.row("rope: both", layers, &both.into_iter().collect::<Result<Vec<_>>>()?)?;
+    let cases = [true, false].map(|forward| rope::cases::rotation(inputs, positions, forward));
+    meter.row("rope: both", layers, &cases.into_iter().collect::<Result<Vec<_>>>()?)?;
     let gradient = if recomputes { swiglu::cases::gradient_recomputing } else { swiglu::cases::gradient };
-    let both = [swiglu::cases::activation(inputs, [n, i]), gradient(inputs, [n, i])];
-    meter.row("swiglu: both", layers, &both)?;
-    let both = [embedding::cases::lookup(inputs, [n, v, d]), embedding::cases::gradient(inputs, [n, v, d])];
-    meter.row("embedding: both", 1, &both)
+    let cases = [swiglu::cases::activation(inputs, [n, i]), gradient(inputs, [n, i])];
+    meter.row("swiglu: both", layers, &cases)?;
+    let cases = [embedding::cases::lookup(inputs, [n, v, d]), embedding::cases::gradient(inputs, [n, v, d])];
+    meter.row("embedding: both", 1, &cases)
 }
 
 /// Head and loss: three matmuls per chunk of rows; the logits, which a cache could keep, are not counted.
@@ -83,8 +83,8 @@ fn head(sizes: &Sizes, inputs: &mut Inputs, meter: &Meter<'_>) -> Result<()> {
     let &Sizes { n, d, v, .. } = sizes;
     let (c, w) = (HEAD_ROWS.min(n), head_cross_entropy::logits_width(v, DeviceKind::Cpu));
     let of = head_cross_entropy::cases::Sizes { n, d, v, vocab_size: v, c, w, ignores: false };
-    let both = head_cross_entropy::cases::loss_and_gradients(inputs, of, WriteMode::Overwrite);
-    meter.row("head, cross-entropy: both", 1, &[both])
+    let cases = head_cross_entropy::cases::loss_and_gradients(inputs, of, WriteMode::Overwrite);
+    meter.row("head, cross-entropy: both", 1, &[cases])
 }
 
 /// Gradient norm, clipping and `AdamW`; then zeroing the gradients.

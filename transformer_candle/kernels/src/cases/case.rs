@@ -191,7 +191,7 @@ impl Case {
 
     /// Bytes that the call must move: what it reads once, and what it writes once.
     pub fn bytes_moved(&self) -> usize {
-        let moved = |argument: &Argument| {
+        let argument_bytes = |argument: &Argument| {
             let bytes = argument.contents.bits.len() * argument.contents.dtype.size_in_bytes();
             match argument.role {
                 Role::Input | Role::Output(_) => bytes,
@@ -199,7 +199,7 @@ impl Case {
                 Role::Scratch | Role::Workspace(_) => 0,
             }
         };
-        self.bytes.unwrap_or_else(|| self.arguments.iter().map(moved).sum())
+        self.bytes.unwrap_or_else(|| self.arguments.iter().map(argument_bytes).sum())
     }
 }
 

@@ -56,7 +56,7 @@ pub(crate) fn run_tasks(
 /// cache.
 struct Queue {
     /// Tasks taken of each part so far.
-    taken: [AtomicUsize; PARTS],
+    next_tasks: [AtomicUsize; PARTS],
     parts: usize,
     all: usize,
     unit: usize,
@@ -65,7 +65,7 @@ struct Queue {
 
 impl Queue {
     fn new(all: usize, unit: usize, longest: usize, parts: usize) -> Self {
-        Self { taken: [const { AtomicUsize::new(0) }; PARTS], parts, all, unit, longest }
+        Self { next_tasks: [const { AtomicUsize::new(0) }; PARTS], parts, all, unit, longest }
     }
 
     /// Takes the next range of the thread's part, or else of the next part that has tasks left.
@@ -75,12 +75,13 @@ impl Queue {
             let size = begin(part + 1) - begin(part);
             let end = |start: usize| {
                 let length = ((size - start) / 2).clamp(1, self.longest);
-                let within = (begin(part) + start) % self.unit;
-                let whole = within == 0 && length > self.unit;
-                start + if whole { length - length % self.unit } else { length.min(self.unit - within) }
+                let offset = (begin(part) + start) % self.unit;
+                let whole = offset == 0 && length > self.unit;
+                start + if whole { length - length % self.unit } else { length.min(self.unit - offset) }
             };
-            let taken = self.taken[part].fetch_update(Relaxed, Relaxed, |start| (start < size).then(|| end(start)));
-            taken.ok().map(|start| begin(part) + start..begin(part) + end(start))
+            let start =
+                self.next_tasks[part].fetch_update(Relaxed, Relaxed, |start| (start < size).then(|| end(start)));
+            start.ok().map(|start| begin(part) + start..begin(part) + end(start))
         })
     }
 }
@@ -94,14 +95,17 @@ mod tests {
     #[test]
     fn every_task_runs_once_in_full_units_or_parts_of_one() {
         for (all, unit, units) in [(0, 1, 1), (1, 1, 4), (5, 4, 1), (8, 4, 2), (220, 4, 4), (221, 3, 5), (1000, 1, 1)] {
-            let done = Mutex::new(Vec::new());
-            run_tasks(all, unit, units * unit, &mut [0.0; 64], 1, |range, _| done.lock().unwrap().push(range));
-            let mut done = done.into_inner().unwrap();
-            done.sort_by_key(|range| range.start);
-            assert!(done.iter().cloned().flatten().eq(0..all), "{done:?}");
+            let ranges = Mutex::new(Vec::new());
+            run_tasks(all, unit, units * unit, &mut [0.0; 64], 1, |range, _| ranges.lock().unwrap().push(range));
+            let mut ranges = ranges.into_inner().unwrap();
+            ranges.sort_by_key(|range| range.start);
+            assert!(ranges.iter().cloned().flatten().eq(0..all), "{ranges:?}");
             let whole = |range: &Range<usize>| range.start.is_multiple_of(unit) && range.end.is_multiple_of(unit);
             let part = |range: &Range<usize>| range.start / unit == (range.end - 1) / unit;
-            assert!(done.iter().all(|range| part(range) || whole(range) && range.len() <= units * unit), "{done:?}");
+            assert!(
+                ranges.iter().all(|range| part(range) || whole(range) && range.len() <= units * unit),
+                "{ranges:?}"
+            );
         }
     }
 }

@@ -184,8 +184,11 @@ mod tests {
             let layout = layout(kv_heads);
             for new in 1..=130 {
                 let splits = splits(&layout, new, 1 << 20);
-                let needed = if splits > 1 { splits * new * layout.heads * (layout.head_size + 2) } else { 0 };
-                assert!((new..=130).all(|most| needed <= decode_workspace_elements(&layout, most)), "{kv_heads} {new}");
+                let elements = if splits > 1 { splits * new * layout.heads * (layout.head_size + 2) } else { 0 };
+                assert!(
+                    (new..=130).all(|most| elements <= decode_workspace_elements(&layout, most)),
+                    "{kv_heads} {new}"
+                );
             }
         }
         assert!(decode_workspace_elements(&HeadLayout { head_size: 128, ..layout(8) }, 128) * 4 <= 32 << 20);

@@ -121,12 +121,12 @@ proptest! {
         let run = |matmul: &Matmul, a: &[f64], b: &[f64], c: &mut [f64]| {
             library(Shape::new(matmul).column_major(), b, a, c, WriteMode::Overwrite);
         };
-        let [mut together, mut apart] = [(); 2].map(|()| vec![0.0; batch * m * n]);
-        run(&Matmul { batch, ..one }, &a, &b, &mut together);
-        for ((a, b), c) in a.chunks(m * k).zip(b.chunks(k * n)).zip(apart.chunks_mut(m * n)) {
+        let [mut batched, mut separate] = [(); 2].map(|()| vec![0.0; batch * m * n]);
+        run(&Matmul { batch, ..one }, &a, &b, &mut batched);
+        for ((a, b), c) in a.chunks(m * k).zip(b.chunks(k * n)).zip(separate.chunks_mut(m * n)) {
             run(&one, a, b, c);
         }
-        prop_assert_eq!(together, apart);
+        prop_assert_eq!(batched, separate);
     }
 
     #[test]

@@ -124,7 +124,7 @@ mod tests {
             _ => None,
         };
         let nowhere = root.join("nowhere");
-        let found = folders(variable, Some(&root.join("venv/bin/transformer-candle")), &nowhere);
+        let search_folders = folders(variable, Some(&root.join("venv/bin/transformer-candle")), &nowhere);
         let expected = [
             "toolkit/lib64",
             "user/nvidia/cu13/lib",
@@ -133,7 +133,7 @@ mod tests {
             "other/lib/python3.11/site-packages/nvidia/curand/lib",
             "home/.local/lib/python3.13/site-packages/nvidia/cu13/lib",
         ];
-        assert_eq!(relative(&found, &root), expected.map(Path::new));
+        assert_eq!(relative(&search_folders, &root), expected.map(Path::new));
         assert_eq!(folders(|_| None, Some(&root.join("toolkit/lib64/program")), &nowhere), [] as [PathBuf; 0]);
         std::fs::remove_dir_all(root).unwrap();
     }
@@ -151,8 +151,8 @@ mod tests {
         for folder in expected {
             make(folder);
         }
-        let found = folders(|_| None, None, &root);
-        assert_eq!(relative(&found, &root), expected.map(Path::new));
+        let search_folders = folders(|_| None, None, &root);
+        assert_eq!(relative(&search_folders, &root), expected.map(Path::new));
         std::fs::remove_dir_all(root).unwrap();
     }
 }

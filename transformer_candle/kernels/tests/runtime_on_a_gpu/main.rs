@@ -60,13 +60,13 @@ fn views_share_memory_and_overlaps_are_refused() {
 #[ignore = "needs a GPU"]
 fn the_gpu_reports_its_properties() {
     let device = gpu();
-    let opened = device.as_cuda().unwrap();
-    let listed = &cuda::probe().unwrap()[0];
-    assert_eq!((opened.ordinal(), opened.name()), (0, listed.name.as_str()));
-    assert_eq!(opened.compute_capability(), listed.compute_capability);
-    assert!(opened.fingerprint().contains("cuBLASLt"), "{}", opened.fingerprint());
-    let memory = opened.memory().unwrap();
-    assert!(memory.free < memory.total && memory.total <= listed.total_bytes);
+    let cuda_device = device.as_cuda().unwrap();
+    let gpu_info = &cuda::probe().unwrap()[0];
+    assert_eq!((cuda_device.ordinal(), cuda_device.name()), (0, gpu_info.name.as_str()));
+    assert_eq!(cuda_device.compute_capability(), gpu_info.compute_capability);
+    assert!(cuda_device.fingerprint().contains("cuBLASLt"), "{}", cuda_device.fingerprint());
+    let memory = cuda_device.memory().unwrap();
+    assert!(memory.free < memory.total && memory.total <= gpu_info.total_bytes);
     let error = Device::cuda(1000).unwrap_err();
     assert!(error.to_string().starts_with("cannot use cuda:1000: the NVIDIA driver lists "), "{error}");
 }

@@ -49,16 +49,16 @@ fn two_alternating_uploads_arrive_in_order() {
 fn staging_waits_until_the_last_upload_was_received() {
     let device = gpu();
     let (target, staging) = (zeros(&[100], &device), zeros(&[100], &device));
-    let mut seen: Vec<Buffer> = (0..4).map(|_| zeros(&[100], &device)).collect();
+    let mut copies: Vec<Buffer> = (0..4).map(|_| zeros(&[100], &device)).collect();
     let mut upload = Upload::<f32>::new(target.clone(), Some(staging)).unwrap();
-    for (turn, seen) in seen.iter_mut().enumerate() {
+    for (turn, copy) in copies.iter_mut().enumerate() {
         upload.stage().unwrap().fill(turn as f32);
         upload.send().unwrap();
         upload.receive().unwrap();
-        seen.copy_from(&target).unwrap();
+        copy.copy_from(&target).unwrap();
     }
-    for (turn, seen) in seen.iter().enumerate() {
-        assert_eq!(seen.read::<f32>().unwrap(), [turn as f32; 100]);
+    for (turn, copy) in copies.iter().enumerate() {
+        assert_eq!(copy.read::<f32>().unwrap(), [turn as f32; 100]);
     }
     upload.send().unwrap();
     drop(upload);

@@ -106,28 +106,28 @@ impl PretrainedWeights {
         tensors: Vec<HfTensor>,
         shape: &ModelShape,
     ) -> Result<Self> {
-        let mut wanted: BTreeMap<String, HfTensor> =
+        let mut missing_tensors: BTreeMap<String, HfTensor> =
             tensors.into_iter().map(|tensor| (tensor.name.clone(), tensor)).collect();
         let listing = match &stored[..] {
             [(single, _)] => single.clone(),
             _ => stored.first().map(|(path, _)| path.with_file_name(INDEX)).unwrap_or_default(),
         };
         let (mut files, mut tied_head) = (Vec::with_capacity(stored.len()), None);
-        let embedding = wanted.get(EMBEDDING).cloned();
-        let known: BTreeSet<String> = wanted.keys().cloned().collect();
+        let embedding = missing_tensors.get(EMBEDDING).cloned();
+        let names: BTreeSet<String> = missing_tensors.keys().cloned().collect();
         for (path, StoredHeader { tensors: header, data_start }) in stored {
             let mut tensors = Vec::new();
             for name in header.offset_keys() {
                 let Some(info) = header.info(&name) else { continue };
                 let differs = |problem: String| Error::Tensor { path: path.clone(), name: name.clone(), problem };
                 let is_tied_head = shape.tie_embeddings && name == HEAD;
-                let tensor = if is_tied_head { embedding.clone() } else { wanted.remove(&name) };
+                let tensor = if is_tied_head { embedding.clone() } else { missing_tensors.remove(&name) };
                 let Some(tensor) = tensor else {
                     // Rotary frequencies follow from the config.
                     if name.ends_with(".rotary_emb.inv_freq") {
                         continue;
                     }
-                    let is_repeated = known.contains(&name);
+                    let is_repeated = names.contains(&name);
                     return Err(differs(
                         if is_repeated { "is in another file too" } else { "is in the file, but not in the model" }
                             .to_owned(),
@@ -150,7 +150,7 @@ impl PretrainedWeights {
             tensors.sort_unstable_by_key(|tensor| tensor.start);
             files.push((path, tensors));
         }
-        match wanted.pop_first() {
+        match missing_tensors.pop_first() {
             Some((name, _)) => Err(Error::Tensor { path: listing, name, problem: "is missing".to_owned() }),
             None => Ok(Self { shape: shape.clone(), part, files, tied_head }),
         }
@@ -309,8 +309,8 @@ fn observe(file: &mut File, path: &Path, count: u64, observer: &mut ByteObserver
             return Ok(());
         }
         observer(path, bytes);
-        let shown = bytes.len();
-        reader.consume(shown);
+        let length = bytes.len();
+        reader.consume(length);
     }
 }
 
@@ -363,12 +363,12 @@ fn stored_header(path: &Path) -> Result<StoredHeader> {
 /// Refuses a config with far more parameters than the files hold, whose tensors would take too much memory to list. A
 /// few that are missing are named one by one instead.
 fn check_count(headers: &[StoredHeader], shape: &ModelShape) -> Result<()> {
-    let described = shape.parameter_count();
+    let expected = shape.parameter_count();
     let tensors = headers.iter().flat_map(|header| header.tensors.tensors().into_values());
-    let held: u64 = tensors.map(|tensor| tensor.shape.iter().product::<usize>() as u64).sum();
-    if described / 2 <= held {
+    let actual: u64 = tensors.map(|tensor| tensor.shape.iter().product::<usize>() as u64).sum();
+    if expected / 2 <= actual {
         return Ok(());
     }
-    let problem = format!("it describes {described} parameters, and the files of weights hold {held}");
+    let problem = format!("it describes {expected} parameters, and the files of weights hold {actual}");
     Err(Error::ConfigJson { problem })
 }

@@ -24,12 +24,12 @@ struct Index {
 /// [`Error::NoWeights`] where one is missing, [`Error::Index`] for an index that is not one.
 pub fn weight_files(directory: &Path) -> Result<Vec<PathBuf>> {
     let (single, index) = (directory.join(SINGLE), directory.join(INDEX));
-    let missing = |problem: String| Error::NoWeights { directory: directory.to_owned(), problem };
+    let no_weights = |problem: String| Error::NoWeights { directory: directory.to_owned(), problem };
     if single.exists() {
         return Ok(vec![single]);
     }
     if !index.exists() {
-        return Err(missing(format!("there is neither {SINGLE} nor {INDEX}; other formats are not read")));
+        return Err(no_weights(format!("there is neither {SINGLE} nor {INDEX}; other formats are not read")));
     }
     let malformed = |problem: String| Error::Index { path: index.clone(), problem };
     let text = regular_file::read(&index).map_err(failed("read", &index))?;
@@ -41,7 +41,7 @@ pub fn weight_files(directory: &Path) -> Result<Vec<PathBuf>> {
         return Err(malformed(format!("it names the file {name:?}, which is not in the directory")));
     }
     if let Some(name) = names.iter().find(|name| !directory.join(name).exists()) {
-        return Err(missing(format!("{name} is missing, which {INDEX} names")));
+        return Err(no_weights(format!("{name} is missing, which {INDEX} names")));
     }
     Ok(names.into_iter().map(|name| directory.join(name)).collect())
 }

@@ -54,11 +54,11 @@ fn ranges(tensors: Vec<HfTensor>, weights: &Buffer) -> Vec<NamedRange<'_>> {
 
 /// Zeroes the elements that no tensor of the file holds.
 pub(super) fn zero_between_tensors(shape: &ModelShape, weights: &mut Buffer) -> Result<()> {
-    let mut stored: Vec<_> = hf_tensors(shape).iter().map(|tensor| (tensor.offset, tensor.elements)).collect();
-    stored.push((weights.elements(), 0));
-    stored.sort_unstable();
+    let mut ranges: Vec<_> = hf_tensors(shape).iter().map(|tensor| (tensor.offset, tensor.elements)).collect();
+    ranges.push((weights.elements(), 0));
+    ranges.sort_unstable();
     let mut end = 0;
-    for (offset, elements) in stored {
+    for (offset, elements) in ranges {
         if end < offset {
             weights.view(end, &[offset - end])?.zero()?;
         }

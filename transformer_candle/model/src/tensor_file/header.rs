@@ -48,9 +48,9 @@ pub(crate) fn read_header(reader: &mut dyn Read, file_bytes: u64, path: &Path) -
     let mut json = vec![0; length as usize];
     reader.read_exact(&mut json).map_err(failed("read", path))?;
     let metadata: Metadata = serde_json::from_slice(&json).map_err(|error| malformed(error.to_string()))?;
-    let (described, held) = (metadata.data_len() as u64, behind_length - length);
-    if described != held {
-        return Err(malformed(format!("its header describes {described} bytes of tensors, it holds {held}")));
+    let (expected, actual) = (metadata.data_len() as u64, behind_length - length);
+    if expected != actual {
+        return Err(malformed(format!("its header describes {expected} bytes of tensors, it holds {actual}")));
     }
     Ok(metadata)
 }

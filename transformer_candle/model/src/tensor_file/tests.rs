@@ -35,7 +35,7 @@ fn five([floats, halves, integers]: [&Buffer; 3]) -> Vec<NamedRange<'_>> {
     ]
 }
 
-fn written(ranges: Vec<NamedRange>) -> Vec<u8> {
+fn file_bytes(ranges: Vec<NamedRange>) -> Vec<u8> {
     let mut bytes = Vec::new();
     write(&mut bytes, Path::new("here.safetensors"), ranges).unwrap();
     bytes
@@ -58,8 +58,8 @@ const DTYPES: [DType; 3] = [DType::F32, DType::BF16, DType::I16];
 #[test]
 fn every_bit_comes_back_and_nothing_beside_the_ranges_changes() {
     let (stored, target) = (DTYPES.map(|dtype| flat(dtype, 1)), DTYPES.map(|dtype| flat(dtype, 2)));
-    let beside: Vec<_> = target.iter().map(numbers).collect();
-    fill(&written(five(stored.each_ref())), five(target.each_ref()), Conversion::Refused).unwrap();
+    let numbers_before: Vec<_> = target.iter().map(numbers).collect();
+    fill(&file_bytes(five(stored.each_ref())), five(target.each_ref()), Conversion::Refused).unwrap();
     for (index, buffer) in target.iter().enumerate() {
         let ranges: Vec<_> = five(target.each_ref())
             .iter()
@@ -69,7 +69,7 @@ fn every_bit_comes_back_and_nothing_beside_the_ranges_changes() {
         let stored = numbers(&stored[index]);
         for (place, number) in numbers(buffer).into_iter().enumerate() {
             let inside = ranges.iter().any(|range| range.contains(&place));
-            let expected = if inside { stored[place] } else { beside[index][place] };
+            let expected = if inside { stored[place] } else { numbers_before[index][place] };
             assert_eq!(number, expected, "{:?} at {place}", DTYPES[index]);
         }
     }
@@ -94,7 +94,7 @@ fn the_bytes_are_those_of_the_format_s_own_writer() {
     let views =
         owned.iter().map(|(name, dtype, shape, bytes)| (name, TensorView::new(*dtype, shape.clone(), bytes).unwrap()));
     let format = HashMap::from([("format".to_owned(), "pt".to_owned())]);
-    assert!(written(ranges) == safetensors::serialize(views, Some(format)).unwrap());
+    assert!(file_bytes(ranges) == safetensors::serialize(views, Some(format)).unwrap());
 }
 
 fn one(buffer: &Buffer) -> Vec<NamedRange<'_>> {
@@ -105,18 +105,18 @@ fn one(buffer: &Buffer) -> Vec<NamedRange<'_>> {
 fn floats_are_converted_only_where_that_is_asked_for() {
     let [floats, halves, integers] = DTYPES.map(|dtype| flat(dtype, 1));
     for (stored, target) in [(&floats, flat(DType::BF16, 2)), (&halves, flat(DType::F32, 2))] {
-        let (file, before) = (written(one(stored)), numbers(&target));
+        let (file, numbers_before) = (file_bytes(one(stored)), numbers(&target));
         let refusal = fill(&file, one(&target), Conversion::Refused).unwrap_err().to_string();
         let only = format!("tensor `one` holds {:?}; only {:?} can be read", stored.dtype(), target.dtype());
         assert!(refusal.contains("here.safetensors") && refusal.contains(&only), "{refusal}");
-        assert_eq!(numbers(&target), before, "what is refused changes nothing");
+        assert_eq!(numbers(&target), numbers_before, "what is refused changes nothing");
         fill(&file, one(&target), Conversion::BetweenFloats).unwrap();
         let part = |buffer: &Buffer| buffer.view(7, &[LONG]).unwrap().read_f32().unwrap();
         let rounded = part(stored).into_iter().map(|value| bf16::from_f32(value).to_f32());
         assert_eq!(part(&target), rounded.collect::<Vec<_>>());
     }
     for (stored, target) in [(&integers, &floats), (&halves, &integers), (&floats, &integers)] {
-        let refusal = fill(&written(one(stored)), one(target), Conversion::BetweenFloats).unwrap_err();
+        let refusal = fill(&file_bytes(one(stored)), one(target), Conversion::BetweenFloats).unwrap_err();
         assert!(matches!(&refusal, Error::Tensor { name, .. } if name == "one"), "{refusal}");
     }
 }
@@ -124,8 +124,8 @@ fn floats_are_converted_only_where_that_is_asked_for() {
 #[test]
 fn other_tensors_are_refused_by_name_and_change_nothing() {
     let (stored, target) = (flat(DType::F32, 1), flat(DType::F32, 2));
-    let before = numbers(&target);
-    let file = written(vec![range("a", &[6, 2], &stored, 0), range("b", &[3], &stored, 12)]);
+    let numbers_before = numbers(&target);
+    let file = file_bytes(vec![range("a", &[6, 2], &stored, 0), range("b", &[3], &stored, 12)]);
     let a = || range("a", &[6, 2], &target, 0);
     let b = || range("b", &[3], &target, 12);
     for (ranges, name, problem) in [
@@ -137,14 +137,14 @@ fn other_tensors_are_refused_by_name_and_change_nothing() {
         assert!(refusal.starts_with("here.safetensors: tensor"), "{refusal}");
         assert!(refusal.contains(name) && refusal.contains(problem), "{refusal}");
     }
-    assert_eq!(numbers(&target), before);
+    assert_eq!(numbers(&target), numbers_before);
 }
 
 #[test]
 fn a_header_that_lies_is_refused_before_memory_is_taken_for_it() {
     let buffer = flat(DType::F32, 1);
     let ranges = || vec![range("a", &[6], &buffer, 0)];
-    let valid = written(ranges());
+    let valid = file_bytes(ranges());
     let claiming = |length: u64| [length.to_le_bytes().as_slice(), &valid[8..]].concat();
     let describing = |json: &str| [(json.len() as u64).to_le_bytes().as_slice(), json.as_bytes()].concat();
     // Each tensor's size is one that an address space has; their sum is the largest number there is.
@@ -177,7 +177,7 @@ fn a_header_that_lies_is_refused_before_memory_is_taken_for_it() {
 fn a_buffer_of_another_type_is_refused() {
     let buffer = flat(DType::U32, 1);
     let ranges = || vec![range("a", &[6], &buffer, 0)];
-    let file = written(vec![range("a", &[6], &flat(DType::F32, 1), 0)]);
+    let file = file_bytes(vec![range("a", &[6], &flat(DType::F32, 1), 0)]);
     let path = Path::new("here.safetensors");
     for refusal in [write(&mut Vec::new(), path, ranges()), fill(&file, ranges(), Conversion::BetweenFloats)] {
         assert!(matches!(refusal, Err(Error::Kernel(kernels::Error::DType { .. }))), "{refusal:?}");

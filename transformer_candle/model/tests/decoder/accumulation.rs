@@ -38,18 +38,18 @@ fn micro_batch_gradients_sum_to_the_batch() {
 fn a_new_sum_has_nothing_of_the_one_before() {
     let (t, scale) = (9, 0.25);
     for (shape, micro_batches) in [(tiny(true), 1), (tiny(false), 1), (tiny(false), 2)] {
-        let [mut new, mut used] = [(); 2].map(|()| models::decoder(&shape, &plain(2, t)));
-        Batch::drawn(&shape, 2 * t, 0.0, 3).train(&mut used, scale);
-        let elements = used.layout().elements();
-        used.gradients_mut().write(&vec![f32::NAN; elements]).unwrap();
-        used.begin_accumulation().unwrap();
+        let [mut new, mut reused] = [(); 2].map(|()| models::decoder(&shape, &plain(2, t)));
+        Batch::drawn(&shape, 2 * t, 0.0, 3).train(&mut reused, scale);
+        let elements = reused.layout().elements();
+        reused.gradients_mut().write(&vec![f32::NAN; elements]).unwrap();
+        reused.begin_accumulation().unwrap();
         for seed in 0..micro_batches {
             let batch = Batch::drawn(&shape, 2 * t, 0.2, seed);
             batch.train(&mut new, scale);
-            batch.train(&mut used, scale);
+            batch.train(&mut reused, scale);
         }
-        assert_eq!(models::loss(&used).to_bits(), models::loss(&new).to_bits());
-        assert_eq!(models::by_name(&shape, used.gradients()), models::by_name(&shape, new.gradients()));
+        assert_eq!(models::loss(&reused).to_bits(), models::loss(&new).to_bits());
+        assert_eq!(models::by_name(&shape, reused.gradients()), models::by_name(&shape, new.gradients()));
     }
 }
 

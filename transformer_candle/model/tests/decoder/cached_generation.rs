@@ -106,16 +106,16 @@ fn greedy_generation_takes_the_largest_logit_and_stops() {
     assert_eq!(generator.generate(&prompt, 0, &[], &greedy, go_on).unwrap(), [0u32; 0]);
 
     let stop = expected[4];
-    let before: Vec<u32> = expected.iter().copied().take_while(|&token| token != stop).collect();
-    assert_eq!(generator.generate(&prompt, 10, &[stop], &greedy, go_on).unwrap(), before);
+    let prefix: Vec<u32> = expected.iter().copied().take_while(|&token| token != stop).collect();
+    assert_eq!(generator.generate(&prompt, 10, &[stop], &greedy, go_on).unwrap(), prefix);
 
-    let mut seen = Vec::new();
+    let mut tokens = Vec::new();
     let three = |token| {
-        seen.push(token);
-        if seen.len() == 3 { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+        tokens.push(token);
+        if tokens.len() == 3 { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
     };
     assert_eq!(generator.generate(&prompt, 10, &[], &greedy, three).unwrap(), expected[..3]);
-    assert_eq!(seen, expected[..3]);
+    assert_eq!(tokens, expected[..3]);
 }
 
 #[test]

@@ -9,8 +9,8 @@ use crate::models::{self, Batch, plain, tiny};
 /// Bits of the loss and of all gradients after two micro-batches, of which the second holds documents.
 fn bits(shape: &ModelShape, settings: &DecoderSettings) -> Vec<u32> {
     let mut decoder = models::decoder(shape, settings);
-    let drawn = |seed| Batch::drawn(shape, settings.batch * settings.sequence_length, 0.2, seed);
-    for data in [drawn(1), drawn(2).with_documents(settings.sequence_length, &[5, 1, 70])] {
+    let random_batch = |seed| Batch::drawn(shape, settings.batch * settings.sequence_length, 0.2, seed);
+    for data in [random_batch(1), random_batch(2).with_documents(settings.sequence_length, &[5, 1, 70])] {
         data.train(&mut decoder, 0.01);
     }
     let gradients = decoder.gradients().read::<f32>().unwrap();

@@ -66,16 +66,17 @@ fn another_document_s_tokens_change_no_bit_of_a_document() {
         let mut decoder = models::decoder(&shape, &DecoderSettings { precision, ..plain(2, T) });
         let losses = batch.losses(&mut decoder);
         // The third document of each sequence keeps its tokens.
-        let kept = |place: usize| batch.documents.as_ref().unwrap()[place] == (LENGTHS[0] + LENGTHS[1]) as i32;
+        let is_third_document =
+            |place: usize| batch.documents.as_ref().unwrap()[place] == (LENGTHS[0] + LENGTHS[1]) as i32;
         let mut noise = Noise(9);
         let mut other = batch.clone();
-        for place in (0..2 * T).filter(|&place| !kept(place)) {
+        for place in (0..2 * T).filter(|&place| !is_third_document(place)) {
             other.inputs[place] = noise.below(shape.vocab_size) as u32;
         }
         let others = other.losses(&mut decoder);
         for place in 0..2 * T {
             let same = losses[place].to_bits() == others[place].to_bits();
-            assert_eq!(same, kept(place) || batch.targets[place] < 0, "{precision:?}, token {place}");
+            assert_eq!(same, is_third_document(place) || batch.targets[place] < 0, "{precision:?}, token {place}");
         }
     }
 }

@@ -95,10 +95,10 @@ fn either_element_type_is_read_into_either() {
     let shape = tiny(true);
     let exact = models::flat_weights(&shape, DType::F32);
     let rounded = models::flat_weights(&shape, DType::BF16);
-    for (stored, wanted) in [(&exact, DType::BF16), (&rounded, DType::F32)] {
+    for (stored, dtype) in [(&exact, DType::BF16), (&rounded, DType::F32)] {
         let folder = tempfile::tempdir().unwrap();
         save_model(folder.path(), &shape, stored, [None; 2]);
-        assert_eq!(bits(&loaded(folder.path(), &shape, wanted).unwrap()), bits(&rounded));
+        assert_eq!(bits(&loaded(folder.path(), &shape, dtype).unwrap()), bits(&rounded));
     }
 }
 
@@ -124,8 +124,8 @@ fn refusal(change: impl FnOnce(&mut HashMap<String, (Dtype, Vec<usize>, Vec<u8>)
 #[test]
 fn bad_tensors_are_named() {
     let name = "model.layers.1.mlp.down_proj.weight";
-    let missing = refusal(|tensors| drop(tensors.remove(name)));
-    assert!(missing.contains(name) && missing.contains("missing"), "{missing}");
+    let message = refusal(|tensors| drop(tensors.remove(name)));
+    assert!(message.contains(name) && message.contains("missing"), "{message}");
 
     let extra = refusal(|tensors| {
         let value = tensors["model.norm.weight"].clone();

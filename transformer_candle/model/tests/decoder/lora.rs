@@ -58,9 +58,9 @@ fn recomputing_changes_no_bit_of_adapters_gradients() {
     for shape in variants() {
         let data = Batch::drawn(&shape, batch * t, 0.2, 5);
         let of = |recompute| gradients(&trained(&shape, &DecoderSettings { recompute, ..plain(batch, t) }, &data));
-        let kept = of(ActivationRecompute::None);
-        assert!(of(ActivationRecompute::Selective) == kept);
-        assert!(of(ActivationRecompute::Block) == kept);
+        let without_recompute = of(ActivationRecompute::None);
+        assert!(of(ActivationRecompute::Selective) == without_recompute);
+        assert!(of(ActivationRecompute::Block) == without_recompute);
     }
 }
 

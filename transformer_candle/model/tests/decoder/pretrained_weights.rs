@@ -80,8 +80,8 @@ fn shards_and_a_single_file_hold_the_same_weights() {
         models::set_weights(&shape, &mut expected, &weights_by_name(&shape));
         let tensors = tensors(&shape, Dtype::F32);
         for folder in [single(&tensors), sharded(&tensors)] {
-            let found = read(folder.path(), &shape, DType::F32).unwrap();
-            assert_eq!(found.read_f32().unwrap(), expected.read_f32().unwrap());
+            let weights = read(folder.path(), &shape, DType::F32).unwrap();
+            assert_eq!(weights.read_f32().unwrap(), expected.read_f32().unwrap());
         }
     }
 }
@@ -95,17 +95,17 @@ fn an_observer_sees_every_byte_once_and_in_order() {
     tensors.insert("lm_head.weight".to_owned(), head);
     for folder in [single(&tensors), sharded(&tensors)] {
         let stored = PretrainedWeights::open(folder.path(), &shape).unwrap();
-        let mut seen: [BTreeMap<PathBuf, Vec<u8>>; 2] = Default::default();
-        let see = |seen: &mut BTreeMap<PathBuf, Vec<u8>>, path: &Path, bytes: &[u8]| {
-            seen.entry(path.to_owned()).or_default().extend(bytes);
+        let mut bytes_by_reader: [BTreeMap<PathBuf, Vec<u8>>; 2] = Default::default();
+        let see = |bytes_by_path: &mut BTreeMap<PathBuf, Vec<u8>>, path: &Path, bytes: &[u8]| {
+            bytes_by_path.entry(path.to_owned()).or_default().extend(bytes);
         };
         let mut weights = models::flat_weights(&shape, DType::F32);
-        let [checked, read] = &mut seen;
+        let [checked, read] = &mut bytes_by_reader;
         stored.check_numbers(&|| false, Some(&mut |path, bytes| see(checked, path, bytes))).unwrap();
         stored.read(&mut weights, None, &|| false, Some(&mut |path, bytes| see(read, path, bytes))).unwrap();
-        for seen in seen {
-            assert_eq!(seen.len(), weight_files(folder.path()).unwrap().len());
-            assert!(seen.into_iter().all(|(path, bytes)| bytes == fs::read(path).unwrap()));
+        for bytes_by_path in bytes_by_reader {
+            assert_eq!(bytes_by_path.len(), weight_files(folder.path()).unwrap().len());
+            assert!(bytes_by_path.into_iter().all(|(path, bytes)| bytes == fs::read(path).unwrap()));
         }
     }
 }
@@ -115,14 +115,14 @@ fn every_float_type_is_widened_exactly() {
     let shape = tiny(false);
     for dtype in [Dtype::BF16, Dtype::F16] {
         let folder = single(&tensors(&shape, dtype));
-        let found = read(folder.path(), &shape, DType::F32).unwrap().read_f32().unwrap();
+        let weights = read(folder.path(), &shape, DType::F32).unwrap().read_f32().unwrap();
         let values = weights_by_name(&shape);
         for tensor in hf_tensors(&shape) {
             let rounded = values[&tensor.name].iter().map(|value| match dtype {
                 Dtype::F16 => f16::from_f32(*value).to_f32(),
                 _ => bf16::from_f32(*value).to_f32(),
             });
-            assert!(rounded.eq(found[tensor.offset..tensor.offset + tensor.elements].iter().copied()));
+            assert!(rounded.eq(weights[tensor.offset..tensor.offset + tensor.elements].iter().copied()));
         }
     }
 }

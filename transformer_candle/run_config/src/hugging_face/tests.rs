@@ -19,7 +19,7 @@ fn llama3() -> Value {
     })
 }
 
-fn changed(key: &str, value: Value) -> Result<ModelConfig, Problem> {
+fn config_with(key: &str, value: Value) -> Result<ModelConfig, Problem> {
     let mut config = llama3();
     config[key] = value;
     ModelConfig::from_hugging_face(&config)
@@ -104,15 +104,15 @@ fn other_spellings_describe_the_same_model() {
         ("torch_dtype", json!("bfloat16")),
         ("pretraining_tp", json!(1)),
     ] {
-        assert_eq!(changed(key, value.clone()).as_ref(), Ok(&published), "{key}: {value}");
+        assert_eq!(config_with(key, value.clone()).as_ref(), Ok(&published), "{key}: {value}");
     }
-    let unscaled = changed("rope_scaling", Value::Null).unwrap();
+    let unscaled = config_with("rope_scaling", Value::Null).unwrap();
     let absent =
         [json!({}), json!({ "type": "default" }), json!({ "type": null }), json!({ "type": "dynamic", "factor": 2.0 })];
     for value in absent.into_iter().chain([json!({ "rope_type": "linear", "factor": 1.0 })]) {
-        assert_eq!(changed("rope_scaling", value.clone()).as_ref(), Ok(&unscaled), "{value}");
+        assert_eq!(config_with("rope_scaling", value.clone()).as_ref(), Ok(&unscaled), "{value}");
     }
-    let whole = changed("rope_scaling", rope(json!({ "original_max_position_embeddings": null }))).unwrap();
+    let whole = config_with("rope_scaling", rope(json!({ "original_max_position_embeddings": null }))).unwrap();
     assert_eq!(whole.rope_scaling.original_max_position_embeddings, 131_072);
 }
 
@@ -167,7 +167,7 @@ fn features_that_do_not_run_here_are_refused_by_their_key() {
         ("quantization_config", json!({ "bits": 4 })),
     ];
     for (key, value) in changes {
-        assert_eq!(changed(key, value).unwrap_err().path, key);
+        assert_eq!(config_with(key, value).unwrap_err().path, key);
     }
 }
 
@@ -199,7 +199,7 @@ fn a_rotary_embedding_that_does_not_run_here_is_named() {
 
 #[test]
 fn a_foreign_architecture_is_refused_by_what_it_has() {
-    let known = "the models that run here are `llama`, `mistral`, `qwen2`, `qwen3`";
+    let supported_models = "the models that run here are `llama`, `mistral`, `qwen2`, `qwen3`";
     let refused = |config: Value| ModelConfig::from_hugging_face(&config).unwrap_err().sentence();
     for (config, lacking) in [
         (json!({ "model_type": "mixtral", "hidden_act": "silu", "num_local_experts": 8 }), "a mixture of experts"),
@@ -211,22 +211,25 @@ fn a_foreign_architecture_is_refused_by_what_it_has() {
         (json!({ "model_type": "gemma", "hidden_act": "gelu" }), "the activation `gelu`"),
     ] {
         let model_type = config["model_type"].as_str().unwrap().to_owned();
-        assert_eq!(refused(config), format!("`model_type` is `{model_type}`, which has {lacking}; {known}"));
+        assert_eq!(refused(config), format!("`model_type` is `{model_type}`, which has {lacking}; {supported_models}"));
     }
     let phi3 = json!({ "model_type": "phi3", "hidden_act": "silu" });
-    assert_eq!(refused(phi3), format!("`model_type` is `phi3`, an architecture that does not run here; {known}"));
-    assert_eq!(refused(json!({})), format!("does not say its `model_type`; {known}"));
+    assert_eq!(
+        refused(phi3),
+        format!("`model_type` is `phi3`, an architecture that does not run here; {supported_models}")
+    );
+    assert_eq!(refused(json!({})), format!("does not say its `model_type`; {supported_models}"));
 }
 
 #[test]
 fn absurd_sizes_are_refused_by_their_key() {
     let keys = ["vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "head_dim"];
     for (key, size) in keys.iter().flat_map(|key| [1_u64 << 40, 1 << 62, u64::MAX - 1].map(|size| (*key, size))) {
-        let problem = changed(key, json!(size)).unwrap_err();
+        let problem = config_with(key, json!(size)).unwrap_err();
         assert_eq!(problem.path, key);
         assert!(problem.message.contains(&format!("is {size}")), "{problem}");
     }
-    let problem = changed("max_position_embeddings", json!(1_u64 << 50)).unwrap_err();
+    let problem = config_with("max_position_embeddings", json!(1_u64 << 50)).unwrap_err();
     assert!(problem.message.contains("at most 1073741824"));
 }
 

@@ -14,14 +14,16 @@ impl Rules<'_> {
 
     fn adapters_have_a_rank(&mut self) {
         let (lora, default) = (&self.config.lora, LoraConfig::default());
-        let given = [
+        let keys = [
             ("alpha", lora.alpha != default.alpha),
             ("dropout", lora.dropout > default.dropout),
             ("target_modules", lora.target_modules != default.target_modules),
             ("rslora", lora.rslora != default.rslora),
             ("init_from", lora.init_from != default.init_from),
         ];
-        let Some((key, _)) = given.iter().find(|(_, given)| *given).filter(|_| lora.rank.is_none()) else { return };
+        let Some((key, _)) = keys.iter().find(|(_, is_given)| *is_given).filter(|_| lora.rank.is_none()) else {
+            return;
+        };
         let problem = Problem::new("lora.rank", format!("is missing, though lora.{key} is given"))
             .suggest("16 is usual; without adapters remove the section");
         self.report(&["lora.rank"], problem);

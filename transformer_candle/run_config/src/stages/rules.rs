@@ -18,8 +18,8 @@ pub(crate) fn check(config: &RunConfig, findings: &mut Findings) {
     for (index, stage) in stages.iter().enumerate() {
         let path = format!("stages[{index}]");
         if !findings.rejected.contains(&path) {
-            let found = [sequence_fits(config, stage, &path), start_exists(config, stage, index, &path)];
-            problems.extend(found.into_iter().flatten());
+            let stage_problems = [sequence_fits(config, stage, &path), start_exists(config, stage, index, &path)];
+            problems.extend(stage_problems.into_iter().flatten());
             problems.extend(sources_exist(config, stage, &path));
         }
     }
@@ -81,14 +81,14 @@ fn start_exists(config: &RunConfig, stage: &StageConfig, index: usize, path: &st
 /// Checks that the sources to which a stage gives weights are in the mixture, each once.
 fn sources_exist(config: &RunConfig, stage: &StageConfig, path: &str) -> Vec<Problem> {
     let components = &config.data.mixture;
-    let known: Vec<&str> = components.iter().filter_map(|component| component.stage_name()).collect();
+    let names: Vec<&str> = components.iter().filter_map(|component| component.stage_name()).collect();
     let problem = |(index, source): (usize, &str)| {
         let path = format!("{path}.mixture[{index}].source");
         let is_repeated = stage.mixture[..index].iter().any(|other| other.source == source);
-        let (message, suggestion) = match known.iter().filter(|name| **name == source).count() {
+        let (message, suggestion) = match names.iter().filter(|name| **name == source).count() {
             0 if components.is_empty() => ("is no source: the run has no data.mixture".to_owned(), String::new()),
-            0 if known.is_empty() => ("is no source of data.mixture".to_owned(), "give its sources a name".to_owned()),
-            0 => ("is no source of data.mixture".to_owned(), format!("its sources are {}", known.join(", "))),
+            0 if names.is_empty() => ("is no source of data.mixture".to_owned(), "give its sources a name".to_owned()),
+            0 => ("is no source of data.mixture".to_owned(), format!("its sources are {}", names.join(", "))),
             1 if is_repeated => ("is named twice in this stage".to_owned(), "remove one of the two".to_owned()),
             1 => return None,
             _ => {

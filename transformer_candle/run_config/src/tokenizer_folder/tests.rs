@@ -37,8 +37,8 @@ fn tokens_get_the_next_free_ids() {
     assert_eq!(additions, Additions { any: true, left_out: Vec::new() });
     assert_eq!(names(&json), [(2, "<s>"), (3, "<end>"), (4, "<turn>"), (5, "<pad>")]);
     assert_eq!(json["added_tokens"][1]["lstrip"], true, "the config's properties override the tokenizer's");
-    let again = read(&folder, TokenizerReading::Folder).complete(&mut json);
-    assert!(!again.any, "what is complete stays as it is");
+    let second_completion = read(&folder, TokenizerReading::Folder).complete(&mut json);
+    assert!(!second_completion.any, "what is complete stays as it is");
 }
 
 #[test]
@@ -58,10 +58,10 @@ fn a_recorded_tokenizer_is_its_own_file() {
         ("special_tokens_map.json", json!({ "eos_token": "<s>", "bos_token": "<s>" })),
     ];
     let (folder, mut json) = folder(&files);
-    let recorded = read(&folder, TokenizerReading::Recorded);
-    assert!(!recorded.complete(&mut json).any);
+    let tokenizer_folder = read(&folder, TokenizerReading::Recorded);
+    assert!(!tokenizer_folder.complete(&mut json).any);
     let role = |name: &str, token: &str| (name.to_owned(), token.to_owned());
-    assert_eq!(recorded.roles(), [role("eos_token", "<end>"), role("bos_token", "<s>")]);
+    assert_eq!(tokenizer_folder.roles(), [role("eos_token", "<end>"), role("bos_token", "<s>")]);
     assert_eq!(read(&folder, TokenizerReading::Folder).with_role("eos_token").next(), Some("<s>"));
 }
 
@@ -69,18 +69,18 @@ fn a_recorded_tokenizer_is_its_own_file() {
 fn files_of_templates_hide_those_of_the_config() {
     let list = json!([{ "name": "tool_use", "template": "T" }, { "name": "default", "template": "D" }]);
     let (folder, _) = folder(&[("tokenizer_config.json", json!({ "chat_template": list }))]);
-    let found = |reading| {
+    let templates_of = |reading| {
         let templates = read(&folder, reading).templates.into_iter();
         templates.map(|template| (template.name, template.source)).collect::<Vec<_>>()
     };
     let template = |name: &str, source: &str| (name.to_owned(), source.to_owned());
-    assert_eq!(found(TokenizerReading::Folder), [template("default", "D"), template("tool_use", "T")]);
-    assert_eq!(found(TokenizerReading::Recorded), [template("default", "D")]);
+    assert_eq!(templates_of(TokenizerReading::Folder), [template("default", "D"), template("tool_use", "T")]);
+    assert_eq!(templates_of(TokenizerReading::Recorded), [template("default", "D")]);
     fs::write(folder.path().join(CHAT_TEMPLATE), "F").unwrap();
-    assert_eq!(found(TokenizerReading::Folder), [template("default", "F")]);
+    assert_eq!(templates_of(TokenizerReading::Folder), [template("default", "F")]);
     fs::create_dir(folder.path().join(ADDITIONAL_TEMPLATES)).unwrap();
     fs::write(folder.path().join(ADDITIONAL_TEMPLATES).join("tool_use.jinja"), "A").unwrap();
-    assert_eq!(found(TokenizerReading::Folder), [template("default", "F"), template("tool_use", "A")]);
+    assert_eq!(templates_of(TokenizerReading::Folder), [template("default", "F"), template("tool_use", "A")]);
 }
 
 #[test]

@@ -238,11 +238,11 @@ fn a_value_out_of_place_is_refused_with_its_key() {
 
 #[test]
 fn an_unknown_key_is_refused_with_the_nearest_one() {
-    for (key, meant) in UNKNOWN_KEYS {
+    for (key, suggestion) in UNKNOWN_KEYS {
         let problems = problems(&[&format!("{key}=1")]);
         assert!(
-            problems.iter().any(|(path, text)| key.starts_with(path) && text.contains(meant)),
-            "{key} should suggest {meant}: {problems:#?}"
+            problems.iter().any(|(path, text)| key.starts_with(path) && text.contains(suggestion)),
+            "{key} should suggest {suggestion}: {problems:#?}"
         );
     }
 }
@@ -326,8 +326,8 @@ fn documents_beyond_the_limits_are_refused_quickly() {
     });
     let long = format!("# {}\n", "x".repeat(1 << 20));
     for (text, format) in [(nested_json.as_str(), Format::Json), (&bomb, Format::Yaml), (&long, Format::Yaml)] {
-        let started = std::time::Instant::now();
+        let start = std::time::Instant::now();
         let error = RunConfig::parse(text, format, &[]).unwrap_err().to_string();
-        assert!(started.elapsed().as_secs() < 5 && error.lines().count() == 1, "{error}");
+        assert!(start.elapsed().as_secs() < 5 && error.lines().count() == 1, "{error}");
     }
 }

@@ -9,13 +9,13 @@ fn root() -> PathBuf {
 }
 
 /// Compares a file with what it should be, or writes it where `UPDATE` is set.
-fn assert_fresh(path: &str, wanted: &str) {
+fn assert_fresh(path: &str, expected: &str) {
     let file = root().join(path);
     if std::env::var_os("UPDATE").is_some() {
-        std::fs::write(&file, wanted).expect("the repository is writable");
+        std::fs::write(&file, expected).expect("the repository is writable");
     }
-    let found = std::fs::read_to_string(&file).unwrap_or_default();
-    assert!(found == wanted, "{path} is out of date: run `UPDATE=1 cargo test -p run_config` and commit it");
+    let actual = std::fs::read_to_string(&file).unwrap_or_default();
+    assert!(actual == expected, "{path} is out of date: run `UPDATE=1 cargo test -p run_config` and commit it");
 }
 
 #[test]

@@ -20,7 +20,7 @@ fn write_tokenizer(path: &Path, size: usize) {
 fn streaming_run(preset: &str) -> (TempDir, PathBuf) {
     let folder = tempfile::tempdir().unwrap();
     let config = folder.path().join("training.yaml");
-    let text = presets().iter().find(|known| known.name == preset).unwrap().text;
+    let text = presets().iter().find(|candidate| candidate.name == preset).unwrap().text;
     fs::write(&config, text).unwrap();
     let tokenizer = folder.path().join("bpe.json");
     write_tokenizer(&tokenizer, 300);
@@ -82,8 +82,8 @@ fn special_tokens_that_the_tokenizer_lacks_are_refused() {
     let (folder, config) = streaming_run("smoke_cpu");
     write(&folder, "special_tokens.txt", "[\"<|endoftext|>\", \"<|pad|>\"]");
     insta::assert_snapshot!(complaint(&config), @r#"FOLDER/training.yaml: tokenizer.special_tokens: FOLDER/special_tokens.txt names "<|pad|>", not in the tokenizer's vocabulary; remove it, or train the tokenizer with it"#);
-    let named = load(&config, &["tokenizer.special_tokens=[\"<|user|>\"]"]).unwrap_err().to_string();
-    assert!(named.contains("names \"<|user|>\", not in the tokenizer's vocabulary"), "{named}");
+    let message = load(&config, &["tokenizer.special_tokens=[\"<|user|>\"]"]).unwrap_err().to_string();
+    assert!(message.contains("names \"<|user|>\", not in the tokenizer's vocabulary"), "{message}");
 }
 
 #[test]
@@ -187,8 +187,8 @@ fn a_mixture_excludes_a_streaming_config() {
     let error = load(&config, &mixture).unwrap_err().to_string();
     assert!(error.contains("data.mixture") && error.contains("streaming_config.json says what is streamed"), "{error}");
     fs::remove_file(folder.path().join("streaming_config.json")).unwrap();
-    let named = format!("tokenizer.tokenizer_json={}", folder.path().join("bpe.json").display());
-    let run = load(&config, &[mixture[0], &named]).unwrap();
+    let tokenizer = format!("tokenizer.tokenizer_json={}", folder.path().join("bpe.json").display());
+    let run = load(&config, &[mixture[0], &tokenizer]).unwrap();
     let [hub, local] = run.config.data.mixture.as_slice() else { panic!("two sources") };
     assert_eq!((hub.dataset.as_deref(), hub.split()), (Some("a/b"), "train"));
     assert!(Path::new(&local.shards[0]).is_absolute() && hub.weight > 2.0 * local.weight);
@@ -244,10 +244,13 @@ fn a_rule_is_checked_though_the_tokenizer_is_missing() {
     let (folder, config) = streaming_run("rtx5090_1b");
     fs::remove_file(folder.path().join("bpe.json")).unwrap();
     let error = load(&config, &["model.num_key_value_heads=3"]).unwrap_err();
-    let found: Vec<_> = error.problems.iter().map(ToString::to_string).collect();
-    assert_eq!(found.len(), 2, "{found:#?}");
-    assert!(found[0].starts_with("model.num_key_value_heads: is 3, which does not divide"), "{found:#?}");
-    assert!(found[1].starts_with("tokenizer.tokenizer_json: ") && found[1].contains("does not exist"), "{found:#?}");
+    let messages: Vec<_> = error.problems.iter().map(ToString::to_string).collect();
+    assert_eq!(messages.len(), 2, "{messages:#?}");
+    assert!(messages[0].starts_with("model.num_key_value_heads: is 3, which does not divide"), "{messages:#?}");
+    assert!(
+        messages[1].starts_with("tokenizer.tokenizer_json: ") && messages[1].contains("does not exist"),
+        "{messages:#?}"
+    );
 }
 
 /// Returns what each problem is about: its key, or what is said of the file as a whole.
@@ -279,9 +282,9 @@ fn a_second_mistake_hides_no_problem() {
         let of_the_file = subjects(&wrong, &[]);
         assert!(!of_the_file.is_empty(), "{name}");
         for mistake in MISTAKES {
-            let both = subjects(&wrong, mistake);
-            assert_within(&subjects(&config, mistake), &both);
-            assert_within(&of_the_file, &both);
+            let subjects_of_both = subjects(&wrong, mistake);
+            assert_within(&subjects(&config, mistake), &subjects_of_both);
+            assert_within(&of_the_file, &subjects_of_both);
         }
     }
 }

@@ -53,8 +53,8 @@ fn the_keys_of_lora_are_written_and_read_back() {
     let config = parsed(base.path(), &json!({ "rank": 8, "target_modules": ["v_proj", "q_proj", "v_proj"] })).unwrap();
     let modules = TargetModules::new([TargetModule::QProj, TargetModule::VProj]);
     assert_eq!((config.lora.alpha, &config.lora.target_modules), (Some(8.0), &modules));
-    let again = RunConfig::parse(&config.to_commented_yaml(), Format::Yaml, &[]).unwrap();
-    assert_eq!(again, config);
+    let reread = RunConfig::parse(&config.to_commented_yaml(), Format::Yaml, &[]).unwrap();
+    assert_eq!(reread, config);
     let all = parsed(base.path(), &json!({ "rank": 8, "target_modules": "all-linear" })).unwrap();
     assert_eq!(all.lora.target_modules.modules(), TargetModule::ALL);
 }
@@ -98,6 +98,6 @@ fn adapters_that_compute_something_else_are_refused_by_their_key() {
         assert!(error.contains("lora.init_from") && error.contains(&format!("`{key}`")), "{error}");
     }
     let config = json!({ "peft_type": "LORA", "r": 4, "lora_alpha": 4, "target_modules": "all-linear" });
-    let described = AdapterDescription::from_json(&config).unwrap();
-    assert_eq!(described.lora.target_modules.modules(), TargetModule::ALL);
+    let description = AdapterDescription::from_json(&config).unwrap();
+    assert_eq!(description.lora.target_modules.modules(), TargetModule::ALL);
 }

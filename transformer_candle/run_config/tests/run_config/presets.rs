@@ -41,17 +41,17 @@ fn the_comments_of_the_presets_count_right() {
         let preset = presets().iter().find(|preset| preset.name == name).unwrap();
         (RunConfig::parse(preset.text, Format::Yaml, &[]).unwrap(), preset.text)
     };
-    for (name, count, written) in
+    for (name, count, count_text) in
         [("rtx5090_1b", 1_318_832_128, "1,318,832,128"), ("rtx5090_500m", 630_498_816, "630,498,816")]
     {
         let (config, text) = of(name);
         assert_eq!(parameters(&config), count);
-        assert!(text.contains(written));
+        assert!(text.contains(count_text));
         let tokens = config.scheduler.total_steps.unwrap() as f64 * config.data.tokens_per_step() as f64;
         assert!((tokens / count as f64 - 20.0).abs() < 0.1, "{name} trains on 20 tokens per parameter");
         assert_eq!((config.data.batch_size, config.data.sequences_per_step), (BatchSize::Auto, 64));
     }
-    for (name, count, written) in [
+    for (name, count, count_text) in [
         ("25m", 25_176_960, "25,176,960"),
         ("125m", 125_856_512, "125,856,512"),
         ("350m", 349_237_760, "349,237,760"),
@@ -60,7 +60,7 @@ fn the_comments_of_the_presets_count_right() {
     ] {
         let (config, text) = of(name);
         assert_eq!(parameters(&config), count, "{name}");
-        assert!(text.contains(written), "{name}");
+        assert!(text.contains(count_text), "{name}");
         let tokens = config.scheduler.total_steps.unwrap() as f64 * config.data.tokens_per_step() as f64;
         assert!((tokens / count as f64 - 20.0).abs() < 0.1, "{name} trains on 20 tokens per parameter");
         assert_eq!(config.data.batch_size, BatchSize::Auto);

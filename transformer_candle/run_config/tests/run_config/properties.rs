@@ -249,9 +249,10 @@ proptest! {
     #[test]
     fn a_config_written_as_commented_yaml_reads_back_the_same(config in config()) {
         let text = config.to_commented_yaml();
-        let again = RunConfig::parse(&text, Format::Yaml, &[]).map_err(|error| TestCaseError::fail(format!("{error}\n{text}")))?;
-        prop_assert_eq!(&again, &config);
-        prop_assert_eq!(again.to_commented_yaml(), text);
+        let reread = RunConfig::parse(&text, Format::Yaml, &[])
+            .map_err(|error| TestCaseError::fail(format!("{error}\n{text}")))?;
+        prop_assert_eq!(&reread, &config);
+        prop_assert_eq!(reread.to_commented_yaml(), text);
     }
 
     #[test]
@@ -259,7 +260,7 @@ proptest! {
         let json = serde_json::to_string(&config).unwrap();
         prop_assert_eq!(&RunConfig::parse(&json, Format::Json, &[]).unwrap(), &config);
         let toml = toml::to_string(&config).unwrap();
-        let again = RunConfig::parse(&toml, Format::Toml, &[]).unwrap();
+        let reread = RunConfig::parse(&toml, Format::Toml, &[]).unwrap();
         // TOML cannot write that a key is null, so the keys whose default is a value come back.
         let defaults = RunConfig::default();
         let mut expected = config;
@@ -269,7 +270,7 @@ proptest! {
         runtime.evaluation.every_n_steps = runtime.evaluation.every_n_steps.or(defaults.runtime.evaluation.every_n_steps);
         let guard = &mut runtime.divergence_guard;
         guard.max_loss_increase = guard.max_loss_increase.or(defaults.runtime.divergence_guard.max_loss_increase);
-        prop_assert_eq!(again, expected);
+        prop_assert_eq!(reread, expected);
     }
 
     #[test]
@@ -302,9 +303,11 @@ proptest! {
     }
 }
 
-fn leaves(schema: &serde_json::Value, path: &str, found: &mut Vec<String>) {
+fn leaves(schema: &serde_json::Value, path: &str, leaf_paths: &mut Vec<String>) {
     match schema["properties"].as_object() {
-        None => found.push(path.trim_start_matches('.').to_owned()),
-        Some(properties) => properties.iter().for_each(|(key, schema)| leaves(schema, &format!("{path}.{key}"), found)),
+        None => leaf_paths.push(path.trim_start_matches('.').to_owned()),
+        Some(properties) => {
+            properties.iter().for_each(|(key, schema)| leaves(schema, &format!("{path}.{key}"), leaf_paths))
+        }
     }
 }

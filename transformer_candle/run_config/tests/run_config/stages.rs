@@ -94,7 +94,7 @@ fn a_filled_config_reads_back_the_same() {
 #[test]
 fn impossible_stages_are_refused_with_their_key() {
     const MIXTURE: &str = "data.mixture=[{dataset: a/b, weight: 0.7}, {shards: [c.txt], weight: 0.3}]";
-    for (overrides, told) in [
+    for (overrides, message) in [
         (&["stages=[]"][..], "stages: is an empty list"),
         (&["stages={steps: 3}"], "stages: is a section, but must be a list"),
         (&["stages=[8]"], "stages[0]: is 8, but must be a section"),
@@ -161,7 +161,7 @@ fn impossible_stages_are_refused_with_their_key() {
         ),
     ] {
         let error = parse(overrides).unwrap_err();
-        assert!(error.contains(told), "{overrides:?} should be refused with {told:?}:\n{error}");
+        assert!(error.contains(message), "{overrides:?} should be refused with {message:?}:\n{error}");
     }
 }
 

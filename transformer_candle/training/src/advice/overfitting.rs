@@ -55,7 +55,7 @@ mod tests {
 
     #[test]
     fn held_out_loss_that_rises_while_training_loss_falls_is_found() {
-        let found = |losses: &[(f64, f64)]| {
+        let warnings_of = |losses: &[(f64, f64)]| {
             let mut rule = OverfittingRule::default();
             let evaluate = |&(training, held_out): &(f64, f64)| {
                 rule.step(training);
@@ -63,15 +63,19 @@ mod tests {
             };
             losses.iter().filter_map(evaluate).collect::<Vec<_>>()
         };
-        let apart = [(3.0, 3.1), (2.5, 2.9), (2.0, 3.0), (1.5, 3.2), (1.0, 3.5), (0.5, 3.9), (0.4, 4.0)];
-        let advice = found(&apart);
+        let diverging = [(3.0, 3.1), (2.5, 2.9), (2.0, 3.0), (1.5, 3.2), (1.0, 3.5), (0.5, 3.9), (0.4, 4.0)];
+        let advice = warnings_of(&diverging);
         assert_eq!(advice.len(), 1);
         assert!(
             advice[0].contains("from 2.9000 to 3.5000") && advice[0].contains("from 2.5000 to 1.0000"),
             "{advice:?}"
         );
-        assert_eq!(found(&apart[..4]), [""; 0], "two evaluations");
-        assert_eq!(found(&[(3.0, 3.0), (2.9, 3.1), (2.8, 3.2), (2.7, 3.1), (2.6, 3.2)]), [""; 0], "it fell in between");
-        assert_eq!(found(&[(3.0, 3.0), (3.1, 3.1), (3.2, 3.2), (3.3, 3.3)]), [""; 0], "both rise");
+        assert_eq!(warnings_of(&diverging[..4]), [""; 0], "two evaluations");
+        assert_eq!(
+            warnings_of(&[(3.0, 3.0), (2.9, 3.1), (2.8, 3.2), (2.7, 3.1), (2.6, 3.2)]),
+            [""; 0],
+            "it fell in between"
+        );
+        assert_eq!(warnings_of(&[(3.0, 3.0), (3.1, 3.1), (3.2, 3.2), (3.3, 3.3)]), [""; 0], "both rise");
     }
 }

@@ -51,14 +51,14 @@ impl RankRules {
         for (sum, seconds) in self.computed.compute_seconds.iter_mut().zip(&times.compute_seconds) {
             *sum = weight * *sum + seconds;
         }
-        let mut found: Vec<String> = exchange.into_iter().collect();
+        let mut advice: Vec<String> = exchange.into_iter().collect();
         for rank in 0..self.hosts.len() {
             let excess = times.compute_seconds[rank] - times.median_of_others(rank);
             if let Some(share) = self.excess[rank].observe(excess, step_seconds) {
-                found.push(self.straggler(rank, share));
+                advice.push(self.straggler(rank, share));
             }
         }
-        found
+        advice
     }
 
     fn straggler(&self, rank: usize, share: f64) -> String {
@@ -85,28 +85,32 @@ mod tests {
     /// Returns each finding in steps of one second: the number of its step, and the advice.
     fn advice_of(ranks: usize, steps: impl IntoIterator<Item = RankTimes>) -> Vec<(usize, String)> {
         let mut rules = RankRules::new((0..ranks).map(|rank| format!("node-{}", rank / 2)).collect());
-        let found = steps
+        let advice = steps
             .into_iter()
             .enumerate()
             .flat_map(|(index, times)| rules.step(&times, 1.0).into_iter().map(move |text| (index + 1, text)));
-        found.collect()
+        advice.collect()
     }
 
     #[test]
     fn a_straggler_is_named_once() {
-        let found = advice_of(4, (0..500).map(|_| times(vec![0.6, 0.62, 0.58, 0.84], 0.05)));
-        assert_eq!(found.len(), 1, "{found:?}");
-        assert_eq!(found[0].0, 30);
+        let advice = advice_of(4, (0..500).map(|_| times(vec![0.6, 0.62, 0.58, 0.84], 0.05)));
+        assert_eq!(advice.len(), 1, "{advice:?}");
+        assert_eq!(advice[0].0, 30);
         let expected = "rank 3 on node-1 takes 1.4 times as long as the median rank for its part of a step, and the others \
                         wait for it 24 % of the time: ";
-        assert!(found[0].1.starts_with(expected), "{}", found[0].1);
+        assert!(advice[0].1.starts_with(expected), "{}", advice[0].1);
     }
 
     #[test]
     fn of_two_ranks_the_slower_one_is_named() {
-        let found = advice_of(2, (0..100).map(|_| times(vec![0.9, 0.3], 0.05)));
-        assert_eq!(found.len(), 1);
-        assert!(found[0].1.starts_with("rank 0 on node-0 takes 3.0 times as long as the other for"), "{}", found[0].1);
+        let advice = advice_of(2, (0..100).map(|_| times(vec![0.9, 0.3], 0.05)));
+        assert_eq!(advice.len(), 1);
+        assert!(
+            advice[0].1.starts_with("rank 0 on node-0 takes 3.0 times as long as the other for"),
+            "{}",
+            advice[0].1
+        );
     }
 
     #[test]
@@ -129,9 +133,13 @@ mod tests {
 
     #[test]
     fn a_large_share_of_exchange_is_found() {
-        let found = advice_of(2, (0..500).map(|_| times(vec![0.6, 0.6], 0.35)));
-        assert_eq!(found.len(), 1, "{found:?}");
-        assert!(found[0].1.starts_with("35 % of the time the ranks exchange gradients and weights"), "{}", found[0].1);
+        let advice = advice_of(2, (0..500).map(|_| times(vec![0.6, 0.6], 0.35)));
+        assert_eq!(advice.len(), 1, "{advice:?}");
+        assert!(
+            advice[0].1.starts_with("35 % of the time the ranks exchange gradients and weights"),
+            "{}",
+            advice[0].1
+        );
         assert_eq!(advice_of(2, (0..500).map(|_| times(vec![0.6, 0.6], 0.15))), []);
     }
 }

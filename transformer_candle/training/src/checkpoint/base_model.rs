@@ -37,8 +37,9 @@ impl BaseModel {
         let paths = weight_files(directory).map_err(|error| from_model_error(directory, error))?;
         let names = paths.iter().filter_map(|path| Some(path.file_name()?.to_string_lossy().into_owned()));
         let record = |name: String| {
-            let known = manifest.as_ref().and_then(|manifest| manifest.files.get(&name).cloned());
-            let record = known.map_or_else(|| VerifiedFile::open(directory, &name, None, cancel)?.record(), Ok)?;
+            let listed_record = manifest.as_ref().and_then(|manifest| manifest.files.get(&name).cloned());
+            let record =
+                listed_record.map_or_else(|| VerifiedFile::open(directory, &name, None, cancel)?.record(), Ok)?;
             Ok((name, record))
         };
         let files = names.chain([files::CONFIG.to_owned()]).map(record).collect::<Result<_>>()?;
@@ -77,8 +78,8 @@ impl BaseModel {
     }
 
     /// Compares the record with that of the model found in its directory.
-    pub(super) fn compare(&self, adapters: &Path, found: &Self) -> Result<()> {
-        match self.files.iter().find(|(name, record)| found.files.get(*name) != Some(record)) {
+    pub(super) fn compare(&self, adapters: &Path, other: &Self) -> Result<()> {
+        match self.files.iter().find(|(name, record)| other.files.get(*name) != Some(record)) {
             Some((name, _)) => {
                 let (adapters, base) = (adapters.to_owned(), self.directory.clone());
                 Err(CheckpointError::BaseChanged { adapters, base, file: name.clone() })

@@ -26,8 +26,8 @@ pub fn keep_best_in(best_directory: &Path, checkpoint: &Path, max_keep: usize) -
     publish(&staging, &place)?;
     sync_folder(best_directory)?;
     mark_best(best_directory, &place)?;
-    let kept = list(best_directory)?;
-    for worse in by_loss(&kept).into_iter().skip(max_keep.max(1)) {
+    let best_checkpoints = list(best_directory)?;
+    for worse in by_loss(&best_checkpoints).into_iter().skip(max_keep.max(1)) {
         pruned.remove(best_directory, worse);
     }
     Ok(pruned)
@@ -37,6 +37,6 @@ fn link_or_copy(from: &Path, to: &Path) -> Result<()> {
     if fs::hard_link(from, to).is_ok() {
         return Ok(());
     }
-    let copied = fs::copy(from, to).and_then(|_| fs::File::open(to)?.sync_all());
-    copied.map_err(failed("copy", from))
+    let outcome = fs::copy(from, to).and_then(|_| fs::File::open(to)?.sync_all());
+    outcome.map_err(failed("copy", from))
 }

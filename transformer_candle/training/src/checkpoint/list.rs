@@ -63,12 +63,12 @@ pub fn list(directory: &Path) -> Result<Vec<CheckpointEntry>> {
         }
         Err(error) => return Err(failed("read", directory)(error)),
     };
-    let mut found = Vec::new();
+    let mut checkpoints = Vec::new();
     for entry in entries {
-        found.extend(CheckpointEntry::from_path(&entry.map_err(failed("read", directory))?.path()));
+        checkpoints.extend(CheckpointEntry::from_path(&entry.map_err(failed("read", directory))?.path()));
     }
-    found.sort_by_key(|checkpoint| checkpoint.step);
-    Ok(found)
+    checkpoints.sort_by_key(|checkpoint| checkpoint.step);
+    Ok(checkpoints)
 }
 
 /// The newest intact checkpoint. `latest` says which one is newest: later ones were abandoned by a resume from an
@@ -144,10 +144,10 @@ pub(super) fn by_loss(checkpoints: &[CheckpointEntry]) -> Vec<&CheckpointEntry> 
         let state = Checkpoint::open(&listed.path).ok()?.state().ok()?;
         Some((Reverse(state.stage), state.evaluation_loss?))
     };
-    let judged = checkpoints.iter().filter_map(|checkpoint| Some((judge(checkpoint)?, checkpoint)));
-    let mut judged: Vec<_> = judged.collect();
-    judged.sort_by(|((a_stage, a), _), ((b_stage, b), _)| a_stage.cmp(b_stage).then(a.total_cmp(b)));
-    judged.into_iter().map(|(_, checkpoint)| checkpoint).collect()
+    let losses = checkpoints.iter().filter_map(|checkpoint| Some((judge(checkpoint)?, checkpoint)));
+    let mut losses: Vec<_> = losses.collect();
+    losses.sort_by(|((a_stage, a), _), ((b_stage, b), _)| a_stage.cmp(b_stage).then(a.total_cmp(b)));
+    losses.into_iter().map(|(_, checkpoint)| checkpoint).collect()
 }
 
 /// The result of pruning.
@@ -176,10 +176,10 @@ pub fn prune(directory: &Path, keep_newest: usize, keep_best: usize) -> Result<P
     let checkpoints = list(directory)?;
     let latest = latest_step(directory, &checkpoints);
     let newest = checkpoints.iter().rev().filter(|checkpoint| checkpoint.step <= latest).take(keep_newest.max(1));
-    let mut kept: HashSet<PathBuf> = newest.map(|checkpoint| checkpoint.path.clone()).collect();
-    kept.extend(by_loss(&checkpoints).into_iter().take(keep_best).map(|checkpoint| checkpoint.path.clone()));
-    kept.extend(best(directory));
-    for checkpoint in checkpoints.iter().filter(|checkpoint| !kept.contains(&checkpoint.path)) {
+    let mut retained_paths: HashSet<PathBuf> = newest.map(|checkpoint| checkpoint.path.clone()).collect();
+    retained_paths.extend(by_loss(&checkpoints).into_iter().take(keep_best).map(|checkpoint| checkpoint.path.clone()));
+    retained_paths.extend(best(directory));
+    for checkpoint in checkpoints.iter().filter(|checkpoint| !retained_paths.contains(&checkpoint.path)) {
         pruned.remove(directory, checkpoint);
     }
     Ok(pruned)
@@ -187,8 +187,8 @@ pub fn prune(directory: &Path, keep_newest: usize, keep_best: usize) -> Result<P
 
 /// The step that `latest` names; without a usable `latest`, the highest there is.
 fn latest_step(directory: &Path, checkpoints: &[CheckpointEntry]) -> u64 {
-    let named = latest(directory).and_then(|path| step_of(&path.file_name()?.to_string_lossy()));
-    named.or_else(|| checkpoints.last().map(|checkpoint| checkpoint.step)).unwrap_or(0)
+    let latest_step = latest(directory).and_then(|path| step_of(&path.file_name()?.to_string_lossy()));
+    latest_step.or_else(|| checkpoints.last().map(|checkpoint| checkpoint.step)).unwrap_or(0)
 }
 
 fn pointed_to(directory: &Path, pointer: &str) -> Option<PathBuf> {
@@ -221,8 +221,9 @@ fn pointer_target(directory: &Path, pointer: &str) -> Option<PathBuf> {
 pub(super) fn original_of_copy(directory: &Path, pointer: &str) -> Option<String> {
     let path = directory.join(pointer);
     let manifest = |folder: &Path| regular_file::read(&folder.join(MANIFEST)).ok();
-    let copied = if path.is_symlink() { None } else { manifest(&path) }?;
-    let original = list(directory).ok()?.into_iter().find(|listed| manifest(&listed.path).as_ref() == Some(&copied))?;
+    let own_manifest = if path.is_symlink() { None } else { manifest(&path) }?;
+    let original =
+        list(directory).ok()?.into_iter().find(|listed| manifest(&listed.path).as_ref() == Some(&own_manifest))?;
     Some(original.name)
 }
 

@@ -162,9 +162,9 @@ impl VerifiedFile {
     /// Reads the rest of the file and compares its hash with the manifest's.
     pub fn finish(self) -> Result<()> {
         let (directory, name, expected) = (self.directory.clone(), self.name.clone(), self.record.clone());
-        let found = self.record()?;
+        let actual = self.record()?;
         match expected {
-            Some(expected) if expected.sha256 != found.sha256 => {
+            Some(expected) if expected.sha256 != actual.sha256 => {
                 Err(CheckpointError::corrupted(&directory, format!("{name} is not what was written")))
             }
             _ => Ok(()),
@@ -233,10 +233,10 @@ impl<W: Write> HashingWriter<W> {
 
 impl<W: Write> Write for HashingWriter<W> {
     fn write(&mut self, piece: &[u8]) -> io::Result<usize> {
-        let written = self.inner.write(piece)?;
-        self.hasher.update(&piece[..written]);
-        self.bytes += written as u64;
-        Ok(written)
+        let count = self.inner.write(piece)?;
+        self.hasher.update(&piece[..count]);
+        self.bytes += count as u64;
+        Ok(count)
     }
 
     fn flush(&mut self) -> io::Result<()> {

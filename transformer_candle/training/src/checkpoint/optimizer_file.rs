@@ -44,12 +44,12 @@ pub(super) fn names<'a>(files: impl Iterator<Item = &'a String>) -> Vec<&'a str>
 fn kept_by_others(shape: &ModelShape, state: &[StateTensor]) -> BTreeSet<String> {
     let parameters = hugging_face::trainable_tensors(shape);
     let of_state = |StateTensor { layout, .. }: &StateTensor| {
-        let elsewhere = |parameter: &hugging_face::HfTensor| {
+        let state_name = |parameter: &hugging_face::HfTensor| {
             let elements = parameter.offset..parameter.offset + parameter.elements;
             let is_elsewhere = layout.is_kept(&elements) && layout.offset_of(&elements).is_none();
             is_elsewhere.then(|| format!("{}.{}", parameter.name, layout.name))
         };
-        parameters.iter().filter_map(elsewhere).collect::<Vec<_>>()
+        parameters.iter().filter_map(state_name).collect::<Vec<_>>()
     };
     state.iter().flat_map(of_state).collect()
 }
@@ -76,22 +76,22 @@ pub(super) fn write(
 
 /// Fills the state that a rank keeps from files that together hold exactly the tensors of all ranks.
 pub(super) struct Reader<'a> {
-    wanted: BTreeMap<String, NamedRange<'a>>,
+    own: BTreeMap<String, NamedRange<'a>>,
     others: BTreeSet<String>,
 }
 
 impl<'a> Reader<'a> {
     pub(super) fn new(shape: &ModelShape, state: &'a mut [StateTensor]) -> Self {
-        Self { others: kept_by_others(shape, state), wanted: tensor_file::by_name(ranges(shape, state)) }
+        Self { others: kept_by_others(shape, state), own: tensor_file::by_name(ranges(shape, state)) }
     }
 
     /// Reads one of the files.
     pub(super) fn read(&mut self, reader: &mut dyn Read, file_bytes: u64, path: &Path) -> model::Result<()> {
-        tensor_file::read_one_of_several(reader, file_bytes, path, &mut self.wanted, &self.others)
+        tensor_file::read_one_of_several(reader, file_bytes, path, &mut self.own, &self.others)
     }
 
     /// Makes sure that no tensor was missing.
     pub(super) fn finish(self, path: &Path) -> model::Result<()> {
-        tensor_file::all_found(path, &self.wanted)
+        tensor_file::all_found(path, &self.own)
     }
 }

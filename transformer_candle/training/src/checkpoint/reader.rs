@@ -113,8 +113,8 @@ impl Checkpoint {
     /// Verifies the files of its tokenizer and returns the path of its `tokenizer.json`.
     pub fn tokenizer(&self) -> Result<PathBuf> {
         let manifest = self.manifest()?;
-        let listed = tokenizer_files::NAMES.into_iter().filter(|name| manifest.files.contains_key(*name));
-        for name in listed.chain([files::TOKENIZER]) {
+        let names = tokenizer_files::NAMES.into_iter().filter(|name| manifest.files.contains_key(*name));
+        for name in names.chain([files::TOKENIZER]) {
             manifest.read(&self.directory, name)?;
         }
         Ok(self.directory.join(files::TOKENIZER))
@@ -278,14 +278,14 @@ impl Checkpoint {
         if cancel.is_cancelled() {
             return Err(CheckpointError::Interrupted);
         }
-        let found = hashes.records();
+        let records = hashes.records();
         // Corruption is the cause to report; weights that were refused have not been read to their end.
         match (&self.manifest, &opened) {
-            (Some(manifest), Ok(_)) if manifest.files.get(name) == found.get(name) => {}
+            (Some(manifest), Ok(_)) if manifest.files.get(name) == records.get(name) => {}
             (Some(manifest), _) => manifest.open(&self.directory, name, cancel)?.finish()?,
             (None, _) => {}
         }
-        Ok((opened.map_err(|error| self.refused(error))?, found))
+        Ok((opened.map_err(|error| self.refused(error))?, records))
     }
 
     /// Returns the model's `config.json` with every key, as training would save it. Without a manifest there are no
@@ -346,13 +346,13 @@ impl Checkpoint {
 
 /// Refuses a config with more parameters than its weights file can hold, before allocating.
 fn check_size(directory: &Path, shape: &ModelShape) -> Result<()> {
-    let described = shape.parameter_count();
+    let expected = shape.parameter_count();
     match fs::metadata(directory.join(files::MODEL)) {
-        Ok(file) if file.is_file() && file.len() / SMALLEST_PARAMETER_BYTES < described => {
+        Ok(file) if file.is_file() && file.len() / SMALLEST_PARAMETER_BYTES < expected => {
             Err(CheckpointError::mismatch(
                 directory,
                 format!(
-                    "{} describes {described} parameters, and {} has only {} bytes",
+                    "{} describes {expected} parameters, and {} has only {} bytes",
                     files::CONFIG,
                     files::MODEL,
                     file.len()

@@ -71,11 +71,11 @@ fn save_first(
 ) -> Result<PathBuf> {
     let step = contents.state.step;
     let tensors = expected_bytes(contents.shape, contents.weights.dtype(), layouts(contents));
-    let needed = tensors + contents.tokenizer.bytes() + SMALL_FILES_BYTES;
-    let no_space = |free| CheckpointError::NoSpace { directory: directory.to_owned(), step, needed, free };
+    let needed_bytes = tensors + contents.tokenizer.bytes() + SMALL_FILES_BYTES;
+    let no_space = |free| CheckpointError::NoSpace { directory: directory.to_owned(), step, needed_bytes, free };
     let saved = prepare(directory).and_then(|()| {
         match free_bytes(directory) {
-            Some(free) if free < needed => return Err(no_space(Some(free))),
+            Some(free) if free < needed_bytes => return Err(no_space(Some(free))),
             _ => {}
         }
         let place = write(directory, contents, create, ranks)?;
@@ -85,7 +85,7 @@ fn save_first(
     match saved {
         Err(CheckpointError::Io { source, .. }) if is_full(&source) => Err(no_space(None)),
         Err(CheckpointError::Io { source, .. }) if source.kind() == io::ErrorKind::FileTooLarge => {
-            Err(CheckpointError::FileSizeLimit { directory: directory.to_owned(), step, needed })
+            Err(CheckpointError::FileSizeLimit { directory: directory.to_owned(), step, needed_bytes })
         }
         saved => saved,
     }
@@ -155,16 +155,16 @@ pub fn expected_bytes<'a>(shape: &ModelShape, weights: DType, optimizer: impl It
 pub fn check_room(directory: &Path, bytes: u64, count: u64) -> Result<Option<String>> {
     let existing = directory.ancestors().find(|folder| folder.exists());
     let Some(free) = existing.and_then(free_bytes) else { return Ok(None) };
-    let needed = bytes + SMALL_FILES_BYTES;
-    if free < needed {
-        return Err(CheckpointError::NoSpaceToTrain { directory: directory.to_owned(), needed, free });
+    let needed_bytes = bytes + SMALL_FILES_BYTES;
+    if free < needed_bytes {
+        return Err(CheckpointError::NoSpaceToTrain { directory: directory.to_owned(), needed_bytes, free });
     }
-    let missing = count.saturating_sub(list(directory).map_or(0, |all| all.len() as u64));
-    let all = needed.saturating_mul(missing);
+    let missing_count = count.saturating_sub(list(directory).map_or(0, |all| all.len() as u64));
+    let all = needed_bytes.saturating_mul(missing_count);
     Ok((free < all).then(|| {
         format!(
-            "{} are free for the checkpoints in {}, and {missing} more of them take {}: free space, or keep fewer \
-             (runtime.checkpoint.max_keep)",
+            "{} are free for the checkpoints in {}, and {missing_count} more of them take {}: free space, or keep \
+             fewer (runtime.checkpoint.max_keep)",
             units::bytes(free),
             directory.display(),
             units::bytes(all)

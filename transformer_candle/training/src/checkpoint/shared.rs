@@ -32,18 +32,18 @@ const EXCHANGES: usize = 3;
 pub(super) struct Leader<'a> {
     ranks: &'a Ranks,
     /// Exchanges that the other ranks have taken part in.
-    done: usize,
+    exchanges: usize,
 }
 
 /// Runs the first rank's part of a save and tells the others how it ended.
 pub(super) fn lead(ranks: &Ranks, save: impl FnOnce(&mut Leader) -> Result<PathBuf>) -> Result<PathBuf> {
-    let mut leader = Leader { ranks, done: 0 };
+    let mut leader = Leader { ranks, exchanges: 0 };
     let saved = save(&mut leader);
     match &saved {
         Ok(_) => leader.tell(&Message::Ready).map(drop)?,
         // The other ranks know this error.
         Err(CheckpointError::OnRank { .. } | CheckpointError::RankLost(_)) => {}
-        Err(error) if leader.done < EXCHANGES => {
+        Err(error) if leader.exchanges < EXCHANGES => {
             // What another rank sends is of no use any more.
             let _ = leader.tell(&Message::Failed(error.to_string()));
         }
@@ -69,7 +69,7 @@ impl Leader<'_> {
     }
 
     fn tell(&mut self, message: &Message) -> Result<Vec<Message>> {
-        self.done += 1;
+        self.exchanges += 1;
         exchange(self.ranks, message)
     }
 }
@@ -84,13 +84,13 @@ pub(super) fn add_part(
         return Err(CheckpointError::RankLost("rank 0 saves no checkpoint though this rank does".to_owned()));
     };
     let mut staging = StagingDirectory::of_another_rank(&folder, create);
-    let written = write(&folder, &mut staging);
-    let told = match &written {
+    let outcome = write(&folder, &mut staging);
+    let message = match &outcome {
         Ok(name) => Message::Written(name.clone(), staging.record(name).cloned().expect("it was written")),
         Err(error) => Message::Failed(error.to_string()),
     };
-    exchange(ranks, &told)?;
-    written?;
+    exchange(ranks, &message)?;
+    outcome?;
     exchange(ranks, &Message::Ready).map(drop)
 }
 

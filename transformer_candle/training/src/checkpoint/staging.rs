@@ -193,17 +193,17 @@ fn has_lost_files(checkpoint: &Path) -> bool {
 
 /// Removes the staging directories of killed writers; returns the errors. The run's lock excludes concurrent writers.
 pub(super) fn remove_leftovers(parent: &Path) -> Result<Vec<CheckpointError>> {
-    let mut left = Vec::new();
+    let mut failures = Vec::new();
     for entry in fs::read_dir(parent).map_err(failed("read", parent))? {
         let entry = entry.map_err(failed("read", parent))?;
         if entry.file_name().to_str().and_then(staged_name).is_some() {
             let path = entry.path();
             let is_folder = entry.file_type().is_ok_and(|kind| kind.is_dir());
-            let removed = if is_folder { fs::remove_dir_all(&path) } else { fs::remove_file(&path) };
-            left.extend(removed.err().map(failed("remove", &path)));
+            let outcome = if is_folder { fs::remove_dir_all(&path) } else { fs::remove_file(&path) };
+            failures.extend(outcome.err().map(failed("remove", &path)));
         }
     }
-    Ok(left)
+    Ok(failures)
 }
 
 /// Makes the entries of a folder durable.

@@ -40,7 +40,7 @@ pub fn newest_tokenizer(directory: &Path) -> Option<PathBuf> {
 pub fn restore_tokenizer(checkpoint: &Path, folder: &Path) -> Result<()> {
     fs::create_dir_all(folder).map_err(failed("create", folder))?;
     for name in NAMES.into_iter().chain([files::GENERATION_CONFIG, files::CONFIG, files::TOKENIZER]) {
-        if let Some(content) = beside(&checkpoint.join(name), name)? {
+        if let Some(content) = sibling_file(&checkpoint.join(name), name)? {
             let target = folder.join(name);
             atomic_file::replace(&target, &content).map_err(failed("write", &target))?;
         }
@@ -74,7 +74,7 @@ impl TokenizerFiles {
         if additions.any {
             files.set(super::files::TOKENIZER, content);
         }
-        let edited = files.edit_config(tokenizer.path(), |config| {
+        let outcome = files.edit_config(tokenizer.path(), |config| {
             let roles = folder.roles().into_iter();
             let other = roles.filter(|(role, name)| {
                 let own = config.get(role);
@@ -88,7 +88,7 @@ impl TokenizerFiles {
             }
             any
         });
-        edited?;
+        outcome?;
         if folder.templates.len() > 1 {
             files.files.retain(|(name, _)| *name != CHAT_TEMPLATE);
             let default = folder.templates.into_iter().find(|template| template.name == DEFAULT_TEMPLATE);
@@ -102,10 +102,11 @@ impl TokenizerFiles {
     /// say otherwise.
     pub fn read(tokenizer_json: &Path, marks: &DocumentTokens, longest_text: usize) -> Result<Self> {
         let tokenizer = regular_file::read(tokenizer_json).map_err(failed("read", tokenizer_json))?;
-        let config = beside(tokenizer_json, TOKENIZER_CONFIG)?.unwrap_or_else(|| plain_config(marks, longest_text));
+        let config =
+            sibling_file(tokenizer_json, TOKENIZER_CONFIG)?.unwrap_or_else(|| plain_config(marks, longest_text));
         let mut files = vec![(files::TOKENIZER, tokenizer), (TOKENIZER_CONFIG, config)];
         for name in KEPT {
-            files.extend(beside(tokenizer_json, name)?.map(|content| (name, content)));
+            files.extend(sibling_file(tokenizer_json, name)?.map(|content| (name, content)));
         }
         let mut files = Self {
             files,
@@ -144,7 +145,7 @@ impl TokenizerFiles {
 
     /// Replaces the content of a file.
     fn set(&mut self, name: &'static str, content: Vec<u8>) {
-        self.files.retain(|(known, _)| *known != name);
+        self.files.retain(|(other, _)| *other != name);
         self.files.push((name, content));
     }
 
@@ -168,10 +169,10 @@ impl TokenizerFiles {
     /// If its `generation_config.json` or `config.json` cannot be read.
     pub fn with_generation_of(mut self, tokenizer_json: &Path, model: &Path) -> Result<Self> {
         let object = |name: &str| {
-            let own = beside(tokenizer_json, name)?.map(|content| (tokenizer_json.with_file_name(name), content));
+            let own = sibling_file(tokenizer_json, name)?.map(|content| (tokenizer_json.with_file_name(name), content));
             let content = match own {
                 Some(own) => Some(own),
-                None => beside(&model.join(name), name)?.map(|content| (model.join(name), content)),
+                None => sibling_file(&model.join(name), name)?.map(|content| (model.join(name), content)),
             };
             let Some((path, content)) = content else { return Ok(Map::new()) };
             serde_json::from_slice(&content).map_err(|error| failed("read", &path)(error.into()))
@@ -224,7 +225,7 @@ impl TokenizerFiles {
     }
 }
 
-fn beside(tokenizer_json: &Path, name: &str) -> Result<Option<Vec<u8>>> {
+fn sibling_file(tokenizer_json: &Path, name: &str) -> Result<Option<Vec<u8>>> {
     let path = tokenizer_json.with_file_name(name);
     match regular_file::read(&path) {
         Ok(content) => Ok(Some(content)),

@@ -24,10 +24,10 @@ const HELP_ADVICE: &str = "For more information, try '--help'.";
 pub(super) fn parse<C: CommandFactory + FromArgMatches>() -> Result<C> {
     let mut command = C::command();
     let matches = command.try_get_matches_from_mut(std::env::args_os());
-    if let Err(asked) = &matches
-        && (!asked.use_stderr() || asked.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand)
+    if let Err(help) = &matches
+        && (!help.use_stderr() || help.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand)
     {
-        delivered(asked.print().and_then(|()| std::io::stdout().flush()))?;
+        delivered(help.print().and_then(|()| std::io::stdout().flush()))?;
         process::exit(0);
     }
     validate(command, matches)
@@ -85,8 +85,8 @@ fn refuse_empty(command: &Command, matches: &ArgMatches) -> Result<()> {
     for argument in command.get_arguments() {
         let name = argument.get_long().map_or_else(|| argument.get_id().to_string(), |long| format!("--{long}"));
         let may_be_empty = argument.get_long().is_some_and(|long| MAY_BE_EMPTY.contains(&long));
-        let mut typed = matches.get_raw(argument.get_id().as_str()).into_iter().flatten();
-        if !may_be_empty && typed.any(|value| value.to_string_lossy().trim().is_empty()) {
+        let mut values = matches.get_raw(argument.get_id().as_str()).into_iter().flatten();
+        if !may_be_empty && values.any(|value| value.to_string_lossy().trim().is_empty()) {
             return Err(TrainerError::Request(format!(
                 "{name} is empty: give it a value or leave it out (a shell variable that is not set is typed as nothing)"
             )));

@@ -75,8 +75,8 @@ impl TimeBudget {
 
     /// Returns how many steps of `seconds` each end before the deadline.
     fn steps(self, seconds: f64) -> u32 {
-        let left = |deadline: Instant| deadline.saturating_duration_since(Instant::now()).as_secs_f64();
-        self.0.map_or(u32::MAX, |deadline| (left(deadline) / seconds) as u32)
+        let seconds_until = |deadline: Instant| deadline.saturating_duration_since(Instant::now()).as_secs_f64();
+        self.0.map_or(u32::MAX, |deadline| (seconds_until(deadline) / seconds) as u32)
     }
 }
 
@@ -117,7 +117,12 @@ pub fn run(options: &BenchOptions) -> Result<BenchReport> {
     MemoryPlan::keep_measurement(step, &device, median);
     let prediction = StepPrediction::new(calibrator.as_ref(), MemoryPlan::roofline(step, &device)?, median);
     drop(calibrator);
-    let used = device.as_cuda().map(free_bytes).transpose()?.zip(free).map(|(now, before)| before.saturating_sub(now));
+    let used_bytes = device
+        .as_cuda()
+        .map(free_bytes)
+        .transpose()?
+        .zip(free)
+        .map(|(now, free_before)| free_before.saturating_sub(now));
     let tokens_per_second = plan.tokens_per_step as f64 / seconds;
     let model_flops_per_second = tokens_per_second * plan.flops_per_token;
     let nominal = device.as_cuda().and_then(Cuda::nominal_bf16_flops);
@@ -133,7 +138,7 @@ pub fn run(options: &BenchOptions) -> Result<BenchReport> {
         mfu_measured: gemm.map(|peak| model_flops_per_second / peak),
         product_flops_per_second: gemm,
         memory_bytes: plan.bytes,
-        memory_used_bytes: used,
+        memory_used_bytes: used_bytes,
         micro_batch: plan.micro_batch,
         tokens_per_step: plan.tokens_per_step,
         milliseconds: milliseconds(seconds, part_seconds(&mut bench, operation_steps)?.as_ref()),
@@ -182,7 +187,7 @@ fn time_steps(
     mut calibrator: Option<&mut Calibrator<'_>>,
 ) -> Result<TimedSteps> {
     bench.step()?;
-    let (started, mut times) = (Instant::now(), Vec::new());
+    let (start, mut times) = (Instant::now(), Vec::new());
     loop {
         let turn = Instant::now();
         while turn.elapsed() < TURN && times.len() < most as usize {
@@ -195,7 +200,7 @@ fn time_steps(
             calibrator.time_step()?;
         }
         let steps = times.len() as u32;
-        let each = started.elapsed().as_secs_f64() / f64::from(steps);
+        let each = start.elapsed().as_secs_f64() / f64::from(steps);
         let turns = TURN * (1 + u32::from(calibrator.is_some()));
         let next_turn = turns.as_secs_f64().max(each * (1.0 + MEASURED_STEPS[0]));
         if steps == most || budget.steps(next_turn) < 1 {
@@ -230,8 +235,8 @@ fn by_part(times: &BTreeMap<&'static str, Duration>, steps: u32) -> BTreeMap<Ste
 
 fn milliseconds(step_seconds: f64, parts: Option<&BTreeMap<StepPart, f64>>) -> BTreeMap<&'static str, f64> {
     let other = parts.map(|parts| ("other", step_seconds - parts.values().sum::<f64>()));
-    let named = parts.into_iter().flatten().map(|(part, seconds)| (part.name(), *seconds));
-    named.chain([("step", step_seconds)]).chain(other).map(|(name, seconds)| (name, seconds * 1e3)).collect()
+    let timed_parts = parts.into_iter().flatten().map(|(part, seconds)| (part.name(), *seconds));
+    timed_parts.chain([("step", step_seconds)]).chain(other).map(|(name, seconds)| (name, seconds * 1e3)).collect()
 }
 
 #[cfg(test)]

@@ -82,8 +82,8 @@ fn evaluate(
     let state = checkpoint.state().ok();
     let max_positions = shape.max_position_embeddings;
     let directory = checkpoint.directory();
-    let opened = held_out_text(directory, state.as_ref(), tokenizer, max_positions, options, hub, &cancel)?;
-    let HeldOutText { mut config, mut text } = opened;
+    let held_out = held_out_text(directory, state.as_ref(), tokenizer, max_positions, options, hub, &cancel)?;
+    let HeldOutText { mut config, mut text } = held_out;
     config.runtime.precision = precision;
     let most = options.max_sequences.unwrap_or_else(|| match options.input.as_slice() {
         [] => config.runtime.evaluation.max_batches * config.data.sequences_per_step,
@@ -92,13 +92,13 @@ fn evaluate(
     let sequences = micro_batch_size(&mut text, config.data.sequences_per_step.min(USUAL_BATCH).min(most), stop)?;
     let new =
         |device: DeviceKind, arena: &mut Arena| StageEngine::for_evaluation(&config, &shape, sequences, device, arena);
-    let needed = |device: &kernels::Device| {
-        let counted = memory::count(|arena| new(device.kind(), arena));
-        counted.expect("buffers without memory are never refused").1.bytes()
+    let needed_bytes = |device: &kernels::Device| {
+        let arena_bytes = memory::count(|arena| new(device.kind(), arena));
+        arena_bytes.expect("buffers without memory are never refused").1.bytes()
     };
-    let DeviceSelection { device, notes } = device::select_for_inference(options.device, &shape, needed)?;
+    let DeviceSelection { device, notes } = device::select_for_inference(options.device, &shape, needed_bytes)?;
     warn_of(&notes);
-    require_room(needed(&device), &device, || format!("evaluating the model in {}", directory.display()))?;
+    require_room(needed_bytes(&device), &device, || format!("evaluating the model in {}", directory.display()))?;
     let StageEngine { mut decoder, mut micro_batch } = memory::allocate(&device, |arena| new(device.kind(), arena))?;
     checkpoint.weights(&shape, decoder.weights_mut(), &cancel)?;
     let step = state.map_or(0, |state| state.step);
@@ -178,7 +178,7 @@ fn micro_batch_size(texts: &mut [HeldOut], limit: usize, stop: &StopSignal) -> R
     for text in texts {
         match (in_pool(|| text.sequences_up_to(limit, &interrupted)), stop.requested()) {
             (Err(DataError::Interrupted), Some(signal)) => return Err(TrainerError::Interrupted(signal)),
-            (found, _) => sequences = sequences.max(found?),
+            (count, _) => sequences = sequences.max(count?),
         }
     }
     Ok(sequences)

@@ -82,14 +82,14 @@ pub(super) fn main(options: &GenerateOptions, output: &mut dyn Output, stop: &St
     let Generator { model, prompt } = Generator::open(options, stop)?;
     // The prompt is printed with the first text behind it: before that the model may still refuse it.
     let mut due = Some(prompt.as_str());
-    let mut printed = Ok(());
+    let mut outcome = Ok(());
     model.complete(&prompt, options.max_tokens, &options.sampling, |text| {
-        printed = output.write_exactly(due.take().unwrap_or_default()).and_then(|()| output.write_exactly(text));
-        if printed.is_ok() { stop.flow() } else { ControlFlow::Break(()) }
+        outcome = output.write_exactly(due.take().unwrap_or_default()).and_then(|()| output.write_exactly(text));
+        if outcome.is_ok() { stop.flow() } else { ControlFlow::Break(()) }
     })?;
     stop.check()?;
     let rest = format!("{}\n", due.unwrap_or_default());
-    delivered(printed.and_then(|()| output.write_exactly(&rest)))?;
+    delivered(outcome.and_then(|()| output.write_exactly(&rest)))?;
     Ok(0)
 }
 

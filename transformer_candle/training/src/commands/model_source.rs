@@ -49,10 +49,10 @@ impl ModelSource {
     /// # Errors
     /// [`CheckpointError::Removed`](checkpoint::CheckpointError::Removed) where one checkpoint was named.
     pub fn read<T>(&self, cancel: &CancelToken, mut read: impl FnMut(&Checkpoint) -> Result<T>) -> Result<T> {
-        let named = self.named()?;
+        let source = self.named()?;
         read_present(
             cancel,
-            || named.directory(cancel),
+            || source.directory(cancel),
             |directory| read(&Checkpoint::open(directory)?.beside(self.base_model.as_deref())),
         )
     }
@@ -79,11 +79,11 @@ impl ModelSource {
 
     /// Returns the same source; where nothing is named, that of the newest run, whichever run is the newest later.
     fn named(&self) -> Result<Self> {
-        let mut named = self.clone();
-        if let ModelName { run: run @ None, checkpoint: None, experiment: None } = &mut named.name {
+        let mut source = self.clone();
+        if let ModelName { run: run @ None, checkpoint: None, experiment: None } = &mut source.name {
             *run = Some(NamedRun::find_or_newest(None)?.model_folder()?);
         }
-        Ok(named)
+        Ok(source)
     }
 
     fn folder(&self) -> Result<PathBuf> {

@@ -48,11 +48,11 @@ impl NamedRun {
         if let Some(name) = name {
             return Self::find(&runs_root(), name);
         }
-        let found = Self::newest(&runs_root())?;
-        if let Some(directory) = &found.directory {
+        let run = Self::newest(&runs_root())?;
+        if let Some(directory) = &run.directory {
             print_remark(&format!("using the newest run, {}", directory.display()));
         }
-        Ok(found)
+        Ok(run)
     }
 
     /// Finds what `name` stands for: an experiment in `root`, else a path.
@@ -84,11 +84,11 @@ impl NamedRun {
         if let Some(error) = [name, &in_root].into_iter().find_map(|path| checkpoint::removed(&shown(path))) {
             return Err(error.into());
         }
-        let (name, there) = (name.display(), shown(name));
+        let (name, path) = (name.display(), shown(name));
         Err(TrainerError::Request(format!(
             "there is no experiment \"{name}\" in {}, and no file or directory {}; {}",
             shown(root).display(),
-            there.display(),
+            path.display(),
             known(root)
         )))
     }
@@ -144,9 +144,9 @@ impl NamedRun {
     /// # Errors
     /// [`TrainerError::Request`] if what was named belongs to no run.
     pub fn run_directory(self) -> Result<PathBuf> {
-        let named = self.config.or(self.model).unwrap_or_default();
+        let path = self.config.or(self.model).unwrap_or_default();
         self.directory.ok_or_else(|| {
-            TrainerError::Request(format!("{} belongs to no run: name a run or its directory", named.display()))
+            TrainerError::Request(format!("{} belongs to no run: name a run or its directory", path.display()))
         })
     }
 
@@ -184,9 +184,9 @@ pub fn runs_root() -> PathBuf {
 pub fn runs(root: &Path) -> Vec<PathBuf> {
     let entries = fs::read_dir(shown(root)).into_iter().flatten().flatten();
     let folders = entries.map(|entry| entry.path()).filter(|path| path.to_str().is_some() && is_run(path));
-    let mut found: Vec<PathBuf> = folders.collect();
-    found.sort_by_cached_key(|folder| (Reverse(last_change(folder)), folder.clone()));
-    found
+    let mut runs: Vec<PathBuf> = folders.collect();
+    runs.sort_by_cached_key(|folder| (Reverse(last_change(folder)), folder.clone()));
+    runs
 }
 
 /// Returns which runs there are, as the end of a sentence.
@@ -206,8 +206,8 @@ fn is_run(folder: &Path) -> bool {
 
 /// Returns when a run last wrote a line, or when its directory changed if it has none.
 fn last_change(folder: &Path) -> SystemTime {
-    let changed = |path: &Path| fs::metadata(path).and_then(|metadata| metadata.modified()).ok();
-    changed(&folder.join(METRICS)).or_else(|| changed(folder)).unwrap_or(SystemTime::UNIX_EPOCH)
+    let modified = |path: &Path| fs::metadata(path).and_then(|metadata| metadata.modified()).ok();
+    modified(&folder.join(METRICS)).or_else(|| modified(folder)).unwrap_or(SystemTime::UNIX_EPOCH)
 }
 
 fn shown(path: &Path) -> PathBuf {
@@ -239,13 +239,13 @@ mod tests {
     fn a_name_a_path_and_a_file_lead_to_the_same_run() {
         let root = runs_folder();
         let first = root.path().join("first");
-        let found = |name: &Path| NamedRun::find(root.path(), name).unwrap();
+        let run_of = |name: &Path| NamedRun::find(root.path(), name).unwrap();
         for name in [Path::new("first"), &first, &first.join(METRICS), &first.join("checkpoints")] {
-            assert_eq!(found(name), NamedRun { directory: Some(first.clone()), ..NamedRun::default() }, "{name:?}");
+            assert_eq!(run_of(name), NamedRun { directory: Some(first.clone()), ..NamedRun::default() }, "{name:?}");
         }
-        let config = found(&first.join(TRAINING_CONFIG));
+        let config = run_of(&first.join(TRAINING_CONFIG));
         assert_eq!((config.directory, config.config), (Some(first.clone()), Some(first.join(TRAINING_CONFIG))));
-        assert_eq!(found(Path::new("first")).config_file().unwrap(), first.join(TRAINING_CONFIG));
+        assert_eq!(run_of(Path::new("first")).config_file().unwrap(), first.join(TRAINING_CONFIG));
     }
 
     #[test]
@@ -255,9 +255,9 @@ mod tests {
         let expected = checkpoints.join("step-00000005");
         for pointer in ["latest", "best"] {
             fs::write(checkpoints.join(pointer), "step-00000005\n").unwrap();
-            let found = NamedRun::find(root.path(), &checkpoints.join(pointer)).unwrap();
-            assert_eq!(found.model, Some(expected.clone()));
-            assert_eq!(found.config_file().unwrap(), root.path().join("first").join(TRAINING_CONFIG));
+            let run = NamedRun::find(root.path(), &checkpoints.join(pointer)).unwrap();
+            assert_eq!(run.model, Some(expected.clone()));
+            assert_eq!(run.config_file().unwrap(), root.path().join("first").join(TRAINING_CONFIG));
         }
         let inside = NamedRun::find(root.path(), Path::new("first/checkpoints/latest")).unwrap();
         assert_eq!(inside.model_folder().unwrap(), expected);

@@ -76,9 +76,9 @@ impl dyn Output + '_ {
 
 /// Converts the result of a write to stdout: a full disk is an error; a closed pipe, whose reader wants no more, is
 /// none.
-pub(super) fn delivered(written: io::Result<()>) -> Result<()> {
-    match written {
+pub(super) fn delivered(outcome: io::Result<()>) -> Result<()> {
+    match outcome {
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
-        written => written.map_err(TrainerError::io("write to", "stdout")),
+        outcome => outcome.map_err(TrainerError::io("write to", "stdout")),
     }
 }

@@ -147,8 +147,8 @@ fn plan(options: &PlanOptions) -> Result<Planned> {
     }
     let plan = MemoryPlan::for_request(&run, &request)?;
     let against_divergence = options.unstable.then(|| stability::against_divergence(&run.config));
-    let fitting = plan.fitting_changes(&run, &request).ok();
-    let changes = fitting.map(|fitting| stabler(&fitting, against_divergence.as_deref()));
+    let fitting_changes = plan.fitting_changes(&run, &request).ok();
+    let changes = fitting_changes.map(|fitting_changes| stabler(&fitting_changes, against_divergence.as_deref()));
     if let (Some(out), Some(changes)) = (&options.apply, &changes) {
         write(out, changes, &run, &overrides)?;
     }

@@ -66,19 +66,19 @@ impl TrainOptions {
     /// `--resume` where no run is named, says both.
     fn config_and_resume(&self) -> Result<(PathBuf, Option<ResumeFrom>)> {
         let ConfigSource { run, config } = &self.source;
-        let named = match (&self.resume, run, config) {
+        let named_run = match (&self.resume, run, config) {
             (_, _, Some(config)) => return Ok((config.clone(), self.resume.clone())),
             (Some(ResumeFrom::Directory(directory)), None, None) => NamedRun::find_or_newest(Some(directory))?,
             (_, run, None) => NamedRun::find_or_newest(run.as_deref())?,
         };
-        let resume = match (&self.resume, &named.model, run) {
+        let resume = match (&self.resume, &named_run.model, run) {
             (Some(_), Some(model), None) | (Some(ResumeFrom::Latest), Some(model), Some(_)) => {
                 Some(ResumeFrom::Directory(model.clone()))
             }
             (Some(_), None, None) => Some(ResumeFrom::Latest),
             _ => self.resume.clone(),
         };
-        Ok((named.config_file()?, resume))
+        Ok((named_run.config_file()?, resume))
     }
 }
 

@@ -20,7 +20,7 @@ const GRACE: Duration = Duration::from_millis(500);
 pub(super) fn until_stopped(command: impl FnOnce(&StopSignal) -> Result<u8>) -> Result<u8> {
     let stop = StopSignal::new();
     let handlers = stop.listen().map_err(TrainerError::io("listen for", "signals"))?;
-    let ended = thread::scope(|scope| {
+    let outcome = thread::scope(|scope| {
         let (_until_dropped, running) = mpsc::channel::<()>();
         let watched = stop.clone();
         scope.spawn(move || exit_if_unresponsive(&watched, &running));
@@ -28,10 +28,10 @@ pub(super) fn until_stopped(command: impl FnOnce(&StopSignal) -> Result<u8>) -> 
     });
     drop(handlers);
     match stop.requested() {
-        Some(signal) if ended.as_ref().is_err_and(TrainerError::is_interruption) => {
+        Some(signal) if outcome.as_ref().is_err_and(TrainerError::is_interruption) => {
             Err(TrainerError::Interrupted(signal))
         }
-        _ => ended,
+        _ => outcome,
     }
 }
 

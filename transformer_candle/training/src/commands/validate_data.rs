@@ -104,8 +104,8 @@ fn report(
     data.mixture.restore(&cursor, &data.settings);
     let (stages, tokenizer) = (data.stages(&run)?, &data.tokenizer);
     let path = directory.join(LEDGER);
-    let ended = ended(&run, &state, &data, cancel)?;
-    let Audit { steps, targets, components, stage_sequences, problems } = audit(&path, &head, &stages, ended)?;
+    let is_exhausted = ended(&run, &state, &data, cancel)?;
+    let Audit { steps, targets, components, stage_sequences, problems } = audit(&path, &head, &stages, is_exhausted)?;
     let mut batches = Vec::with_capacity(options.replay.len());
     let first = state.step + 1 - steps.min(state.step);
     for &step in &options.replay {
@@ -150,13 +150,13 @@ impl fmt::Display for DataReport {
         } in &self.components
         {
             if self.components.len() > 1 {
-                let taken = *sequences as f64 / all.max(1) as f64;
+                let share_taken = *sequences as f64 / all.max(1) as f64;
                 writeln!(
                     f,
                     "{name}: {} of {}, {:.2} % (its weight: {:.2} %)",
                     grouped(*sequences),
                     counted(all, "sequence"),
-                    100.0 * taken,
+                    100.0 * share_taken,
                     100.0 * share
                 )?;
             }

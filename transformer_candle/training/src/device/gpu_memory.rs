@@ -33,8 +33,8 @@ impl GpuMemory {
 
     /// Opens a GPU and reads its memory; where it cannot be opened, its free memory is unknown.
     pub(crate) fn measure(gpu: &Gpu) -> Self {
-        let opened = Device::cuda(gpu.ordinal);
-        let measured = opened.as_ref().ok().and_then(Device::as_cuda).and_then(|gpu| Self::now(gpu).ok());
+        let device = Device::cuda(gpu.ordinal);
+        let measured = device.as_ref().ok().and_then(Device::as_cuda).and_then(|gpu| Self::now(gpu).ok());
         measured.unwrap_or_else(|| Self::unopened(gpu))
     }
 }

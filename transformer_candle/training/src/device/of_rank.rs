@@ -60,13 +60,17 @@ mod tests {
         RankInfo { rank: 4 + local_rank, world_size: 8, local_rank, local_world_size }
     }
 
-    fn device(gpus: &AvailableGpus, asked: run_config::Device, rank_info: RankInfo) -> Result<run_config::Device> {
-        let decision = Decision { device: asked, note: None };
+    fn device(
+        gpus: &AvailableGpus,
+        requested_device: run_config::Device,
+        rank_info: RankInfo,
+    ) -> Result<run_config::Device> {
+        let decision = Decision { device: requested_device, note: None };
         gpus.of_rank_seeing(decision, rank_info, Some("3,5")).map(|decision| decision.device)
     }
 
-    fn refused(gpus: &AvailableGpus, asked: run_config::Device, rank_info: RankInfo) -> String {
-        let error = device(gpus, asked, rank_info).unwrap_err();
+    fn refused(gpus: &AvailableGpus, requested_device: run_config::Device, rank_info: RankInfo) -> String {
+        let error = device(gpus, requested_device, rank_info).unwrap_err();
         assert_eq!(error.exit_code(), 2);
         error.to_string()
     }

@@ -30,7 +30,7 @@ pub(crate) struct ExchangeSchedule {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Chunk {
     /// The part of the last micro-batch after which they are complete.
-    pub(super) after: usize,
+    pub(super) part: usize,
     /// The ranges of the flat gradients that each rank sums, by rank.
     pub(super) of_ranks: Vec<Vec<Range<usize>>>,
 }
@@ -74,13 +74,13 @@ impl ExchangeSchedule {
             }
         }
         queues.iter_mut().for_each(Queue::sort);
-        let mut after = 0;
+        let mut part = 0;
         while queues.iter().any(|queue| !queue.0.is_empty()) {
-            if after == last || queues.iter().any(|queue| queue.complete(after) >= least) {
-                let of_ranks = queues.iter_mut().map(|queue| queue.take(after, width)).collect();
-                schedule.chunks.push(Chunk { after, of_ranks });
+            if part == last || queues.iter().any(|queue| queue.complete(part) >= least) {
+                let of_ranks = queues.iter_mut().map(|queue| queue.take(part, width)).collect();
+                schedule.chunks.push(Chunk { part, of_ranks });
             }
-            after = last.min(after + 1);
+            part = last.min(part + 1);
         }
         schedule
     }
@@ -109,26 +109,26 @@ impl Queue {
     }
 
     /// Returns how many elements are complete after a part.
-    fn complete(&self, after: usize) -> usize {
-        self.0.iter().take_while(|(completed_by, _)| *completed_by <= after).map(|(_, range)| range.len()).sum()
+    fn complete(&self, part: usize) -> usize {
+        self.0.iter().take_while(|(completed_by, _)| *completed_by <= part).map(|(_, range)| range.len()).sum()
     }
 
     /// Takes up to `width` elements of what is complete after a part.
-    fn take(&mut self, after: usize, width: usize) -> Vec<Range<usize>> {
-        let (mut taken, mut room) = (Vec::new(), width);
+    fn take(&mut self, part: usize, width: usize) -> Vec<Range<usize>> {
+        let (mut ranges, mut room) = (Vec::new(), width);
         while let Some((completed_by, range)) = self.0.front_mut() {
-            if *completed_by > after || room == 0 {
+            if *completed_by > part || room == 0 {
                 break;
             }
             let end = range.end.min(range.start + room);
-            taken.push(range.start..end);
+            ranges.push(range.start..end);
             room = room.saturating_sub((end - range.start).next_multiple_of(ALIGNMENT));
             range.start = end;
             if end == range.end {
                 self.0.pop_front();
             }
         }
-        taken
+        ranges
     }
 }
 
@@ -140,9 +140,10 @@ pub(crate) fn share_after_backward(layout: &ParameterLayout, world_size: usize) 
     let of_rank = |ranges: &Vec<Range<usize>>| ranges.iter().map(ExactSizeIterator::len).sum::<usize>();
     let busiest = |chunk: &Chunk| chunk.of_ranks.iter().map(of_rank).max().unwrap_or(0);
     let forwarded = schedule.forwarded.iter().map(|forwarded| forwarded.range.len()).max().unwrap_or(0);
-    let after = schedule.chunks.iter().filter(|chunk| chunk.after == last).map(busiest).sum::<usize>() + forwarded;
-    let beside = schedule.chunks.iter().filter(|chunk| chunk.after < last).map(busiest).sum::<usize>();
-    after as f64 / (after + beside).max(1) as f64
+    let elements_after =
+        schedule.chunks.iter().filter(|chunk| chunk.part == last).map(busiest).sum::<usize>() + forwarded;
+    let elements_during = schedule.chunks.iter().filter(|chunk| chunk.part < last).map(busiest).sum::<usize>();
+    elements_after as f64 / (elements_after + elements_during).max(1) as f64
 }
 
 #[cfg(test)]
@@ -171,15 +172,15 @@ mod tests {
                 let layout = layout(tied);
                 let (shards, tensors) = (shards(&layout, ranks), trained_tensors(&layout));
                 let schedule = ExchangeSchedule::with_width(&layout, &shards, device, width, 1);
-                assert!(schedule.chunks.windows(2).all(|pair| pair[0].after <= pair[1].after));
+                assert!(schedule.chunks.windows(2).all(|pair| pair[0].part <= pair[1].part));
                 let mut summed_by = vec![None; layout.elements()];
-                for Chunk { after, of_ranks } in &schedule.chunks {
+                for Chunk { part, of_ranks } in &schedule.chunks {
                     for (rank, ranges) in of_ranks.iter().enumerate() {
                         let aligned = |range: &Range<usize>| range.len().next_multiple_of(ALIGNMENT);
                         assert!(ranges.iter().map(aligned).sum::<usize>() <= width);
                         for range in ranges {
                             let tensor = tensors.iter().find(|tensor| is_within(range, &tensor.range)).unwrap();
-                            assert!(tensor.completed_by <= *after);
+                            assert!(tensor.completed_by <= *part);
                             assert!(summed_by[range.clone()].iter().all(Option::is_none));
                             summed_by[range.clone()].fill(Some(rank));
                         }
@@ -216,13 +217,13 @@ mod tests {
             let width = layout.elements().div_ceil(ranks * layout.backward_parts()).next_multiple_of(ALIGNMENT);
             let schedule = ExchangeSchedule::with_width(&layout, &shards, DeviceKind::Cuda, width, 1);
             let last = layout.backward_parts() - 1;
-            let beside: Vec<&Chunk> = schedule.chunks.iter().filter(|chunk| chunk.after < last).collect();
+            let early_chunks: Vec<&Chunk> = schedule.chunks.iter().filter(|chunk| chunk.part < last).collect();
             let of_chunk = |chunk: &&Chunk| chunk.of_ranks.iter().flatten().map(ExactSizeIterator::len).sum::<usize>();
             let completed_last = trained_tensors(&layout).into_iter().filter(|tensor| tensor.completed_by == last);
             let completed_last = completed_last.map(|tensor| tensor.range.len()).sum::<usize>();
-            let left = layout.elements() - completed_last - beside.iter().map(of_chunk).sum::<usize>();
-            assert!(left < layout.elements() / 10, "{left} of {} with {ranks} ranks", layout.elements());
-            assert!(beside.windows(2).all(|pair| pair[0].after < pair[1].after), "one begins after each part");
+            let remaining = layout.elements() - completed_last - early_chunks.iter().map(of_chunk).sum::<usize>();
+            assert!(remaining < layout.elements() / 10, "{remaining} of {} with {ranks} ranks", layout.elements());
+            assert!(early_chunks.windows(2).all(|pair| pair[0].part < pair[1].part), "one begins after each part");
         }
     }
 }

@@ -98,9 +98,9 @@ pub(super) fn trained_tensors(layout: &ParameterLayout) -> Vec<TrainedTensor> {
 pub fn shards(layout: &ParameterLayout, world_size: usize) -> Vec<Shard> {
     let mut tensors = trained_tensors(layout);
     tensors.sort_by_key(|tensor| (Reverse(tensor.range.len()), tensor.range.start));
-    let mut dealt = vec![(0, Vec::new()); world_size];
+    let mut shares = vec![(0, Vec::new()); world_size];
     for TrainedTensor { range, .. } in tensors {
-        if let Some((elements, ranges)) = dealt.iter_mut().min_by_key(|(elements, _)| *elements) {
+        if let Some((elements, ranges)) = shares.iter_mut().min_by_key(|(elements, _)| *elements) {
             *elements += range.len();
             ranges.push(range);
         }
@@ -112,7 +112,7 @@ pub fn shards(layout: &ParameterLayout, world_size: usize) -> Vec<Shard> {
             shard
         })
     };
-    dealt.into_iter().map(shard).collect()
+    shares.into_iter().map(shard).collect()
 }
 
 /// The rank with the largest shard, which needs the most memory.

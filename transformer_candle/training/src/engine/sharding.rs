@@ -73,22 +73,22 @@ impl Sharding {
     /// Begins the reduce-scatter of a step's gradients: each rank gets the sums of its shard, and its other gradients
     /// are of no use afterwards.
     pub(super) fn begin_reduction(&self) -> Reduction<'_> {
-        Reduction { sharding: self, begun: 0, in_flight: None }
+        Reduction { sharding: self, next_chunk: 0, in_flight: None }
     }
 
     /// Sends this rank's updated weights to all others and receives theirs (all-gather).
     pub(super) fn gather_weights(&self, decoder: &Decoder) -> Result<()> {
         let Some(exchange) = self.ranks().exchange() else { return Ok(()) };
         let own = exchange.rank_info().rank;
-        let (mut sent, mut received) = (Vec::new(), Vec::new());
+        let (mut outgoing, mut incoming) = (Vec::new(), Vec::new());
         for (rank, _) in self.shards.iter().enumerate().filter(|(rank, _)| *rank != own) {
-            for (parcels, owner) in [(&mut sent, own), (&mut received, rank)] {
+            for (parcels, owner) in [(&mut outgoing, own), (&mut incoming, rank)] {
                 for range in self.shards[owner].ranges() {
                     parcels.push((rank, decoder.weights().view(range.start, &[range.len()])?));
                 }
             }
         }
-        exchange.swap(&sent, &received)
+        exchange.swap(&outgoing, &incoming)
     }
 }
 
@@ -97,7 +97,7 @@ impl Sharding {
 pub(super) struct Reduction<'a> {
     sharding: &'a Sharding,
     /// How many chunks have begun.
-    begun: usize,
+    next_chunk: usize,
     in_flight: Option<&'a Chunk>,
 }
 
@@ -111,7 +111,7 @@ impl Reduction<'_> {
 
     /// Exchanges and sums the remaining chunks, once all gradients are complete.
     pub(super) fn finish(mut self, decoder: &Decoder) -> Result<()> {
-        while self.in_flight.is_some() || self.begun < self.sharding.schedule.chunks.len() {
+        while self.in_flight.is_some() || self.next_chunk < self.sharding.schedule.chunks.len() {
             self.after_part(decoder, usize::MAX)?;
         }
         self.forward(decoder)
@@ -121,33 +121,33 @@ impl Reduction<'_> {
     fn forward(&self, decoder: &Decoder) -> Result<()> {
         let Sharding { schedule: ExchangeSchedule { forwarded, .. }, .. } = self.sharding;
         let Some(exchange) = self.sharding.ranks().exchange().filter(|_| !forwarded.is_empty()) else { return Ok(()) };
-        let (own, mut sent, mut received) = (exchange.rank_info().rank, Vec::new(), Vec::new());
+        let (own, mut outgoing, mut incoming) = (exchange.rank_info().rank, Vec::new(), Vec::new());
         for Forwarded { from, to, range } in forwarded {
             let gradients = || decoder.gradients().view(range.start, &[range.len()]);
             if *from == own {
-                sent.push((*to, gradients()?));
+                outgoing.push((*to, gradients()?));
             } else if *to == own {
-                received.push((*from, gradients()?));
+                incoming.push((*from, gradients()?));
             }
         }
-        exchange.swap(&sent, &received)
+        exchange.swap(&outgoing, &incoming)
     }
 
     fn begin_chunk(&mut self, decoder: &Decoder, part: usize) -> Result<()> {
         let Sharding { schedule: ExchangeSchedule { chunks, .. }, staging, .. } = self.sharding;
         let (Some(exchange), Some(staging)) = (self.sharding.ranks().exchange(), staging) else { return Ok(()) };
-        let Some(chunk) = chunks.get(self.begun).filter(|chunk| chunk.after <= part) else { return Ok(()) };
-        let (own, mut sent, mut received) = (exchange.rank_info().rank, Vec::new(), Vec::new());
+        let Some(chunk) = chunks.get(self.next_chunk).filter(|chunk| chunk.part <= part) else { return Ok(()) };
+        let (own, mut outgoing, mut incoming) = (exchange.rank_info().rank, Vec::new(), Vec::new());
         for (rank, ranges) in chunk.of_ranks.iter().enumerate().filter(|(rank, _)| *rank != own) {
             for range in ranges {
-                sent.push((rank, decoder.gradients().view(range.start, &[range.len()])?));
+                outgoing.push((rank, decoder.gradients().view(range.start, &[range.len()])?));
             }
             for (range, position) in positions(&chunk.of_ranks[own]) {
-                received.push((rank, row_part(staging, rank, own, position, range.len())?));
+                incoming.push((rank, row_part(staging, rank, own, position, range.len())?));
             }
         }
-        exchange.begin_swap(&sent, &received)?;
-        (self.begun, self.in_flight) = (self.begun + 1, Some(chunk));
+        exchange.begin_swap(&outgoing, &incoming)?;
+        (self.next_chunk, self.in_flight) = (self.next_chunk + 1, Some(chunk));
         Ok(())
     }
 

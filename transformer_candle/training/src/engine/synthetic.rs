@@ -70,7 +70,7 @@ impl SyntheticSteps {
         let (pool, device) = (self.engine.pool(), self.engine.device().clone());
         let mut run = || (0..steps).try_for_each(|_| self.step());
         // Operations are timed on the thread that calls them, which is the pool's.
-        let (done, times) = pool.install(|| timing::measure(&device, || Ok(run())))?;
-        done.map(|()| times)
+        let (outcome, times) = pool.install(|| timing::measure(&device, || Ok(run())))?;
+        outcome.map(|()| times)
     }
 }

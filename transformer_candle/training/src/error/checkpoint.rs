@@ -126,7 +126,7 @@ pub enum CheckpointError {
         "not enough room for the checkpoint of step {} in {directory}: it needs {}{}; \
          free some space or set runtime.checkpoint.directory to another disk (older checkpoints are untouched)",
         grouped(*step),
-        bytes(*needed),
+        bytes(*needed_bytes),
         free.map_or_else(String::new, |free| format!(", {} are free", bytes(free)))
     )]
     NoSpace {
@@ -135,7 +135,7 @@ pub enum CheckpointError {
         /// The step that was to be saved.
         step: u64,
         /// Bytes the checkpoint takes.
-        needed: u64,
+        needed_bytes: u64,
         /// Bytes free when asked beforehand; none where the disk filled up meanwhile.
         free: Option<u64>,
     },
@@ -143,14 +143,14 @@ pub enum CheckpointError {
     #[error(
         "no room for a checkpoint in {directory}: it takes {}, {} are free. Free space, train in a folder on another disk \
          (--run-dir, or ORCHESTRATE_RUNS_ROOT), or keep checkpoints elsewhere (runtime.checkpoint.directory)",
-        bytes(*needed),
+        bytes(*needed_bytes),
         bytes(*free)
     )]
     NoSpaceToTrain {
         /// The folder of checkpoints.
         directory: PathBuf,
         /// Bytes the checkpoint takes.
-        needed: u64,
+        needed_bytes: u64,
         /// Bytes that are free.
         free: u64,
     },
@@ -159,7 +159,7 @@ pub enum CheckpointError {
         "the system's limit on the size of a file (`ulimit -f`) does not allow the checkpoint of step {} in {directory}, \
          which takes {}: raise the limit (older checkpoints are untouched)",
         grouped(*step),
-        bytes(*needed)
+        bytes(*needed_bytes)
     )]
     FileSizeLimit {
         /// The folder of checkpoints.
@@ -167,7 +167,7 @@ pub enum CheckpointError {
         /// The step that was to be saved.
         step: u64,
         /// Bytes the checkpoint takes.
-        needed: u64,
+        needed_bytes: u64,
     },
     /// The operating system refused.
     #[error("cannot {action} {path}: {}", in_words(source))]

@@ -76,15 +76,15 @@ impl MemoryRequirement {
 
 impl fmt::Display for Shortage {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if let Some((needed, without)) = self.budget.data_stream
+        if let Some((needed_bytes, free_bytes)) = self.budget.data_stream
             && self.fits.is_empty()
-            && self.smallest.bytes <= without
+            && self.smallest.bytes <= free_bytes
         {
-            let (needed, without) = (bytes(needed), bytes(without));
+            let (needed_bytes, free_bytes) = (bytes(needed_bytes), bytes(free_bytes));
             return write!(
                 f,
-                "the data stream of this run does not fit: it needs {needed} of the {without} free on this machine, \
-                 and the model's buffers {}. Lower data.num_workers or data.shuffle_buffer_size",
+                "the data stream of this run does not fit: it needs {needed_bytes} of the {free_bytes} free on this \
+                 machine, and the model's buffers {}. Lower data.num_workers or data.shuffle_buffer_size",
                 bytes(self.asked.bytes)
             );
         }

@@ -34,10 +34,10 @@ fn does_not_fit(error: TrainerError, config: &RunConfig, stages: &[StepOf<'_>], 
     if !error.is_out_of_memory() {
         return error;
     }
-    let left = PlanTarget::open(device)
+    let target = PlanTarget::open(device)
         .ok()
         .and_then(|target| budget::here(config, Limit::of_config(config), &target, &ThisMachine));
-    left.map_or(error, |mut budget| {
+    target.map_or(error, |mut budget| {
         budget.bytes = budget.bytes.min(Parts::count(stages).1.bytes() - 1);
         TrainerError::OutOfMemory(Box::new(fit::shortage(stages, &budget)))
     })

@@ -28,7 +28,7 @@ pub(super) fn available_memory(threads: usize) -> Option<AvailableMemory> {
 struct Limit {
     bytes: Option<u64>,
     /// The line of `/proc/self/status` with the bytes of it that are in use.
-    used: &'static str,
+    usage_line: &'static str,
     /// Bytes of it that threads will reserve.
     reserved: u64,
     origin: &'static str,
@@ -39,8 +39,8 @@ fn limits(address_space: Option<u64>, data: Option<u64>, threads: usize) -> [Lim
     let address_space_origin = "left of the address space that `ulimit -v` allows, less what threads reserve";
     let data_origin = "left of the data that `ulimit -d` allows";
     [
-        Limit { bytes: address_space, used: "VmSize:", reserved, origin: address_space_origin },
-        Limit { bytes: data, used: "VmData:", reserved: 0, origin: data_origin },
+        Limit { bytes: address_space, usage_line: "VmSize:", reserved, origin: address_space_origin },
+        Limit { bytes: data, usage_line: "VmData:", reserved: 0, origin: data_origin },
     ]
 }
 
@@ -53,9 +53,9 @@ fn available_under(root: &Path, limits: &[Limit]) -> Option<AvailableMemory> {
         .into_iter()
         .map(|bytes| AvailableMemory { bytes, origin: "left of what this process's control group allows" });
     let status = read("proc/self/status");
-    let limits = limits.iter().filter_map(|&Limit { bytes, used, reserved, origin }| {
-        let used = kibibytes(&status, used).unwrap_or(0);
-        Some(AvailableMemory { bytes: bytes?.saturating_sub(used).saturating_sub(reserved), origin })
+    let limits = limits.iter().filter_map(|&Limit { bytes, usage_line, reserved, origin }| {
+        let used_bytes = kibibytes(&status, usage_line).unwrap_or(0);
+        Some(AvailableMemory { bytes: bytes?.saturating_sub(used_bytes).saturating_sub(reserved), origin })
     });
     machine.into_iter().chain(groups).chain(limits).min_by_key(|available| available.bytes)
 }

@@ -13,26 +13,26 @@ pub(super) struct Segment {
 /// Draws `[WWGGGGOOOOOOOOAAA......]`: each category by its letter, `.` for what is left. What does not fit stands
 /// behind the bracket.
 pub(super) fn bar(segments: &[Segment], available: u64) -> String {
-    let needed: u64 = segments.iter().map(|segment| segment.bytes).sum();
-    let scale = needed.max(available).max(1);
+    let total: u64 = segments.iter().map(|segment| segment.bytes).sum();
+    let scale = total.max(available).max(1);
     let at = |bytes: u64| (u128::from(bytes) * u128::from(WIDTH) + u128::from(scale) / 2) / u128::from(scale);
-    let (mut text, mut end, mut drawn) = (String::new(), 0, 0);
+    let (mut text, mut end, mut width) = (String::new(), 0, 0);
     let limit = at(available);
-    let push = |letter, text: &mut String, drawn: &mut u128| {
-        if *drawn == limit {
+    let push = |letter, text: &mut String, width: &mut u128| {
+        if *width == limit {
             text.push(']');
         }
         text.push(letter);
-        *drawn += 1;
+        *width += 1;
     };
     for segment in segments {
         end += segment.bytes;
-        while drawn < at(end) {
-            push(segment.letter, &mut text, &mut drawn);
+        while width < at(end) {
+            push(segment.letter, &mut text, &mut width);
         }
     }
-    while drawn < limit {
-        push('.', &mut text, &mut drawn);
+    while width < limit {
+        push('.', &mut text, &mut width);
     }
     if !text.contains(']') {
         text.push(']');

@@ -47,10 +47,10 @@ fn cores() -> usize {
 ///
 /// # Errors
 /// [`TrainerError::NoRoom`] that names the purpose.
-pub fn require_room(needed: u64, device: &Device, purpose: impl FnOnce() -> String) -> Result<()> {
+pub fn require_room(needed_bytes: u64, device: &Device, purpose: impl FnOnce() -> String) -> Result<()> {
     match Budget::for_inference() {
-        Some(budget) if device.as_cuda().is_none() && budget.bytes < needed => {
-            Err(TrainerError::NoRoom { purpose: purpose(), needed, budget })
+        Some(budget) if device.as_cuda().is_none() && budget.bytes < needed_bytes => {
+            Err(TrainerError::NoRoom { purpose: purpose(), needed_bytes, budget })
         }
         _ => Ok(()),
     }
@@ -167,8 +167,8 @@ impl Budget {
 
     /// The limit less what is in use on the GPU: it holds for everything there, by others too.
     fn remaining_limit(Limit { bytes, name }: Limit, gpu: &GpuMemory) -> Self {
-        let taken = gpu.free.map_or(0, |free| gpu.total.saturating_sub(free));
-        let remaining = bytes.bytes().saturating_sub(taken);
+        let used_bytes = gpu.free.map_or(0, |free| gpu.total.saturating_sub(free));
+        let remaining = bytes.bytes().saturating_sub(used_bytes);
         Self::new(remaining, format!("{name}: {bytes}, less what is in use on {}", gpu.name))
     }
 
@@ -188,11 +188,15 @@ impl Budget {
         Some(Self::minus_data_stream(bytes, origin, dataset::memory_bound(&config.data)))
     }
 
-    /// Returns the budget that a data stream of `needed` bytes leaves of `free` bytes.
-    pub(crate) fn minus_data_stream(free: u64, origin: &str, needed: u64) -> Self {
-        let without = free.saturating_sub(HOST_BASE_BYTES);
+    /// Returns the budget that a data stream of `stream_bytes` bytes leaves of `free` bytes.
+    pub(crate) fn minus_data_stream(free: u64, origin: &str, stream_bytes: u64) -> Self {
+        let usable_bytes = free.saturating_sub(HOST_BASE_BYTES);
         let origin = format!("{origin}, less the data stream");
-        Self { bytes: without.saturating_sub(needed), origin, data_stream: Some((needed, without)) }
+        Self {
+            bytes: usable_bytes.saturating_sub(stream_bytes),
+            origin,
+            data_stream: Some((stream_bytes, usable_bytes)),
+        }
     }
 
     /// Returns the budget of inference on this machine's CPU, where no data are streamed.

@@ -250,8 +250,8 @@ mod tests {
             (&adapters, "adamw::step", layers),
             (&adapters, "grad_norm::forward", layers),
         ] {
-            let grown = growth.of(operation);
-            assert!((grown / expected - 1.0).abs() < 1e-9, "{operation}: {grown}");
+            let factor = growth.of(operation);
+            assert!((factor / expected - 1.0).abs() < 1e-9, "{operation}: {factor}");
         }
     }
 }

@@ -171,9 +171,9 @@ impl MemoryPlan {
         let segments: Vec<Segment> = self
             .bytes_by_category
             .iter()
-            .scan(Vec::new(), |taken: &mut Vec<char>, category| {
-                let letter = letter(&category.category, taken);
-                taken.push(letter);
+            .scan(Vec::new(), |letters: &mut Vec<char>, category| {
+                let letter = letter(&category.category, letters);
+                letters.push(letter);
                 Some(Segment { letter, bytes: category.bytes })
             })
             .collect();
@@ -281,7 +281,7 @@ fn exchange(exchange: &ExchangeSpeed) -> String {
 }
 
 fn option(option: &FitOption) -> String {
-    let FitOption { name, changes, bytes: needed, saves_bytes, fits, relative_speed, costs } = option;
+    let FitOption { name, changes, bytes: needed_bytes, saves_bytes, fits, relative_speed, costs } = option;
     let keys: Vec<String> = changes.iter().map(super::Change::as_override).collect();
     let speed = relative_speed.map(|speed| match 100.0 * (speed - 1.0) {
         percent @ 0.5.. => format!(", {percent:.0} % faster"),
@@ -289,15 +289,15 @@ fn option(option: &FitOption) -> String {
         _ => ", as fast".to_owned(),
     });
     let verdict = if *fits { "fits" } else { "not enough" };
-    let (saves, needs, speed) = (bytes(*saves_bytes), bytes(*needed), speed.unwrap_or_default());
+    let (saves, needs, speed) = (bytes(*saves_bytes), bytes(*needed_bytes), speed.unwrap_or_default());
     let what = format!("  {name:<20} {verdict:<10}  saves {saves:>8}, needs {needs:>8}{speed}");
     format!("{what}\n  {:<20} {}: {costs}", "", keys.join(" "))
 }
 
 /// The first letter of a category that no other has, capital.
-fn letter(category: &str, taken: &[char]) -> char {
+fn letter(category: &str, used_letters: &[char]) -> char {
     let letters = category.chars().filter(char::is_ascii_alphabetic).map(|letter| letter.to_ascii_uppercase());
-    letters.into_iter().find(|letter| !taken.contains(letter)).unwrap_or('#')
+    letters.into_iter().find(|letter| !used_letters.contains(letter)).unwrap_or('#')
 }
 
 /// Formats the share of the optimizer's GEMMs, which cost the same whatever the tokens per step.
@@ -323,10 +323,10 @@ fn training_time(training: &TrainingTime) -> Option<String> {
 fn cost(cost: &Cost, ranks: Option<u64>) -> String {
     let in_all = if ranks.is_some_and(|ranks| ranks > 1) { " in all" } else { "" };
     let amounts = |[most, least]: [f64; 2]| range(&money(least), &money(most));
-    let power = cost.kilowatt_hours.zip(cost.watts).map(|(used, watts)| {
+    let power = cost.kilowatt_hours.zip(cost.watts).map(|(energy, watts)| {
         let price = cost.electricity.map(|price| format!(", {}", amounts(price)));
         let watts = grouped(watts.round() as u64);
-        format!("electricity: {} kWh at {watts} W{in_all}{}", amounts(used), price.unwrap_or_default())
+        format!("electricity: {} kWh at {watts} W{in_all}{}", amounts(energy), price.unwrap_or_default())
     });
     let power =
         power.or_else(|| cost.power_is_unknown.then(|| "electricity: add --watts, what this machine draws".into()));

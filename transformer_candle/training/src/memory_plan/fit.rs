@@ -27,13 +27,13 @@ pub(super) fn micro_batches(
     device: DeviceKind,
     rank_info: RankInfo,
 ) -> Vec<usize> {
-    let given = |config: &RunConfig| match config.data.batch_size {
+    let fixed_size = |config: &RunConfig| match config.data.batch_size {
         BatchSize::Fixed(sequences) => Some(sequences),
         BatchSize::Auto => None,
     };
-    let mut chosen: Vec<usize> = stages.iter().map(|config| given(config).unwrap_or(1)).collect();
+    let mut chosen: Vec<usize> = stages.iter().map(|config| fixed_size(config).unwrap_or(1)).collect();
     let available = budget.map_or(u64::MAX, |budget| budget.bytes);
-    for (stage, config) in stages.iter().enumerate().filter(|(_, config)| given(config).is_none()) {
+    for (stage, config) in stages.iter().enumerate().filter(|(_, config)| fixed_size(config).is_none()) {
         let activation_recompute = config.runtime.activation_recompute;
         let settings = |micro_batch| EngineSettings { micro_batch, activation_recompute, device, rank_info };
         let steps: Vec<_> = stages
@@ -88,12 +88,12 @@ pub(super) fn largest(
     (1..=most.micro_batch.min(sequences))
         .rev()
         .filter(|micro_batch| sequences.is_multiple_of(*micro_batch))
-        .map(|micro_batch| needed(steps, stage, EngineSettings { micro_batch, ..most }))
+        .map(|micro_batch| requirement(steps, stage, EngineSettings { micro_batch, ..most }))
         .find(|fit| fit.bytes <= available)
 }
 
 /// Returns what the run needs if one of its stages has these settings; all stages use the same recompute mode.
-fn needed(steps: &[StepOf<'_>], stage: usize, settings: EngineSettings) -> MemoryRequirement {
+fn requirement(steps: &[StepOf<'_>], stage: usize, settings: EngineSettings) -> MemoryRequirement {
     let EngineSettings { micro_batch, activation_recompute, .. } = settings;
     let mut steps = steps.to_vec();
     for step in &mut steps {
@@ -112,22 +112,23 @@ pub(super) fn largest_stage(steps: &[StepOf<'_>]) -> usize {
 /// Describes why a run with these settings does not fit, and what would. Of a run in stages it names the largest one.
 pub(super) fn shortage(steps: &[StepOf<'_>], budget: &Budget) -> Shortage {
     let stage = largest_stage(steps);
-    let asked = steps[stage].settings;
+    let requested_settings = steps[stage].settings;
     let mut fits: Vec<MemoryRequirement> = RECOMPUTES
         .into_iter()
-        .skip_while(|recompute| *recompute != asked.activation_recompute)
+        .skip_while(|recompute| *recompute != requested_settings.activation_recompute)
         .filter_map(|activation_recompute| {
-            largest(steps, stage, EngineSettings { activation_recompute, ..asked }, budget.bytes)
+            largest(steps, stage, EngineSettings { activation_recompute, ..requested_settings }, budget.bytes)
         })
         .collect();
     // Recomputing more is worth it only for a larger micro-batch.
     fits.dedup_by(|more, less| more.micro_batch <= less.micro_batch);
-    let smallest = EngineSettings { micro_batch: 1, activation_recompute: ActivationRecompute::Block, ..asked };
+    let smallest =
+        EngineSettings { micro_batch: 1, activation_recompute: ActivationRecompute::Block, ..requested_settings };
     Shortage {
         stage: (steps.len() > 1).then_some(stage),
-        asked: needed(steps, stage, asked),
+        asked: requirement(steps, stage, requested_settings),
         budget: budget.clone(),
         fits,
-        smallest: needed(steps, stage, smallest),
+        smallest: requirement(steps, stage, smallest),
     }
 }

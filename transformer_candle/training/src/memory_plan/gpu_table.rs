@@ -211,8 +211,8 @@ impl FromStr for PlanGpu {
             return Ok(Self::This);
         }
         let names = || GPUS.map(|gpu| gpu.key).join(", ");
-        let found = GPUS.iter().find(|gpu| gpu.key.eq_ignore_ascii_case(text));
-        found.map(Self::Named).ok_or_else(|| format!("must be one of {} or this", names()))
+        let gpu = GPUS.iter().find(|gpu| gpu.key.eq_ignore_ascii_case(text));
+        gpu.map(Self::Named).ok_or_else(|| format!("must be one of {} or this", names()))
     }
 }
 

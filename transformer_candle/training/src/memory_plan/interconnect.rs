@@ -74,11 +74,11 @@ impl Network {
     pub(super) fn new(link: Link, nodes: usize, interconnect: Option<Interconnect>) -> Self {
         let inside = Self { name: link.name.to_owned(), bytes_per_second: link.bytes_per_second };
         let Some(Interconnect { bytes_per_second: nominal }) = interconnect else { return inside };
-        let between = Self {
+        let network = Self {
             name: format!("{} Gb/s", (nominal * 8e-9 * 100.0).round() / 100.0),
             bytes_per_second: NOMINAL_FRACTIONS.map(|fraction| fraction * nominal),
         };
-        if nodes == 1 || between.bytes_per_second[1] < inside.bytes_per_second[1] { between } else { inside }
+        if nodes == 1 || network.bytes_per_second[1] < inside.bytes_per_second[1] { network } else { inside }
     }
 
     /// Returns the seconds in which each rank sends and receives so many bytes.
@@ -149,8 +149,8 @@ mod tests {
         assert_eq!(Network::new(NVLINK_4, 1, None).name, "NVLink 4");
         assert_eq!(Network::new(NVLINK_4, 8, rate("400Gb/s")).name, "400 Gb/s");
         assert_eq!(Network::new(PCIE_4, 8, rate("3.2Tb/s")).name, "PCIe 4.0 x16");
-        let given = Network::new(PCIE_4, 1, rate("50GB/s"));
-        near(given.seconds(90e9)[1], 2.0);
-        near(given.seconds(70e9)[0], 2.0);
+        let network = Network::new(PCIE_4, 1, rate("50GB/s"));
+        near(network.seconds(90e9)[1], 2.0);
+        near(network.seconds(70e9)[0], 2.0);
     }
 }

@@ -159,7 +159,7 @@ impl<'a> MicroBatch<'a> {
         let rotated = self.rows(heads.query_width() + heads.key_width());
         let operation = |kernel, count, bytes| pass((kernel, ""), count, bytes);
         // The first norm has nothing to add. A recomputed block has the sum before its first norm.
-        let again = if recomputes { 2.0 * layers } else { 0.0 };
+        let recomputed_norms = if recomputes { 2.0 * layers } else { 0.0 };
         let forwards = layers + recomputed_blocks;
         // Rotated are the normed heads, which are not kept.
         let rotations = if recomputes && architecture.has_qk_norm() { forwards + layers } else { forwards };
@@ -169,7 +169,7 @@ impl<'a> MicroBatch<'a> {
             operation("add_rms_norm::forward", 1.0, 2.0 * row),
             operation("add_rms_norm::forward_add", 2.0 * layers - 1.0 + recomputed_blocks, 4.0 * row),
             operation("add_rms_norm::backward", 2.0 * layers, 4.0 * row),
-            operation("add_rms_norm::normalize", again + recomputed_blocks, 2.0 * row),
+            operation("add_rms_norm::normalize", recomputed_norms + recomputed_blocks, 2.0 * row),
             operation("rope::forward", rotations, 2.0 * rotated),
             operation("rope::backward", layers, 2.0 * rotated),
             operation("swiglu::forward", layers, 3.0 * wide),

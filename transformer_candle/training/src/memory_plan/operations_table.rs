@@ -108,15 +108,15 @@ impl StepOperations {
     /// The operations of a step of this speed; `rates` are its optimistic ones, and `scale` what the roofline's seconds
     /// are multiplied with.
     pub(super) fn new(roofline: &Roofline, rates: &Rates, scale: f64, speed: &Speed) -> Self {
-        let mut named: Vec<(String, Vec<&Operation>)> = Vec::new();
+        let mut by_name: Vec<(String, Vec<&Operation>)> = Vec::new();
         for operation in &roofline.operations {
             let name = operation.name();
-            match named.iter_mut().find(|(other, _)| *other == name) {
+            match by_name.iter_mut().find(|(other, _)| *other == name) {
                 Some((_, operations)) => operations.push(operation),
-                None => named.push((name, vec![operation])),
+                None => by_name.push((name, vec![operation])),
             }
         }
-        let rows = named.iter().map(|(_, operations)| OperationRow::new(operations, rates, scale));
+        let rows = by_name.iter().map(|(_, operations)| OperationRow::new(operations, rates, scale));
         let exchange = speed.exchange.as_ref();
         let exchange =
             exchange.map(|exchange| OperationRow::of_exchange(exchange.bytes_per_rank, exchange.exposed_seconds[1]));

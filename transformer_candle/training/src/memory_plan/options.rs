@@ -173,7 +173,7 @@ impl Variant {
     }
 
     /// The keys in which the two differ.
-    fn changes_from(&self, before: &Self) -> Vec<Change> {
+    fn changes_from(&self, original: &Self) -> Vec<Change> {
         let keys: [KeyOfVariant; 10] = [
             ("lora.rank", |variant| text_of(variant.config.lora.rank)),
             ("lora.alpha", |variant| text_of(variant.config.lora.alpha)),
@@ -187,7 +187,7 @@ impl Variant {
             ("runtime.activation_recompute", |variant| recompute(variant.settings.activation_recompute).to_owned()),
         ];
         let change = |(key, value): KeyOfVariant| {
-            let (from, to) = (value(before), value(self));
+            let (from, to) = (value(original), value(self));
             (from != to).then_some(Change { key, from, to })
         };
         keys.into_iter().filter_map(change).collect()
@@ -226,21 +226,21 @@ fn has_free_sizes(config: &RunConfig) -> bool {
 
 /// Lists what could be changed, one thing at a time, each as far as it has to be to fit or else as far as it goes.
 pub(super) fn list(step: StepOf<'_>, budget: &Budget, model: Option<&SpeedModel>) -> Vec<FitOption> {
-    let asked = Variant::from_step(step);
-    let (bytes, seconds) = (asked.bytes(), model.map(|model| model.speed(asked.step()).tokens_per_second[1]));
+    let original = Variant::from_step(step);
+    let (bytes, seconds) = (original.bytes(), model.map(|model| model.speed(original.step()).tokens_per_second[1]));
     let sequences = step.config.data.sequences_per_step / step.settings.rank_info.world_size;
     let free_sizes = has_free_sizes(step.config);
     let divisors = (1..step.settings.micro_batch).rev().filter(|micro_batch| sequences.is_multiple_of(*micro_batch));
     let more_frugal = RECOMPUTES.into_iter().skip_while(|mode| *mode != step.settings.activation_recompute).skip(1);
-    let layers = if free_sizes { (1..asked.shape.num_layers).rev() } else { (0..0).rev() };
-    let kv_heads = asked.fewer_kv_heads().filter(|_| free_sizes);
+    let layers = if free_sizes { (1..original.shape.num_layers).rev() } else { (0..0).rev() };
+    let kv_heads = original.fewer_kv_heads().filter(|_| free_sizes);
     let option = |name, costs, variant: Option<Variant>| {
         let variant = variant?;
         let with = variant.bytes();
         let speed = model.map(|model| model.speed(variant.step()).tokens_per_second[1]);
         Some(FitOption {
             name,
-            changes: variant.changes_from(&asked),
+            changes: variant.changes_from(&original),
             bytes: with,
             saves_bytes: bytes.saturating_sub(with),
             fits: with <= budget.bytes,
@@ -252,29 +252,29 @@ pub(super) fn list(step: StepOf<'_>, budget: &Budget, model: Option<&SpeedModel>
         option(
             "adapters (LoRA)",
             "fewer parameters learn; at a learning rate ten times as high",
-            first_that_fits(asked.adapters().into_iter(), budget),
+            first_that_fits(original.adapters().into_iter(), budget),
         ),
-        option("smaller rank", "adapters that can learn less", first_that_fits(asked.smaller_ranks(), budget)),
+        option("smaller rank", "adapters that can learn less", first_that_fits(original.smaller_ranks(), budget)),
         option(
             "shorter sequences",
             "less context; the same tokens per step",
-            first_that_fits(asked.halvings(), budget),
+            first_that_fits(original.halvings(), budget),
         ),
         option("fewer KV heads", "a slightly weaker model", first_that_fits(kv_heads, budget)),
         option(
             "smaller micro-batch",
             "more accumulation; the result is the same up to rounding",
-            first_that_fits(divisors.map(|micro_batch| asked.clone().micro_batch(micro_batch)), budget),
+            first_that_fits(divisors.map(|micro_batch| original.clone().micro_batch(micro_batch)), budget),
         ),
         option(
             "more recomputation",
             "the result is the same",
-            first_that_fits(more_frugal.map(|mode| asked.clone().recompute(mode)), budget),
+            first_that_fits(more_frugal.map(|mode| original.clone().recompute(mode)), budget),
         ),
         option(
             "smaller model",
             "a weaker model",
-            first_that_fits(layers.map(|layers| asked.clone().layers(layers)), budget),
+            first_that_fits(layers.map(|layers| original.clone().layers(layers)), budget),
         ),
     ];
     options.into_iter().flatten().collect()
@@ -284,24 +284,25 @@ pub(super) fn list(step: StepOf<'_>, budget: &Budget, model: Option<&SpeedModel>
 /// is, the fastest of them; then shorter sequences, adapters of a smaller rank or instead of all weights, fewer KV heads,
 /// fewer layers. None if nothing is enough.
 pub(super) fn fitting_changes(step: StepOf<'_>, budget: &Budget, model: Option<&SpeedModel>) -> Option<Vec<Change>> {
-    let asked = Variant::from_step(step);
-    let halved: Vec<Variant> = asked.halvings().take(MOST_HALVINGS as usize).collect();
+    let original = Variant::from_step(step);
+    let halved: Vec<Variant> = original.halvings().take(MOST_HALVINGS as usize).collect();
     let shorter = || halved.iter().cloned();
     let free_sizes = has_free_sizes(step.config);
-    let kv_heads = || asked.fewer_kv_heads().filter(|_| free_sizes);
-    let layers = || (1..asked.shape.num_layers).rev().filter(|_| free_sizes).map(|layers| asked.clone().layers(layers));
-    let shortest = halved.last().cloned().unwrap_or_else(|| asked.clone());
-    let ranks = || asked.smaller_ranks().chain(shortest.smaller_ranks());
+    let kv_heads = || original.fewer_kv_heads().filter(|_| free_sizes);
+    let layers =
+        || (1..original.shape.num_layers).rev().filter(|_| free_sizes).map(|layers| original.clone().layers(layers));
+    let shortest = halved.last().cloned().unwrap_or_else(|| original.clone());
+    let ranks = || original.smaller_ranks().chain(shortest.smaller_ranks());
     let adapters = || {
-        asked.adapters().into_iter().flat_map(|variant| {
+        original.adapters().into_iter().flat_map(|variant| {
             let shorter: Vec<Variant> = variant.halvings().take(MOST_HALVINGS as usize).collect();
             std::iter::once(variant).chain(shorter)
         })
     };
-    let same_model = std::iter::once(asked.clone()).chain(shorter()).chain(ranks()).chain(adapters());
+    let same_model = std::iter::once(original.clone()).chain(shorter()).chain(ranks()).chain(adapters());
     let variants = same_model.chain(kv_heads()).chain(layers());
-    let chosen = variants.into_iter().find_map(|variant| fastest(&variant, budget, model))?;
-    Some(chosen.changes_from(&asked))
+    let best_variant = variants.into_iter().find_map(|variant| fastest(&variant, budget, model))?;
+    Some(best_variant.changes_from(&original))
 }
 
 /// The fastest micro-batch and recompute mode with which a variant fits; without a speed the largest micro-batch that
@@ -309,11 +310,11 @@ pub(super) fn fitting_changes(step: StepOf<'_>, budget: &Budget, model: Option<&
 fn fastest(variant: &Variant, budget: &Budget, model: Option<&SpeedModel>) -> Option<Variant> {
     let micro_batch = fit::most_sequences(&variant.config, variant.settings.device);
     let modes = RECOMPUTES.into_iter().skip_while(|mode| *mode != variant.settings.activation_recompute);
-    let fitting = modes.filter_map(|activation_recompute| {
+    let variants = modes.filter_map(|activation_recompute| {
         let most = EngineSettings { micro_batch, activation_recompute, ..variant.settings };
         let fit = fit::largest(&[variant.step()], 0, most, budget.bytes)?;
         Some(variant.clone().recompute(activation_recompute).micro_batch(fit.micro_batch))
     });
-    let Some(model) = model else { return fitting.into_iter().next() };
-    fitting.min_by(|a, b| model.step_seconds(a.step())[1].total_cmp(&model.step_seconds(b.step())[1]))
+    let Some(model) = model else { return variants.into_iter().next() };
+    variants.min_by(|a, b| model.step_seconds(a.step())[1].total_cmp(&model.step_seconds(b.step())[1]))
 }

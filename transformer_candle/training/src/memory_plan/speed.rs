@@ -116,11 +116,11 @@ impl SpeedModel {
         if let Some(spec) = GpuSpec::find(&gpu.name, gpu.total) {
             return Some(Self::of_spec(spec, config));
         }
-        let (peak, known) = (gpu.peak?, GpuSpec::rtx_5090());
-        let mut model = Self::of_spec(known, config);
+        let (peak, reference) = (gpu.peak?, GpuSpec::rtx_5090());
+        let mut model = Self::of_spec(reference, config);
         for rates in &mut model.rates {
-            rates.flops *= peak / known.bf16_flops();
-            rates.bytes_per_second *= peak / known.bf16_flops();
+            rates.flops *= peak / reference.bf16_flops();
+            rates.bytes_per_second *= peak / reference.bf16_flops();
         }
         let (name, teraflops) = (&gpu.name, peak / 1e12);
         model.origin = format!("for the {teraflops:.1} TFLOP/s of {name}, by the roofline of an RTX 5090 so fast");

@@ -38,35 +38,35 @@ impl PlanTarget {
     ///
     /// # Errors
     /// [`TrainerError::Request`] where a GPU is named and the model needs a CPU.
-    pub(super) fn choose(config: &RunConfig, asked: Option<PlanGpu>, machine: &impl Machine) -> Result<Self> {
+    pub(super) fn choose(config: &RunConfig, requested_gpu: Option<PlanGpu>, machine: &impl Machine) -> Result<Self> {
         let refusal = refusal(config)?;
-        if let (Some(PlanGpu::Named(gpu)), Some(clause)) = (asked, &refusal) {
+        if let (Some(PlanGpu::Named(gpu)), Some(clause)) = (requested_gpu, &refusal) {
             let message =
                 format!("--gpu {}: this model needs a CPU, a GPU {clause}. Change the model's sizes", gpu.key);
             return Err(TrainerError::Request(message));
         }
-        if let Some(PlanGpu::Named(gpu)) = asked {
+        if let Some(PlanGpu::Named(gpu)) = requested_gpu {
             return Ok(Self::Named(gpu));
         }
-        let stays_here = asked == Some(PlanGpu::This);
+        let stays_here = requested_gpu == Some(PlanGpu::This);
         let device = config.runtime.device;
         let gpus = if device == run_config::Device::Cpu { Vec::new() } else { machine.gpus() };
         let usable = |ordinal| gpus.iter().find(|gpu: &&Gpu| gpu.ordinal == ordinal && gpu.refusal().is_none());
-        let found = |ordinal| usable(ordinal).map(|gpu| Self::Gpu(machine.look_at(gpu)));
+        let gpu_target = |ordinal| usable(ordinal).map(|gpu| Self::Gpu(machine.look_at(gpu)));
         let assumed = Self::Assumed(GpuSpec::rtx_5090());
         let cpu = || machine.matmul_speed(config).map(|speed| Self::Cpu(Some(speed)));
         match (device, refusal) {
             (run_config::Device::Cpu, _) | (run_config::Device::Auto, Some(_)) => cpu(),
             (run_config::Device::Cuda(_), Some(clause)) => Err(TrainerError::Request(device::refused(device, &clause))),
-            (run_config::Device::Cuda(ordinal), None) => match found(ordinal) {
+            (run_config::Device::Cuda(ordinal), None) => match gpu_target(ordinal) {
                 None if stays_here => Err(TrainerError::Request(format!(
                     "--gpu this: there is no usable GPU {device} here, and runtime.device asks for one. Name a GPU, as in \
                      `--gpu rtx5090`, or add `--override runtime.device=cpu`"
                 ))),
-                found => Ok(found.unwrap_or(assumed)),
+                target => Ok(target.unwrap_or(assumed)),
             },
-            (run_config::Device::Auto, None) => match found(0) {
-                Some(found) => Ok(found),
+            (run_config::Device::Auto, None) => match gpu_target(0) {
+                Some(target) => Ok(target),
                 None if stays_here => cpu(),
                 None => {
                     let speed = machine.matmul_speed(config)?;
@@ -119,8 +119,8 @@ impl PlanTarget {
             Self::Gpu(gpu) => (Some(gpu.total), gpu.peak),
             Self::Named(spec) | Self::Assumed(spec) => (Some(spec.memory_bytes), Some(spec.bf16_flops())),
         };
-        let assumed = matches!(self, Self::Assumed(_));
-        PlannedDevice { name: self.name(machine), memory_bytes, bf16_flops, gpu: spec, assumed }
+        let is_assumed = matches!(self, Self::Assumed(_));
+        PlannedDevice { name: self.name(machine), memory_bytes, bf16_flops, gpu: spec, assumed: is_assumed }
     }
 
     /// Connects a model's speeds to a network of several ranks, each on a GPU like this or all on this CPU. The link of

@@ -199,7 +199,9 @@ fn llama_3_1_8b(rank: Option<usize>, recompute: ActivationRecompute) -> MemoryPl
 #[test]
 fn an_8b_model_with_adapters_fits_an_rtx_5090() {
     let gigabytes = |bytes: u64| bytes as f64 / 1e9;
-    let near = |bytes: u64, said: f64| assert!((gigabytes(bytes) - said).abs() < 0.006, "{} {said}", gigabytes(bytes));
+    let near = |bytes: u64, expected: f64| {
+        assert!((gigabytes(bytes) - expected).abs() < 0.006, "{} {expected}", gigabytes(bytes))
+    };
     let plan = llama_3_1_8b(Some(16), ActivationRecompute::Selective);
     insta::assert_snapshot!(plan);
     assert_eq!((plan.parameters, plan.trainable_parameters), (8_030_261_248, 41_943_040));
@@ -231,7 +233,7 @@ fn recomputing_reduces_saved_activations() {
         let plan = plan_of(&run_of("rtx5090_1b", &[&recompute, "data.batch_size=1"])).unwrap();
         bytes_of(&plan, "saved activations") as f64 / 1e9
     };
-    let near = |bytes: f64, said: f64| (bytes - said).abs() < 0.06 * said;
+    let near = |bytes: f64, expected: f64| (bytes - expected).abs() < 0.06 * expected;
     let (all, selective, block) = (saved("none"), saved("selective"), saved("block"));
     assert!(near(all, 3.1) && near(selective, 2.1) && block < 0.65, "{all} {selective} {block}");
 }
@@ -323,8 +325,8 @@ fn a_measured_step_replaces_the_prediction() {
         assert_eq!((speed.source, speed.step_seconds), (SpeedSource::Bench, [10.0; 2]), "{name}");
         assert_eq!(speed.origin, "as `bench` measured it here on 1970-01-01");
     }
-    let named = plan_on(&run, &request("rtx5090"), &machine("NVIDIA GeForce RTX 5090")).unwrap().speed.unwrap();
-    assert_eq!(named.source, SpeedSource::Roofline, "another machine's GPU was not measured");
+    let prediction = plan_on(&run, &request("rtx5090"), &machine("NVIDIA GeForce RTX 5090")).unwrap().speed.unwrap();
+    assert_eq!(prediction.source, SpeedSource::Roofline, "another machine's GPU was not measured");
     let unmeasured = FakeMachine { measured: None, ..machine("an unknown GPU") };
     assert_eq!(plan_on(&run, &PlanRequest::default(), &unmeasured).unwrap().speed, None);
 }

@@ -69,15 +69,21 @@ impl TrainingTime {
 }
 
 impl Cost {
-    /// The cost of a run of `seconds` seconds on `paid` GPUs, or machines without GPUs; none where nothing is known
+    /// The cost of a run of `seconds` seconds on `gpu_count` GPUs, or machines without GPUs; none where nothing is known
     /// that could be paid for.
-    pub(super) fn new(seconds: [f64; 2], board_watts: Option<f64>, paid: usize, request: &PlanRequest) -> Option<Self> {
+    pub(super) fn new(
+        seconds: [f64; 2],
+        board_watts: Option<f64>,
+        gpu_count: usize,
+        request: &PlanRequest,
+    ) -> Option<Self> {
         let hours = seconds.map(|seconds| seconds / 3600.0);
-        let paid = paid as f64;
-        let watts = request.watts.or(board_watts).map(|watts| watts * paid);
+        let gpu_count = gpu_count as f64;
+        let watts = request.watts.or(board_watts).map(|watts| watts * gpu_count);
         let kilowatt_hours = watts.map(|watts| hours.map(|hours| hours * watts / 1000.0));
-        let electricity = kilowatt_hours.zip(request.price_per_kwh).map(|(used, price)| used.map(|kwh| kwh * price));
-        let rent = request.price_per_hour.map(|price| hours.map(|hours| hours * price * paid));
+        let electricity =
+            kilowatt_hours.zip(request.price_per_kwh).map(|(energy, price)| energy.map(|kwh| kwh * price));
+        let rent = request.price_per_hour.map(|price| hours.map(|hours| hours * price * gpu_count));
         let power_is_unknown = watts.is_none() && request.price_per_kwh.is_some();
         let is_known = watts.is_some() || rent.is_some() || power_is_unknown;
         is_known.then_some(Self { watts, kilowatt_hours, electricity, rent, power_is_unknown })

@@ -161,12 +161,12 @@ mod tests {
     #[test]
     fn staging_files_of_a_killed_writer_are_removed() {
         let run = tempfile::tempdir().unwrap();
-        let left = [".rewound.tmp-42".to_owned(), format!(".{FILE}.former.tmp-42")];
-        let kept = format!(".{FILE}.tmp-42");
-        left.iter().chain([&kept]).for_each(|name| fs::write(run.path().join(name), "half").unwrap());
+        let leftovers = [".rewound.tmp-42".to_owned(), format!(".{FILE}.former.tmp-42")];
+        let other_file = format!(".{FILE}.tmp-42");
+        leftovers.iter().chain([&other_file]).for_each(|name| fs::write(run.path().join(name), "half").unwrap());
         take_over(run.path(), run.path()).unwrap();
-        assert!(left.iter().all(|name| !run.path().join(name).exists()));
-        assert!(run.path().join(kept).exists());
+        assert!(leftovers.iter().all(|name| !run.path().join(name).exists()));
+        assert!(run.path().join(other_file).exists());
     }
 
     #[test]

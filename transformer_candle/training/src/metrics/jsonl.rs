@@ -20,8 +20,9 @@ struct Line<'a> {
 
 /// Opens the file, keeping the lines up to the step `rewind_to`; empty without it.
 pub(super) fn open(path: &Path, rewind_to: Option<u64>) -> Result<MetricsSink> {
-    let opened = atomic_file::replace_with(path, |kept| rewind_to.map_or(Ok(()), |step| copy_lines(path, kept, step)));
-    let file = opened.and_then(|file| AppendFile::from_file(path, file)).map_err(TrainerError::io("write", path))?;
+    let outcome =
+        atomic_file::replace_with(path, |output| rewind_to.map_or(Ok(()), |step| copy_lines(path, output, step)));
+    let file = outcome.and_then(|file| AppendFile::from_file(path, file)).map_err(TrainerError::io("write", path))?;
     Ok(MetricsSink { file, encode: line })
 }
 
@@ -34,7 +35,7 @@ fn line(record: &Record) -> Vec<u8> {
 
 /// Copies the complete lines up to a step, without the ends of earlier sessions, which an uninterrupted run has not
 /// written. Drops later steps and a line that a kill or a power loss truncated.
-fn copy_lines(path: &Path, kept: &mut impl Write, last_step: u64) -> io::Result<()> {
+fn copy_lines(path: &Path, output: &mut impl Write, last_step: u64) -> io::Result<()> {
     #[derive(Deserialize)]
     struct Position {
         #[serde(default)]
@@ -50,7 +51,7 @@ fn copy_lines(path: &Path, kept: &mut impl Write, last_step: u64) -> io::Result<
     while reader.read_until(b'\n', &mut line)? > 0 {
         let is_kept = |Position { kind, step }| step <= last_step && kind != EndReport::KIND;
         if line.ends_with(b"\n") && serde_json::from_slice(&line).is_ok_and(is_kept) {
-            kept.write_all(&line)?;
+            output.write_all(&line)?;
         }
         line.clear();
     }
@@ -66,7 +67,7 @@ mod tests {
         Record::new("train", step)
     }
 
-    fn written(path: &Path) -> Vec<u8> {
+    fn file_bytes(path: &Path) -> Vec<u8> {
         let mut lines = open(path, None).unwrap();
         for step in 1..=3 {
             lines.record(&record(step));
@@ -78,7 +79,7 @@ mod tests {
     fn rewinding_drops_a_truncated_last_line() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("metrics.jsonl");
-        let bytes = written(&path);
+        let bytes = file_bytes(&path);
         let two_lines = bytes.len() / 3 * 2;
         for torn in two_lines..bytes.len() {
             fs::write(&path, &bytes[..torn]).unwrap();
@@ -91,7 +92,7 @@ mod tests {
     fn rewinding_appends_after_the_step() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("metrics.jsonl");
-        written(&path);
+        file_bytes(&path);
         open(&path, Some(1)).unwrap().record(&record(2));
         let text = fs::read_to_string(&path).unwrap();
         assert_eq!(text, "{\"kind\":\"train\",\"step\":1}\n{\"kind\":\"train\",\"step\":2}\n");
@@ -102,7 +103,7 @@ mod tests {
     fn rewinding_drops_the_end_of_an_earlier_session() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("metrics.jsonl");
-        let bytes = written(&path);
+        let bytes = file_bytes(&path);
         let end = EndReport { step: 3, reason: "stopped by SIGINT".to_owned(), exit_code: None };
         open(&path, Some(3)).unwrap().record(&end.record());
         assert!(fs::read_to_string(&path).unwrap().ends_with("\"step\":3,\"reason\":\"stopped by SIGINT\"}\n"));

@@ -194,8 +194,8 @@ mod tests {
                 }
                 metrics.flush();
             }
-            let done = if *steps.end() == 10 { "all steps are done" } else { "stopped by SIGINT" };
-            metrics.record(&end(*steps.end(), done).record());
+            let reason = if *steps.end() == 10 { "all steps are done" } else { "stopped by SIGINT" };
+            metrics.record(&end(*steps.end(), reason).record());
         };
         run(straight.path(), None, 1..=10);
         run(resumed.path(), None, 1..=7);

@@ -23,10 +23,10 @@ use crate::{Result, TrainerError};
 pub(super) fn open(folder: &Path, run_directory: &Path, rewind_to: Option<u64>) -> Result<MetricsSink> {
     fs::create_dir_all(folder).map_err(TrainerError::io("create", folder))?;
     let earlier = event_folder::take_over(folder, run_directory).map_err(TrainerError::io("rewind", folder))?;
-    let events = rewind_to.map_or_else(Vec::new, |step| kept(&earlier, step));
+    let events = rewind_to.map_or_else(Vec::new, |step| retained_events(&earlier, step));
     let path = event_folder::unused_path(folder, run_directory, now() as u64);
-    let written = atomic_file::replace_with(&path, |writer| write_all(writer, &events));
-    let file = written.and_then(|file| AppendFile::from_file(&path, file)).map_err(TrainerError::io("write", &path))?;
+    let outcome = atomic_file::replace_with(&path, |writer| write_all(writer, &events));
+    let file = outcome.and_then(|file| AppendFile::from_file(&path, file)).map_err(TrainerError::io("write", &path))?;
     for EarlierFile { path, .. } in &earlier {
         fs::remove_file(path).map_err(TrainerError::io("remove", path))?;
     }
@@ -36,7 +36,7 @@ pub(super) fn open(folder: &Path, run_directory: &Path, rewind_to: Option<u64>) 
 /// Returns an event with all curves of the record whose values are known, and its text; empty if it has neither.
 fn event(record: &Record) -> Vec<u8> {
     let mut value = curves(record);
-    value.extend(record.shown.iter().map(|shown| Value::text(&shown.tag, &literal(&shown.text))));
+    value.extend(record.shown_text.iter().map(|shown_text| Value::text(&shown_text.tag, &literal(&shown_text.text))));
     if value.is_empty() {
         return Vec::new();
     }
@@ -66,11 +66,11 @@ fn literal(text: &str) -> String {
 
 /// Returns the events up to a step, each once where several files have it: that of the newest file, which repeats what
 /// it took over. Within one file a step may have several events of a kind.
-fn kept(files: &[EarlierFile], last_step: u64) -> Vec<Event> {
-    let mut seen = HashSet::new();
+fn retained_events(files: &[EarlierFile], last_step: u64) -> Vec<Event> {
+    let mut names = HashSet::new();
     let mut events = Vec::new();
     for file in files.iter().rev() {
-        let mut seen_here = HashSet::new();
+        let mut names_here = HashSet::new();
         for event in &file.events {
             let Some(EventPayload::Summary(summary)) = &event.what else {
                 continue;
@@ -79,12 +79,12 @@ fn kept(files: &[EarlierFile], last_step: u64) -> Vec<Event> {
                 continue;
             };
             let name = (event.step, first.tag.clone());
-            if event.step <= last_step as i64 && !seen.contains(&name) {
-                seen_here.insert(name);
+            if event.step <= last_step as i64 && !names.contains(&name) {
+                names_here.insert(name);
                 events.push(event.clone());
             }
         }
-        seen.extend(seen_here);
+        names.extend(names_here);
     }
     events.sort_by_key(|event| event.step);
     events
@@ -167,16 +167,17 @@ mod tests {
     #[test]
     fn a_renamed_run_takes_its_events_along() {
         let root = tempfile::tempdir().unwrap();
-        let (former, moved) = (root.path().join("former"), root.path().join("moved"));
+        let (former_folder, new_folder) = (root.path().join("former"), root.path().join("moved"));
         let open = |run: &Path, rewind_to| open(&run.join("tensorboard"), run, rewind_to).unwrap();
-        let mut events = open(&former, None);
+        let mut events = open(&former_folder, None);
         (1..=5).for_each(|step| events.record(&loss(step)));
         drop(events);
-        fs::rename(&former, &moved).unwrap();
-        let mut events = open(&moved, Some(3));
+        fs::rename(&former_folder, &new_folder).unwrap();
+        let mut events = open(&new_folder, Some(3));
         events.record(&loss(4));
         drop(events);
-        let steps: Vec<i64> = steps_and_tags(&moved.join("tensorboard")).into_iter().map(|(step, _)| step).collect();
+        let steps: Vec<i64> =
+            steps_and_tags(&new_folder.join("tensorboard")).into_iter().map(|(step, _)| step).collect();
         assert_eq!(steps, [1, 2, 3, 4]);
     }
 }

@@ -157,9 +157,9 @@ impl Profile {
         if let Some(open) = &mut session.open {
             open.is_done = true;
             let (config, settings) = made_for();
-            if let Some((before, settings_before)) = session.made_for.replace((config.clone(), settings)) {
+            if let Some((config_before, settings_before)) = session.made_for.replace((config.clone(), settings)) {
                 session.is_mixed |=
-                    before.data.sequence_length != config.data.sequence_length || settings_before != settings;
+                    config_before.data.sequence_length != config.data.sequence_length || settings_before != settings;
             }
         }
         let seconds = &mut session.step_seconds[usize::from(is_profiled)];
@@ -206,15 +206,15 @@ impl Session {
     fn append(&mut self, step: &ProfiledStep) -> Result<()> {
         let path = self.path("trace", "json");
         let failed = TrainerError::io("write", &path);
-        let written = match &mut self.trace {
+        let outcome = match &mut self.trace {
             Some(trace) => trace.append(step),
             None => Trace::create(&path, self.gpu.as_deref(), self.threads, &self.metadata()).and_then(|mut trace| {
-                let written = trace.append(step);
+                let outcome = trace.append(step);
                 self.trace = Some(trace);
-                written
+                outcome
             }),
         };
-        written.map_err(failed)
+        outcome.map_err(failed)
     }
 
     fn metadata(&self) -> serde_json::Value {
@@ -225,7 +225,7 @@ impl Session {
         };
         json!({
             "program": concat!("transformer-candle ", env!("CARGO_PKG_VERSION")),
-            "steps": self.asked(),
+            "steps": self.step_range(),
             "device": self.device,
             "threads": self.threads,
             "operations": operations,
@@ -233,13 +233,13 @@ impl Session {
     }
 
     /// The steps that were asked for: `10` or `10-12`.
-    fn asked(&self) -> String {
+    fn step_range(&self) -> String {
         let (first, last) = (self.steps.start(), self.steps.end());
         if first == last { first.to_string() } else { format!("{first}-{last}") }
     }
 
     fn path(&self, kind: &str, extension: &str) -> PathBuf {
-        self.folder.join(format!("{kind}-{}.{extension}", self.asked()))
+        self.folder.join(format!("{kind}-{}.{extension}", self.step_range()))
     }
 
     fn finish(mut self, shape: &ModelShape, device: &Device) -> Result<String> {
@@ -248,10 +248,10 @@ impl Session {
             return Err(failure);
         }
         let (trace, path) = (self.path("trace", "json"), self.path("summary", "txt"));
-        let (Some(written), Some((config, settings))) = (self.trace.take(), self.made_for.take()) else {
+        let (Some(open_trace), Some((config, settings))) = (self.trace.take(), self.made_for.take()) else {
             return Ok(format!("nothing was profiled: step {} was not taken", self.steps.start()));
         };
-        written.finish().map_err(TrainerError::io("write", &trace))?;
+        open_trace.finish().map_err(TrainerError::io("write", &trace))?;
         let summary = self.summary(StepOf { config: &config, shape, settings }, device)?.to_string();
         atomic_file::replace(&path, summary.as_bytes()).map_err(TrainerError::io("write", &path))?;
         Ok(format!("{summary}\ntrace: {}, for https://ui.perfetto.dev", trace.display()))
@@ -271,7 +271,7 @@ impl Session {
         let title = format!(
             "step{} {} on {}{threads}{tokens}",
             if self.totals.steps == 1 { "" } else { "s" },
-            self.asked(),
+            self.step_range(),
             self.device
         );
         Ok(Summary {
@@ -284,12 +284,12 @@ impl Session {
 
     fn notes(&self) -> Vec<String> {
         let milliseconds = |seconds: &VecDeque<f64>| 1e3 * median(seconds.iter().copied().collect());
-        let [before, profiled] = &self.step_seconds;
-        let compared = (!before.is_empty()).then(|| {
-            let (profiled, count) = (milliseconds(profiled), before.len());
+        let [unprofiled_seconds, profiled] = &self.step_seconds;
+        let comparison = (!unprofiled_seconds.is_empty()).then(|| {
+            let (profiled, count) = (milliseconds(profiled), unprofiled_seconds.len());
             format!(
                 "a profiled step takes {profiled:.1} ms, one before {:.1} ms (medians, {count} before)",
-                milliseconds(before)
+                milliseconds(unprofiled_seconds)
             )
         });
         let graph = self
@@ -297,6 +297,6 @@ impl Session {
             .as_ref()
             .map(|_| "operations are launched one by one, with events around them, and not as a CUDA graph".to_owned());
         let mixed = self.is_mixed.then(|| "the steps are of several stages: no roofline is theirs".to_owned());
-        compared.into_iter().chain(graph).chain(mixed).collect()
+        comparison.into_iter().chain(graph).chain(mixed).collect()
     }
 }

@@ -51,24 +51,25 @@ impl ProfileSteps {
         }
     }
 
-    /// The numbers of the steps, for a session that begins after step `done` and ends with step `last`, if it is known.
+    /// The numbers of the steps, for a session that begins after step `steps_done` and ends with step `last`, if it is
+    /// known.
     ///
     /// # Errors
     /// [`TrainerError::Request`] if the session does not take them all.
-    pub fn resolve(self, done: u64, last: Option<u64>) -> Result<RangeInclusive<u64>> {
-        let available = last.map_or(u64::MAX, |last| last.saturating_sub(done));
+    pub fn resolve(self, steps_done: u64, last: Option<u64>) -> Result<RangeInclusive<u64>> {
+        let available = last.map_or(u64::MAX, |last| last.saturating_sub(steps_done));
         let steps = match self {
             // A session that is just long enough has no steps to warm up with.
             Self::Count(count) => {
-                let before = WARM_UP.min(available.saturating_sub(count));
-                done + before + 1..=(done + before).saturating_add(count)
+                let skipped_steps = WARM_UP.min(available.saturating_sub(count));
+                steps_done + skipped_steps + 1..=(steps_done + skipped_steps).saturating_add(count)
             }
             Self::Range(first, last) => first..=last,
         };
-        if *steps.start() <= done {
+        if *steps.start() <= steps_done {
             return Err(TrainerError::Request(format!(
-                "--profile {self} begins with step {}, and this session begins after step {done}: name later steps, or \
-                 how many",
+                "--profile {self} begins with step {}, and this session begins after step {steps_done}: name later \
+                 steps, or how many",
                 steps.start()
             )));
         }
@@ -116,7 +117,8 @@ mod tests {
 
     #[test]
     fn counted_steps_follow_the_first_two() {
-        let resolved = |steps: ProfileSteps, done, last| steps.resolve(done, last).map_err(|error| error.to_string());
+        let resolved =
+            |steps: ProfileSteps, steps_done, last| steps.resolve(steps_done, last).map_err(|error| error.to_string());
         assert_eq!(resolved(ProfileSteps::Count(3), 0, None), Ok(3..=5));
         assert_eq!(resolved(ProfileSteps::Count(3), 100, Some(1000)), Ok(103..=105));
         assert_eq!(resolved(ProfileSteps::Count(3), 0, Some(4)), Ok(2..=4), "as many as there are");

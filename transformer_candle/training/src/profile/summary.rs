@@ -112,8 +112,8 @@ impl Summary<'_> {
         let mut rows: Vec<_> = StepPart::ALL.into_iter().map(|part| self.part(part)).chain(spans).collect();
         rows.retain(|row| row.seconds > 0.0);
         rows.sort_by(|one, other| other.seconds.total_cmp(&one.seconds));
-        let known: f64 = rows.iter().map(|row| row.seconds).sum();
-        rows.push(Row { name: "other", calls: None, seconds: self.step_seconds() - known, bound: None });
+        let listed_seconds: f64 = rows.iter().map(|row| row.seconds).sum();
+        rows.push(Row { name: "other", calls: None, seconds: self.step_seconds() - listed_seconds, bound: None });
         rows.push(Row { name: "step", calls: None, seconds: self.step_seconds(), bound: None });
         rows
     }

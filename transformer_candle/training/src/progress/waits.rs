@@ -33,14 +33,14 @@ impl WaitMessages {
         let Some(waiting) = waiting else {
             return wait.take().map(|last| format!("data resumed after {}", duration(last.began.elapsed())));
         };
-        let known =
+        let is_reported =
             |last: &ReportedWait| last.reason == waiting.reason && last.reported.elapsed() < WAIT_REPORT_INTERVAL;
-        if waiting.since.elapsed() < MIN_REPORTED_WAIT || wait.as_ref().is_some_and(known) {
+        if waiting.since.elapsed() < MIN_REPORTED_WAIT || wait.as_ref().is_some_and(is_reported) {
             return None;
         }
         let now = Instant::now();
-        let began = wait.as_ref().map_or(now, |last| last.began);
-        *wait = Some(ReportedWait { began, reason: waiting.reason.clone(), reported: now });
+        let start = wait.as_ref().map_or(now, |last| last.began);
+        *wait = Some(ReportedWait { began: start, reason: waiting.reason.clone(), reported: now });
         Some(waiting.to_string())
     }
 }

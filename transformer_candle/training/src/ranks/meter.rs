@@ -124,10 +124,10 @@ impl RankMeter {
 
     /// Adds the time since the last measurement to compute and exchange.
     fn measure(&mut self) -> Result<()> {
-        if let (Some(before), Some(now)) = (self.measured, self.now()?) {
-            let exchanged = now.exchanged.saturating_sub(before.exchanged);
+        if let (Some(last), Some(now)) = (self.measured, self.now()?) {
+            let exchanged = now.exchanged.saturating_sub(last.exchanged);
             self.exchange += exchanged;
-            self.compute += now.at.duration_since(before.at).saturating_sub(exchanged);
+            self.compute += now.at.duration_since(last.at).saturating_sub(exchanged);
             self.measured = Some(now);
         }
         Ok(())

@@ -54,10 +54,10 @@ impl TimedExchange {
 
     /// Makes a call for which the host waits, and counts its time.
     fn timed<T>(&self, call: impl FnOnce(&dyn Exchange) -> T) -> T {
-        let began = Instant::now();
-        let returned = call(&*self.exchange);
-        self.counted().time += began.elapsed();
-        returned
+        let start = Instant::now();
+        let outcome = call(&*self.exchange);
+        self.counted().time += start.elapsed();
+        outcome
     }
 }
 
@@ -71,12 +71,12 @@ impl Exchange for TimedExchange {
         self.exchange.connect(device)
     }
 
-    fn begin_swap(&self, sent: &[Parcel], received: &[Parcel]) -> Result<()> {
+    fn begin_swap(&self, outgoing: &[Parcel], incoming: &[Parcel]) -> Result<()> {
         if self.device().as_cuda().is_some() {
             // The GPU computes meanwhile.
-            return self.exchange.begin_swap(sent, received);
+            return self.exchange.begin_swap(outgoing, incoming);
         }
-        self.timed(|exchange| exchange.begin_swap(sent, received))
+        self.timed(|exchange| exchange.begin_swap(outgoing, incoming))
     }
 
     fn end_swap(&self) -> Result<()> {

@@ -88,7 +88,7 @@ impl SampleReport {
     pub fn record(&self) -> Record {
         Record {
             texts: vec![Text::new("prompt", &self.prompt), Text::new("text", &self.text)],
-            shown: Some(ShownText {
+            shown_text: Some(ShownText {
                 tag: format!("sample/{}", self.index + 1),
                 text: format!("{}{}", self.prompt, self.text),
             }),

@@ -137,7 +137,7 @@ pub struct Record {
     /// All texts.
     pub texts: Vec<Text>,
     /// The text that TensorBoard shows; not serialized.
-    pub shown: Option<ShownText>,
+    pub shown_text: Option<ShownText>,
 }
 
 impl Record {

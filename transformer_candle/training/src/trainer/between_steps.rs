@@ -27,13 +27,13 @@ impl Trainer {
 
     /// Evaluates as [`Trainer::evaluate`] does, but returns None if the signal is raised before it is done.
     pub fn evaluate_unless(&mut self, stop: &StopSignal) -> Result<Option<EvaluationReport>> {
-        let started = Instant::now();
+        let start = Instant::now();
         let evaluated = self.evaluate_weights(stop);
-        self.observation.evaluated(started.elapsed());
+        self.observation.evaluated(start.elapsed());
         if self.ranks().exchange().is_some() {
-            self.own_stop.time_limit().observe_evaluation(started.elapsed());
+            self.own_stop.time_limit().observe_evaluation(start.elapsed());
         }
-        self.profile.span("evaluation", started);
+        self.profile.span("evaluation", start);
         evaluated
     }
 
@@ -63,8 +63,8 @@ impl Trainer {
         }
         let evaluation = &self.run.config.runtime.evaluation;
         if evaluation.patience.is_some() {
-            let before = self.position.improvement;
-            self.position.improvement = Improvement::after(before, report.step, report.loss, evaluation.min_delta);
+            let previous = self.position.improvement;
+            self.position.improvement = Improvement::after(previous, report.step, report.loss, evaluation.min_delta);
         }
         Ok(Some(report))
     }
@@ -84,11 +84,11 @@ impl Trainer {
 
     /// Saves a checkpoint of the current weights, and prunes old ones as configured.
     pub fn save(&mut self) -> Result<PathBuf> {
-        let started = Instant::now();
+        let start = Instant::now();
         let saved = self.save_checkpoint();
-        self.observation.saved(started.elapsed());
-        self.own_stop.time_limit().observe_save(started.elapsed());
-        self.profile.span("save", started);
+        self.observation.saved(start.elapsed());
+        self.own_stop.time_limit().observe_save(start.elapsed());
+        self.profile.span("save", start);
         saved
     }
 
@@ -169,10 +169,16 @@ impl Trainer {
         let (shape, weights) = (&self.shape, self.engine.decoder.weights().clone());
         self.engine.pool().install(|| {
             let mut generator = generator(shape, &weights, tokens.len().saturating_add(max_tokens))?;
-            let request =
-                CompletionRequest { prompt, prompt_tokens: &tokens, seen: 0, max_tokens, stop_tokens, settings };
-            let written = complete(&mut generator, tokenizer, &request, |_| stop.flow())?;
-            stop.check().map(|()| written)
+            let request = CompletionRequest {
+                prompt,
+                prompt_tokens: &tokens,
+                cached_tokens: 0,
+                max_tokens,
+                stop_tokens,
+                settings,
+            };
+            let completion = complete(&mut generator, tokenizer, &request, |_| stop.flow())?;
+            stop.check().map(|()| completion)
         })
     }
 

@@ -112,9 +112,9 @@ impl RunLedger {
     /// Records the corrupted rows that the last call to the stream has found.
     pub(super) fn corrupted(&mut self, stream: &TokenStream) {
         self.write(|ledger| {
-            let mut found = stream.found_corruption();
-            found.try_for_each(|(component, found)| {
-                ledger.append(&LedgerRecord::Corrupted(CorruptedRecord::new(component, found)))
+            let mut findings = stream.found_corruption();
+            findings.try_for_each(|(component, corruption)| {
+                ledger.append(&LedgerRecord::Corrupted(CorruptedRecord::new(component, corruption)))
             })
         });
     }

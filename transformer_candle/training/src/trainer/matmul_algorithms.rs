@@ -51,13 +51,13 @@ pub(super) fn share(ranks: &Ranks, device: &Device) -> Result<()> {
 
 /// Returns the note for a run that resumes on another device than its checkpoint's; None where it is the same. A device
 /// of `None` stands for a CPU.
-fn device_change_note(was: Option<&str>, is: Option<&str>) -> Option<String> {
-    (was != is).then(|| {
-        let named = |device: Option<&str>| device.unwrap_or("a CPU").to_owned();
+fn device_change_note(former: Option<&str>, current: Option<&str>) -> Option<String> {
+    (former != current).then(|| {
+        let device_name = |device: Option<&str>| device.unwrap_or("a CPU").to_owned();
         format!(
             "the checkpoint was written on {} and the run resumes on {}: {ROUNDS_DIFFERENTLY}",
-            named(was),
-            named(is)
+            device_name(former),
+            device_name(current)
         )
     })
 }

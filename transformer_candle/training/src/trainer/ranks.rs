@@ -75,8 +75,8 @@ pub(super) fn agree_on_batch(
 
 fn different_corruption(all: &[String]) -> TrainerError {
     let rank = all.iter().position(|corrupted| *corrupted != all[0]).unwrap_or_default();
-    let shown = |corrupted: &String| if corrupted.is_empty() { "none".to_owned() } else { corrupted.clone() };
-    let (first, other) = (shown(&all[0]), shown(&all[rank]));
+    let rows_text = |corrupted: &String| if corrupted.is_empty() { "none".to_owned() } else { corrupted.clone() };
+    let (first, other) = (rows_text(&all[0]), rows_text(&all[rank]));
     let message = format!(
         "the ranks cannot read the same files: corrupted for rank 0 are {first}, for rank {rank} {other}. Give all of them \
          the same files, and resume the run"

@@ -75,12 +75,13 @@ impl Prompts {
         let mut samples = Vec::with_capacity(self.encoded.len());
         for (index, (prompt, prompt_tokens)) in self.encoded.iter().enumerate() {
             let (max_tokens, settings) = (self.max_tokens, &self.settings);
-            let request = CompletionRequest { prompt, prompt_tokens, seen: 0, max_tokens, stop_tokens, settings };
-            let written = complete(generator, tokenizer, &request, |_| stop.flow())?;
+            let request =
+                CompletionRequest { prompt, prompt_tokens, cached_tokens: 0, max_tokens, stop_tokens, settings };
+            let completion = complete(generator, tokenizer, &request, |_| stop.flow())?;
             if stop.requested().is_some() {
                 return Ok(None);
             }
-            samples.push(SampleReport { step, index, prompt: written.prompt, text: written.completion });
+            samples.push(SampleReport { step, index, prompt: completion.prompt, text: completion.completion });
         }
         Ok(Some(samples))
     }

@@ -11,7 +11,7 @@ impl Trainer {
     /// Warns of rows and files that the last call to the stream has skipped, and records their counts.
     pub(super) fn tell_skipped(&mut self, step: u64) {
         let stream = &mut self.data.stream;
-        let corrupted = stream.found_corruption().map(|(_, found)| found.warning());
+        let corrupted = stream.found_corruption().map(|(_, corruption)| corruption.warning());
         self.notices.extend(corrupted.collect::<Vec<_>>());
         self.notices.extend(stream.take_notices());
         let report = DataReport {

@@ -67,10 +67,10 @@ impl Trainer {
     pub fn start(run: ResolvedRun, options: &RunOptions, hub: &HubSettings, stop: &StopSignal) -> Result<Self> {
         let (cancel, rank_info) = (stop.cancel_token(), options.ranks.rank_info());
         let mut planned = PlannedRun::new(run, options, &cancel)?;
-        let opened = OpenedData::new(&mut planned, hub, options.accept_changed_data, &cancel)?;
+        let opened_data = OpenedData::new(&mut planned, hub, options.accept_changed_data, &cancel)?;
         let LoadedEngine { mut engine, base, advice } =
-            LoadedEngine::new(&mut planned, opened.speeds, &options.ranks, stop)?;
-        let OpenedData { data, stage_run, tokenizer_files, fingerprint, has_changed_files, .. } = opened;
+            LoadedEngine::new(&mut planned, opened_data.speeds, &options.ranks, stop)?;
+        let OpenedData { data, stage_run, tokenizer_files, fingerprint, has_changed_files, .. } = opened_data;
         let stage = planned.stage();
         stop.time_limit().expect_save(planned.plan.checkpoint_bytes);
         let PlannedRun { mut run, device, shape, plan, resumed, profiled_steps, folder, lock, mut notes, .. } = planned;
@@ -154,14 +154,14 @@ impl LoadedEngine {
     /// meanwhile.
     fn new(planned: &mut PlannedRun, speeds: TokenSpeeds, ranks: &Ranks, stop: &StopSignal) -> Result<Self> {
         let (stage, cancel) = (planned.stage(), stop.cancel_token());
-        let PlannedRun { run, asked, device, shape, plan, resumed, notes, .. } = planned;
+        let PlannedRun { run, requested_batch, device, shape, plan, resumed, notes, .. } = planned;
         let pretrained = pretrained_weights(run, shape, resumed.is_some(), notes, &cancel)?;
         let checkpoint = resumed.as_ref().map(|resumed| &resumed.checkpoint);
         let start = StartingPoint::new(checkpoint, pretrained.as_ref(), run.config.runtime.seed);
         let base = start.base_record()?;
         // The advice depends on what would fit, so it is computed before memory is allocated.
         let plan_of = |run: &ResolvedRun| MemoryPlan::of_rank(run, device, ranks.rank_info());
-        let advice = speed_advice(run, *asked, plan, plan_of, Some(speeds))?;
+        let advice = speed_advice(run, *requested_batch, plan, plan_of, Some(speeds))?;
         let (configs, settings) = (run.config.stage_configs(), plan.stage_settings(device.kind()));
         let steps = configs.iter().zip(settings).map(|(config, settings)| StepOf { config, shape, settings });
         let mut engine = memory_plan::allocate_stages(&run.config, &steps.collect::<Vec<_>>(), device)?;
@@ -191,7 +191,7 @@ fn prompts(run: &ResolvedRun, tokenizer: &Tokenizer, engine: &mut Engine) -> Res
 }
 
 fn position(state: Option<&TrainerState>, cursor: Cursor, evaluation: &EvaluationConfig) -> Position {
-    let counted = |state: &TrainerState| {
+    let improvement_of = |state: &TrainerState| {
         let since_best = || Some(Improvement::since_best(state.best?, state.step, evaluation.every_n_steps?));
         evaluation.patience.and_then(|_| state.improvement.or_else(since_best))
     };
@@ -203,7 +203,7 @@ fn position(state: Option<&TrainerState>, cursor: Cursor, evaluation: &Evaluatio
         data_ended: false,
         evaluation_loss: state.and_then(|state| state.evaluation_loss),
         best: state.and_then(|state| state.best),
-        improvement: state.and_then(counted),
+        improvement: state.and_then(improvement_of),
     }
 }
 

@@ -86,18 +86,18 @@ pub(super) fn pretrained_weights(
     let Some(directory) = run.config.model.init_from.as_deref().filter(|_| !is_resumed) else {
         return Ok(None);
     };
-    let stored = Checkpoint::open(directory)?;
+    let checkpoint = Checkpoint::open(directory)?;
     let (model, base) = match &shape.lora {
-        Some(_) => stored.pretrained_base(shape, cancel).map(|(weights, base)| (weights, Some(base)))?,
-        None => (stored.pretrained_weights(shape, cancel)?, None),
+        Some(_) => checkpoint.pretrained_base(shape, cancel).map(|(weights, base)| (weights, Some(base)))?,
+        None => (checkpoint.pretrained_weights(shape, cancel)?, None),
     };
     notes.push(format!("training starts from the weights in {}", directory.display()));
     let adapters = match run.config.lora.init_from.as_deref().filter(|_| shape.lora.is_some()) {
         Some(adapters) => {
             notes.push(format!("adapters start from those in {}", adapters.display()));
-            let stored = Checkpoint::open(adapters)?;
-            stored.check_base(directory, cancel)?;
-            Some(stored.pretrained_adapters(shape, cancel)?)
+            let checkpoint = Checkpoint::open(adapters)?;
+            checkpoint.check_base(directory, cancel)?;
+            Some(checkpoint.pretrained_adapters(shape, cancel)?)
         }
         None => None,
     };

@@ -124,9 +124,9 @@ impl Trainer {
             return Ok(batch);
         }
         let ends_with_window = self.enter_due_stage(interrupted)?;
-        let wanted = schedule::sequences_at(&self.stage_run.config, self.position.step + 1);
+        let sequences = schedule::sequences_at(&self.stage_run.config, self.position.step + 1);
         let stream = &mut self.data.stream;
-        let until = if ends_with_window { Until::WindowEnd(wanted) } else { Until::Count(wanted) };
+        let until = if ends_with_window { Until::WindowEnd(sequences) } else { Until::Count(sequences) };
         let batch = stream.next_sequences_until(until, interrupted)?;
         if self.position.step == 0 {
             self.check_windows()?;

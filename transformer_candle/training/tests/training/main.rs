@@ -268,8 +268,8 @@ fn the_resolved_config_reproduces_the_run() {
     let run = workshop.run("run", &["data.batch_size=auto", "runtime.device=auto"]);
     let trainer = Trainer::new(run).unwrap();
     let path = trainer.run().run_directory.join("resolved_config.json");
-    let again = run_config::RunConfig::load(&path, &[]).unwrap();
-    assert_eq!(again.config, trainer.run().config);
+    let resolved = run_config::RunConfig::load(&path, &[]).unwrap();
+    assert_eq!(resolved.config, trainer.run().config);
     let environment = fs::read_to_string(trainer.run().run_directory.join("environment.json")).unwrap();
     assert!(environment.contains("\"threads\": 2"));
 }

@@ -24,7 +24,7 @@ type Parcels = BTreeMap<(usize, usize), VecDeque<Vec<u8>>>;
 #[derive(Debug)]
 struct Meeting {
     barrier: Barrier,
-    said: Mutex<Vec<Vec<u8>>>,
+    facts: Mutex<Vec<Vec<u8>>>,
     /// The parts by sender and receiver, in the order in which they were sent.
     parcels: Mutex<Parcels>,
     /// Number of swaps that have begun on all ranks.
@@ -33,8 +33,8 @@ struct Meeting {
 
 impl Meeting {
     fn new(world_size: usize) -> Arc<Self> {
-        let (said, barrier) = (Mutex::new(vec![Vec::new(); world_size]), Barrier::new(world_size));
-        Arc::new(Self { barrier, said, parcels: Mutex::default(), swaps: AtomicUsize::new(0) })
+        let (facts, barrier) = (Mutex::new(vec![Vec::new(); world_size]), Barrier::new(world_size));
+        Arc::new(Self { barrier, facts, parcels: Mutex::default(), swaps: AtomicUsize::new(0) })
     }
 }
 
@@ -50,7 +50,7 @@ struct ThreadRank {
 #[derive(Debug)]
 struct UnderWay {
     received: Vec<Parcel>,
-    sent: Vec<(Buffer, Vec<u8>)>,
+    outgoing: Vec<(Buffer, Vec<u8>)>,
 }
 
 impl ThreadRank {
@@ -68,9 +68,9 @@ impl ThreadRank {
     }
 
     fn tell(&self, own: Vec<u8>) -> Vec<Vec<u8>> {
-        self.meeting.said.lock().unwrap()[self.rank_info.rank] = own;
+        self.meeting.facts.lock().unwrap()[self.rank_info.rank] = own;
         self.meeting.barrier.wait();
-        let all = self.meeting.said.lock().unwrap().clone();
+        let all = self.meeting.facts.lock().unwrap().clone();
         self.meeting.barrier.wait();
         all
     }
@@ -97,23 +97,23 @@ impl Exchange for ThreadRank {
         Ok(())
     }
 
-    fn begin_swap(&self, sent: &[Parcel], received: &[Parcel]) -> Result<()> {
+    fn begin_swap(&self, outgoing: &[Parcel], received: &[Parcel]) -> Result<()> {
         let (own, Meeting { parcels, swaps, .. }) = (self.rank_info.rank, &*self.meeting);
         swaps.fetch_add(1, Ordering::Relaxed);
-        let sent_bytes: Vec<_> = sent.iter().map(|(_, part)| (part.clone(), bytes(part))).collect();
-        for ((to, _), (_, bytes)) in sent.iter().zip(&sent_bytes) {
+        let sent_bytes: Vec<_> = outgoing.iter().map(|(_, part)| (part.clone(), bytes(part))).collect();
+        for ((to, _), (_, bytes)) in outgoing.iter().zip(&sent_bytes) {
             parcels.lock().unwrap().entry((own, *to)).or_default().push_back(bytes.clone());
         }
-        let under_way = UnderWay { received: received.to_vec(), sent: sent_bytes };
+        let under_way = UnderWay { received: received.to_vec(), outgoing: sent_bytes };
         assert!(self.under_way.lock().unwrap().replace(under_way).is_none(), "one swap at a time");
         Ok(())
     }
 
     fn end_swap(&self) -> Result<()> {
         let (own, Meeting { barrier, parcels, .. }) = (self.rank_info.rank, &*self.meeting);
-        let UnderWay { received, sent } = self.under_way.lock().unwrap().take().expect("a swap has begun");
-        for (part, sent) in &sent {
-            assert!(bytes(part) == *sent, "what is sent has not changed since: it was complete");
+        let UnderWay { received, outgoing } = self.under_way.lock().unwrap().take().expect("a swap has begun");
+        for (part, sent_bytes) in &outgoing {
+            assert!(bytes(part) == *sent_bytes, "what is sent has not changed since: it was complete");
         }
         barrier.wait();
         for (from, part) in received {
@@ -170,12 +170,12 @@ fn train_at<'a>(
     let runs: Vec<_> = (0..world_size).map(|rank| workshop.run(name, &overrides(rank))).collect();
     thread::scope(|scope| {
         let ranks = ThreadRank::at(meeting, world_size).into_iter().zip(runs);
-        let started: Vec<_> = ranks
+        let threads: Vec<_> = ranks
             .map(|(ranks, run)| {
                 scope.spawn(|| run_training(run, &RunOptions { ranks, ..options.clone() }, &StopSignal::new()))
             })
             .collect();
-        started.into_iter().map(|rank| rank.join().unwrap()).collect()
+        threads.into_iter().map(|rank| rank.join().unwrap()).collect()
     })
 }
 
@@ -266,7 +266,7 @@ fn metrics_have_the_times_of_all_ranks() {
 fn any_number_of_ranks_resumes_a_checkpoint() {
     let workshop = Workshop::new();
     let overrides = ["data.batch_size=2", "runtime.precision=bf16", "optimizer.algorithm=muon"];
-    let stopped = RunOptions { max_steps: Some(5), ..QUIET };
+    let first_part = RunOptions { max_steps: Some(5), ..QUIET };
     let trained = |name: &str, ranks: usize, options: &RunOptions| {
         succeeded(train_ranks(&workshop, name, (ranks, options), |_| overrides.to_vec()));
     };
@@ -274,7 +274,7 @@ fn any_number_of_ranks_resumes_a_checkpoint() {
     let straight = workshop.losses("straight", "train");
     for ranks in [1, 2, 4] {
         let name = format!("resumed-{ranks}");
-        trained(&name, 2, &stopped);
+        trained(&name, 2, &first_part);
         trained(&name, ranks, &resume(None));
         let losses = workshop.losses(&name, "train");
         assert_eq!(losses.len(), 10);
@@ -294,7 +294,7 @@ fn any_number_of_ranks_resumes_a_checkpoint() {
 #[test]
 fn ranks_that_differ_or_cannot_share_are_refused() {
     let workshop = Workshop::new();
-    for (ranks, overrides, said) in [
+    for (ranks, overrides, message) in [
         (2, vec!["scheduler.total_steps=11"], "scheduler.total_steps is 10 on rank 0 and 11 on rank 1"),
         (3, vec![], "8 sequences cannot be shared equally by 3 ranks"),
         (4, vec![], "2 micro-batches of 4, which 4 ranks cannot share equally"),
@@ -303,7 +303,7 @@ fn ranks_that_differ_or_cannot_share_are_refused() {
         for outcome in train_ranks(&workshop, "run", (ranks, &QUIET), of_rank) {
             let error = outcome.unwrap_err();
             assert_eq!(error.exit_code(), 2);
-            assert!(error.to_string().contains(said), "{error}");
+            assert!(error.to_string().contains(message), "{error}");
         }
         assert!(!workshop.path().join("run/metrics.jsonl").exists());
     }
@@ -313,8 +313,8 @@ fn ranks_that_differ_or_cannot_share_are_refused() {
 fn all_ranks_fail_with_one_that_cannot_save() {
     let workshop = Workshop::new();
     fs::write(workshop.path().join("file"), "").unwrap();
-    let elsewhere = format!("runtime.checkpoint.directory={}", workshop.path().join("file/below").display());
-    let outcomes = train_ranks(&workshop, "run", (2, &QUIET), |_| vec!["data.batch_size=2", &elsewhere]);
+    let unusable_folder = format!("runtime.checkpoint.directory={}", workshop.path().join("file/below").display());
+    let outcomes = train_ranks(&workshop, "run", (2, &QUIET), |_| vec!["data.batch_size=2", &unusable_folder]);
     let errors: Vec<String> = outcomes.into_iter().map(|outcome| outcome.unwrap_err().to_string()).collect();
     assert!(errors.iter().all(|error| error.contains("file/below")), "{errors:?}");
 }
@@ -331,14 +331,14 @@ fn a_signal_to_one_rank_saves_or_stops_all() {
         let start = |((ranks, run), stop): ((Ranks, _), _)| {
             scope.spawn(move || run_training(run, &RunOptions { ranks, ..QUIET }, stop).unwrap())
         };
-        let started: Vec<_> = ranks.map(start).collect();
+        let threads: Vec<_> = ranks.map(start).collect();
         stops[1].request_save(Some("SIGUSR2"));
         // The only reason to save.
         while !workshop.path().join("run/checkpoints/latest").exists() {
             thread::yield_now();
         }
         stops[1].request(StopReason::Terminate);
-        started.into_iter().map(|rank| rank.join().unwrap()).collect()
+        threads.into_iter().map(|rank| rank.join().unwrap()).collect()
     });
     assert_eq!(outcomes, [RunOutcome::Stopped(StopReason::Terminate); 2]);
     let last = workshop.metrics("run", "train").last().unwrap()["step"].as_u64().unwrap();

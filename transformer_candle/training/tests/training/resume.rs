@@ -78,19 +78,19 @@ fn the_batch_warm_up_resumes_bitwise_within_it() {
     let metrics = workshop.metrics("straight", "train");
     let tokens: Vec<u64> = metrics.iter().map(|line| line["tokens"].as_u64().unwrap()).collect();
     // A window's last sequence may have fewer targets.
-    let sequences = tokens.iter().scan(0, |before, &now| Some((now - std::mem::replace(before, now)).div_ceil(32)));
+    let sequences = tokens.iter().scan(0, |last, &now| Some((now - std::mem::replace(last, now)).div_ceil(32)));
     assert_eq!(sequences.collect::<Vec<_>>(), [1, 1, 2, 3, 4, 5, 6, 7, 8, 8]);
 }
 
 #[test]
 fn resuming_keeps_the_micro_batch_of_the_checkpoint() {
     let workshop = Workshop::new();
-    let needed = |micro_batch: &str| {
+    let bytes_of = |micro_batch: &str| {
         let run = workshop.run("needed", &[&format!("data.batch_size={micro_batch}")]);
         MemoryPlan::new(&run).unwrap().bytes
     };
     let limit = |bytes: u64| format!("runtime.memory_limit={bytes}B");
-    let (auto, tight) = ("data.batch_size=auto", limit(needed("2")));
+    let (auto, tight) = ("data.batch_size=auto", limit(bytes_of("2")));
     train(&workshop, "straight", &[auto, &tight], &QUIET);
     train(&workshop, "resumed", &[auto, &tight], &RunOptions { max_steps: Some(5), ..QUIET });
     // With all memory `auto` alone would take the whole step at once.
@@ -99,7 +99,7 @@ fn resuming_keeps_the_micro_batch_of_the_checkpoint() {
         assert!(workshop.saved("straight", 10, file) == workshop.saved("resumed", 10, file), "{file}");
     }
 
-    let too_tight = limit(needed("2") - 1);
+    let too_tight = limit(bytes_of("2") - 1);
     train(&workshop, "short", &[auto, &tight], &RunOptions { max_steps: Some(5), ..QUIET });
     let refused =
         run_training(workshop.run("short", &[auto, &too_tight]), &resume(None), &StopSignal::new()).unwrap_err();
@@ -121,14 +121,14 @@ fn changing_micro_batch_or_recompute_needs_rebatch() {
     let refused = |overrides: &[&str], options: &RunOptions| {
         run_training(workshop.run("run", overrides), options, &StopSignal::new()).unwrap_err()
     };
-    for (changed, told) in [
+    for (setting, message) in [
         ("data.batch_size=2", "data.batch_size was 4 and is 2"),
         ("runtime.activation_recompute=block", r#"runtime.activation_recompute was "selective" and is "block""#),
     ] {
-        let error = refused(&[changed], &resume(None));
+        let error = refused(&[setting], &resume(None));
         assert_eq!(error.exit_code(), 2);
-        assert!(error.to_string().contains(told) && error.to_string().contains("--rebatch"), "{error}");
-        train(&workshop, "run", &[changed], &RunOptions { rebatch: true, ..resume(Some(6)) });
+        assert!(error.to_string().contains(message) && error.to_string().contains("--rebatch"), "{error}");
+        train(&workshop, "run", &[setting], &RunOptions { rebatch: true, ..resume(Some(6)) });
         fs::remove_dir_all(workshop.path().join("run/checkpoints/step-00000006")).unwrap();
     }
     assert_eq!(refused(&[], &RunOptions { rebatch: true, ..QUIET }).exit_code(), 2, "there is nothing to resume");
@@ -150,14 +150,14 @@ fn sequences_per_step_may_change_on_resume() {
 fn a_stopped_run_saves_and_resumes_bit_exactly() {
     let workshop = Workshop::new();
     let stop = StopSignal::new();
-    let raised = stop.clone();
+    let stop_copy = stop.clone();
     let run = workshop.run("stopped", &["scheduler.total_steps=400"]);
     let metrics = run.run_directory.join("metrics.jsonl");
     let raise = thread::spawn(move || {
         while fs::read_to_string(&metrics).map_or(0, |text| text.lines().count()) < 5 {
             thread::sleep(Duration::from_millis(1));
         }
-        raised.request(StopReason::Interrupt);
+        stop_copy.request(StopReason::Interrupt);
     });
     let outcome = run_training(run, &QUIET, &stop).unwrap();
     raise.join().unwrap();
@@ -216,9 +216,9 @@ fn resuming_names_settings_that_must_not_change() {
         assert_eq!(error.exit_code(), 2, "{key}: {error}");
         assert!(error.to_string().contains(&format!("{key} was ")), "{key}: {error}");
     }
-    let changed =
+    let overrides =
         ["optimizer.learning_rate=1e-3", "data.batch_size=2", "scheduler.total_steps=12", "runtime.threads=1"];
-    train(&workshop, "run", &changed, &RunOptions { rebatch: true, ..resume(None) });
+    train(&workshop, "run", &overrides, &RunOptions { rebatch: true, ..resume(None) });
     assert_eq!(workshop.losses("run", "train").len(), 12);
 }
 

@@ -143,8 +143,9 @@ fn a_stage_computes_what_a_run_of_its_shape_does() {
     train(&workshop, "staged", &overrides, &RunOptions { max_steps: Some(5), ..QUIET });
     let checkpoint = |name: &str| workshop.run_directory(name).join("checkpoints/step-00000005");
     fs::create_dir_all(checkpoint("alone").parent().unwrap()).unwrap();
-    let copied = std::process::Command::new("cp").arg("-r").arg(checkpoint("staged")).arg(checkpoint("alone")).status();
-    assert!(copied.unwrap().success());
+    let exit_status =
+        std::process::Command::new("cp").arg("-r").arg(checkpoint("staged")).arg(checkpoint("alone")).status();
+    assert!(exit_status.unwrap().success());
     unstage(&checkpoint("alone"), 64);
     train(&workshop, "staged", &overrides, &resume(Some(7)));
     let alone = [
@@ -191,8 +192,9 @@ fn a_stage_that_a_window_outlasts_is_passed_over() {
     let stages = "stages=[{steps: 1, sequence_length: 16, sequences_per_step: 1, batch_size: 1}, \
                   {steps: 1, at: window_end, sequence_length: 48}, {steps: 8, at: window_end}]";
     train(&workshop, "run", &[stages], &QUIET);
-    let begun: Vec<u64> = workshop.metrics("run", "stage").iter().map(|line| line["stage"].as_u64().unwrap()).collect();
-    assert_eq!(begun, [0], "the window has more than ten sequences of 16 tokens");
+    let stages: Vec<u64> =
+        workshop.metrics("run", "stage").iter().map(|line| line["stage"].as_u64().unwrap()).collect();
+    assert_eq!(stages, [0], "the window has more than ten sequences of 16 tokens");
     assert_eq!(workshop.losses("run", "train").len(), 10);
 }
 
@@ -200,10 +202,10 @@ fn a_stage_that_a_window_outlasts_is_passed_over() {
 fn stages_may_weigh_the_sources_of_a_mixture() {
     let workshop = Workshop::new();
     let [no_shards, mixture] = workshop.mixture();
-    let named =
+    let named_mixture =
         mixture.replacen("{shards", "{name: large, shards", 1).replacen(", {shards", ", {name: small, shards", 1);
     let stages = "stages=[{steps: 5}, {steps: 5, sequence_length: 16, mixture: [{source: small, weight: 9.0}]}]";
-    let overrides = [&*no_shards, &*named, stages, "runtime.checkpoint.every_n_steps=100"];
+    let overrides = [&*no_shards, &*named_mixture, stages, "runtime.checkpoint.every_n_steps=100"];
     train(&workshop, "straight", &overrides, &QUIET);
     let report = validated(&workshop, "straight", &[5, 6, 10]);
     assert_eq!(report.problems, [""; 0]);
@@ -228,7 +230,7 @@ fn changing_stages_on_resume_is_refused_by_key() {
         assert_eq!(error.exit_code(), 2, "{error}");
         error.to_string()
     };
-    for (from, to, told) in [
+    for (from, to, message) in [
         ("steps: 4", "steps: 5", "stages[0].steps was 4 and is 5"),
         ("sequence_length: 64", "sequence_length: 48", "stages[1].sequence_length was 64 and is 48"),
         ("sequences_per_step: 3", "sequences_per_step: 4", "stages[1].sequences_per_step was 3 and is 4"),
@@ -236,10 +238,10 @@ fn changing_stages_on_resume_is_refused_by_key() {
         ("{steps: 3}]", "{steps: 3, at: window_end}]", r#"stages[2].at was "next_window" and is "window_end""#),
         (", {steps: 3}]", "]", "stages[2]"),
     ] {
-        let changed = THREE.replace(from, to);
-        assert_ne!(changed, THREE);
-        let error = refused(&[&changed, "scheduler.total_steps=null", "model.max_position_embeddings=64"]);
-        assert!(error.contains(told), "{told}: {error}");
+        let stages = THREE.replace(from, to);
+        assert_ne!(stages, THREE);
+        let error = refused(&[&stages, "scheduler.total_steps=null", "model.max_position_embeddings=64"]);
+        assert!(error.contains(message), "{message}: {error}");
     }
     let error = refused(&["model.max_position_embeddings=64"]);
     assert!(error.contains("stages[0].steps was 4 and is null"), "{error}");
@@ -270,17 +272,17 @@ fn memory_is_that_of_the_largest_stage() {
     let bytes = |overrides: &[&str]| MemoryPlan::new(&workshop.run("plan", overrides)).unwrap().bytes;
     let positions = "model.max_position_embeddings=64";
     let large = bytes(&[positions, "data.sequence_length=64", "data.batch_size=8"]);
-    let staged =
+    let stages =
         "stages=[{steps: 5, sequence_length: 16, batch_size: 2}, {steps: 5, sequence_length: 64, batch_size: 8}]";
-    assert_eq!(bytes(&[staged]), large);
-    let plan = MemoryPlan::new(&workshop.run("plan", &[staged])).unwrap();
+    assert_eq!(bytes(&[stages]), large);
+    let plan = MemoryPlan::new(&workshop.run("plan", &[stages])).unwrap();
     assert_eq!((plan.stages.len(), plan.stages[1].bytes), (2, large));
     assert_eq!(plan.total_tokens, Some(5 * 8 * (16 + 64)));
-    let mut trainer = training::trainer::Trainer::new(workshop.run("run", &[staged])).unwrap();
+    let mut trainer = training::trainer::Trainer::new(workshop.run("run", &[stages])).unwrap();
     while let Some(report) = trainer.step().unwrap() {
         assert_eq!(report.memory_bytes, large);
     }
-    let error = MemoryPlan::new(&workshop.run("plan", &[staged, &format!("runtime.memory_limit={}B", large - 1)]));
+    let error = MemoryPlan::new(&workshop.run("plan", &[stages, &format!("runtime.memory_limit={}B", large - 1)]));
     let error = error.unwrap().check().unwrap_err();
     assert_eq!(error.exit_code(), 4);
     assert!(error.to_string().contains("stages[1].batch_size=8"), "{error}");
@@ -290,28 +292,28 @@ fn memory_is_that_of_the_largest_stage() {
 #[test]
 fn auto_finds_a_micro_batch_for_each_stage_and_keeps_it() {
     let workshop = Workshop::new();
-    let staged =
+    let stages =
         "stages=[{steps: 5, sequence_length: 16, batch_size: auto}, {steps: 5, sequence_length: 64, batch_size: auto}]";
     let micro_batches = |overrides: &[&str]| -> Vec<u64> {
         let plan = MemoryPlan::new(&workshop.run("plan", overrides)).unwrap();
         plan.stages.iter().map(|stage| stage.micro_batch).collect()
     };
-    assert_eq!(micro_batches(&[staged]), [8, 8]);
-    let fixed = staged.replacen("batch_size: auto", "batch_size: 8", 1).replace("batch_size: auto", "batch_size: 2");
-    let needed = MemoryPlan::new(&workshop.run("plan", &[&fixed])).unwrap().bytes;
-    let tight = format!("runtime.memory_limit={needed}B");
-    assert_eq!(micro_batches(&[staged, &tight]), [8, 2]);
-    train(&workshop, "straight", &[staged, &tight], &QUIET);
-    train(&workshop, "resumed", &[staged, &tight], &RunOptions { max_steps: Some(3), ..QUIET });
-    train(&workshop, "resumed", &[staged], &resume(None));
+    assert_eq!(micro_batches(&[stages]), [8, 8]);
+    let fixed = stages.replacen("batch_size: auto", "batch_size: 8", 1).replace("batch_size: auto", "batch_size: 2");
+    let bytes = MemoryPlan::new(&workshop.run("plan", &[&fixed])).unwrap().bytes;
+    let tight = format!("runtime.memory_limit={bytes}B");
+    assert_eq!(micro_batches(&[stages, &tight]), [8, 2]);
+    train(&workshop, "straight", &[stages, &tight], &QUIET);
+    train(&workshop, "resumed", &[stages, &tight], &RunOptions { max_steps: Some(3), ..QUIET });
+    train(&workshop, "resumed", &[stages], &resume(None));
     assert_same(&workshop, "straight", "resumed");
 }
 
 #[test]
 fn a_stage_longer_than_a_window_is_refused_before_step_1() {
     let workshop = Workshop::new();
-    let staged = "stages=[{steps: 5}, {steps: 5, sequence_length: 65536, sequences_per_step: 1, batch_size: 1}]";
-    let error = run_training(workshop.run("run", &[staged]), &QUIET, &StopSignal::new()).unwrap_err();
+    let stages = "stages=[{steps: 5}, {steps: 5, sequence_length: 65536, sequences_per_step: 1, batch_size: 1}]";
+    let error = run_training(workshop.run("run", &[stages]), &QUIET, &StopSignal::new()).unwrap_err();
     assert_eq!(error.exit_code(), 2, "{error}");
     let text = error.to_string();
     assert!(text.contains("stages[1].sequence_length") && text.contains("data.shuffle_buffer_size"), "{text}");

@@ -264,8 +264,8 @@ fn long_conversations_render() {
     for template in [PLAIN, &quadratic, &joined, "chatml", "qwen3"] {
         let is_built_in = ["chatml", "qwen3"].contains(&template);
         let model = model((!is_built_in).then_some(template));
-        let named = ChatSettings { template: is_built_in.then(|| template.into()), ..settings() };
-        let encoder = model.encoder(&named).unwrap();
+        let chat_settings = ChatSettings { template: is_built_in.then(|| template.into()), ..settings() };
+        let encoder = model.encoder(&chat_settings).unwrap();
         for messages in [&many, &large] {
             let messages: Vec<Value> = turns(messages).as_array().unwrap().clone();
             if let Err(error) = encoder.encode_prompt(&messages) {

@@ -7,16 +7,16 @@ fn resolved(
     config: Option<&str>,
     split: &str,
 ) -> Result<(Vec<String>, Vec<String>), DataError> {
-    let mut listed = Vec::new();
+    let mut folders = Vec::new();
     let readme = format!("---\n{card}\n---\n");
-    let found = resolve("o/n", (!card.is_empty()).then_some(readme.as_str()), config, split, |folder| {
-        listed.push(folder.to_owned());
+    let files = resolve("o/n", (!card.is_empty()).then_some(readme.as_str()), config, split, |folder| {
+        folders.push(folder.to_owned());
         let below = |path: &str| folder.is_empty() || path.starts_with(&format!("{folder}/"));
         let mut paths: Vec<&&str> = files.iter().filter(|path| below(path)).collect();
         paths.sort();
         Ok(paths.into_iter().map(|path| ListedFile { path: (*path).to_owned(), bytes: 1 }).collect())
     })?;
-    Ok((found.into_iter().map(|file| file.path).collect(), listed))
+    Ok((files.into_iter().map(|file| file.path).collect(), folders))
 }
 
 #[track_caller]
@@ -37,11 +37,11 @@ const FINEWEB_FILES: [&str; 5] = [
 
 #[test]
 fn configs_list_only_the_folders_they_need() {
-    let (files, listed) = resolved(&FINEWEB_FILES, FINEWEB, None, "train").unwrap();
+    let (files, folders) = resolved(&FINEWEB_FILES, FINEWEB, None, "train").unwrap();
     assert_eq!(files.len(), 3);
-    assert_eq!((files[0].as_str(), listed), ("data/CC-MAIN-2013-20/000_00000.parquet", vec!["data".to_owned()]));
-    let (files, listed) = resolved(&FINEWEB_FILES, FINEWEB, Some("sample-10BT"), "train").unwrap();
-    assert_eq!((files, listed), (vec![FINEWEB_FILES[4].to_owned()], vec!["sample/10BT".to_owned()]));
+    assert_eq!((files[0].as_str(), folders), ("data/CC-MAIN-2013-20/000_00000.parquet", vec!["data".to_owned()]));
+    let (files, folders) = resolved(&FINEWEB_FILES, FINEWEB, Some("sample-10BT"), "train").unwrap();
+    assert_eq!((files, folders), (vec![FINEWEB_FILES[4].to_owned()], vec!["sample/10BT".to_owned()]));
     let error = resolved(&FINEWEB_FILES, FINEWEB, Some("sample-10B"), "train").unwrap_err().to_string();
     assert!(error.contains("`sample-10B`") && error.contains("sample-10BT, CC-MAIN-2013-20"), "{error}");
     let error = resolved(&FINEWEB_FILES, FINEWEB, None, "test").unwrap_err().to_string();

@@ -288,8 +288,9 @@ mod tests {
                 Machine::Widest => Arch::new().dispatch(gemm),
                 Machine::Amx => on_amx(gemm),
             }
-            let needed = (0..m * n).filter(|i| !matches!(causal, Causal::Output(_)) || is_visible(i / n, i % n));
-            needed.for_each(|i| {
+            let computed_indices =
+                (0..m * n).filter(|i| !matches!(causal, Causal::Output(_)) || is_visible(i / n, i % n));
+            computed_indices.for_each(|i| {
                 assert_eq!(target[i], expected(i / n, i % n), "{m} {n} {k}, group {group}, past {past}: {i}");
             });
         }

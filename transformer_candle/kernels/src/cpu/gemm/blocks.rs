@@ -78,10 +78,14 @@ mod tests {
 
         let cores = fs::read_dir("/sys/devices/system/cpu").into_iter().flatten().flatten();
         let caches = cores.flat_map(|core| (0..8).map(move |index| core.path().join(format!("cache/index{index}"))));
-        let told = |file: PathBuf| fs::read_to_string(file).unwrap_or_default().trim().to_owned();
-        let l2 = caches.filter(|cache| told(cache.join("level")) == "2");
-        let size = |cache: PathBuf| Some(told(cache.join("size")).strip_suffix('K')?.parse::<usize>().ok()? << 10);
-        let told: Vec<usize> = l2.filter_map(size).collect();
-        assert!(told.is_empty() || l2_bytes().is_some_and(|bytes| told.contains(&bytes)), "{:?}, {told:?}", l2_bytes());
+        let file_text = |file: PathBuf| fs::read_to_string(file).unwrap_or_default().trim().to_owned();
+        let l2 = caches.filter(|cache| file_text(cache.join("level")) == "2");
+        let size = |cache: PathBuf| Some(file_text(cache.join("size")).strip_suffix('K')?.parse::<usize>().ok()? << 10);
+        let sizes: Vec<usize> = l2.filter_map(size).collect();
+        assert!(
+            sizes.is_empty() || l2_bytes().is_some_and(|bytes| sizes.contains(&bytes)),
+            "{:?}, {sizes:?}",
+            l2_bytes()
+        );
     }
 }

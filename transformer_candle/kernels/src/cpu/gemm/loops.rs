@@ -82,8 +82,8 @@ impl<A: Element, B: Element, O: Element> Gemm<'_, A, B, O> {
         let nc = even_step(b.columns, b_room / kc_words, T::NR);
         let (b_words, rest) = workspace.split_at_mut(nc * kc_words);
         let (a_blocks, partials) = rest.split_at_mut(A_BLOCKS_WORDS);
-        let fitting = PARTIAL_SUMS.min(partials.len()) / nc.min(b.columns) / T::ROW_STEP * T::ROW_STEP;
-        let partial_rows = if keeps_partials { fitting } else { a.rows };
+        let rows_that_fit = PARTIAL_SUMS.min(partials.len()) / nc.min(b.columns) / T::ROW_STEP * T::ROW_STEP;
+        let partial_rows = if keeps_partials { rows_that_fit } else { a.rows };
         let (out, partials) = (Disjoint::new(out), Disjoint::new(partials));
         for rows in steps(a.rows, partial_rows) {
             // Loop 5.
@@ -193,8 +193,8 @@ impl<T: MicroKernel, A: Element> MacroKernel<'_, T, A> {
         let groups = wide.min(fewest_groups.max((2 * threads).div_ceil(tall)));
         // MC: as many panels as fit into L2 and into this thread's part of the workspace.
         let in_l2 = self.blocks.a_factor * T::A_BLOCK_WORDS / (T::MR * self.words);
-        let fitting = in_l2.min(A_BLOCKS_WORDS / T::ROW_STRIDE / T::MR / threads);
-        let longest = fitting.clamp(1, self.blocks.a_factor * T::A_BLOCK_PANELS);
+        let panels_that_fit = in_l2.min(A_BLOCKS_WORDS / T::ROW_STRIDE / T::MR / threads);
+        let longest = panels_that_fit.clamp(1, self.blocks.a_factor * T::A_BLOCK_PANELS);
         let a_block_words = longest * T::MR * T::ROW_STRIDE;
         // Loop 3: a task is a column group of a panel; a thread takes several panels, an A block, at a time.
         run_tasks(tall * groups, groups, longest * groups, a_blocks, a_block_words, |share, a_block| {
@@ -222,17 +222,17 @@ impl<T: MicroKernel, A: Element> MacroKernel<'_, T, A> {
     ) {
         let Self { kernel, a, b_block, words, blocks, .. } = *self;
         let all = panels.rows(panel_range.clone());
-        let within = panel_range.map(|number| {
+        let block_rows = panel_range.map(|number| {
             let rows = panels.rows(number..number + 1);
             rows.start - all.start..rows.end - all.start
         });
-        let a_block = ABlock::new::<T, A>(a.submatrix(all.clone(), 0..a.columns), blocks, within.clone(), a_block);
+        let a_block = ABlock::new::<T, A>(a.submatrix(all.clone(), 0..a.columns), blocks, block_rows.clone(), a_block);
         let mut tile = AlignedTile([0.0; MAX_TILE]);
         // Loop 2: these panels of B stay in L2 while all panels of the A block pass.
         for group in steps(columns.len(), blocks.b_panels) {
             let group = columns.start + group.start..columns.start + group.end;
             // Loop 1.
-            for (panel, rows) in within.clone().enumerate() {
+            for (panel, rows) in block_rows.clone().enumerate() {
                 let a = a_block.panel::<T>(panel, rows.clone());
                 let rows = all.start + rows.start..all.start + rows.end;
                 for column in group.clone() {

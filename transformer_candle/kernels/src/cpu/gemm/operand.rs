@@ -23,8 +23,8 @@ struct Cache {
 impl Cache {
     /// Whether it holds a line of each of this many stored rows at once: rows a power of two apart are in few sets.
     fn holds<E>(&self, matrix: &Matrix<'_, E>, rows: usize) -> bool {
-        let apart = 1 << (matrix.stride * size_of::<E>()).trailing_zeros();
-        rows <= self.ways * (self.way_bytes / apart).max(1)
+        let spacing = 1 << (matrix.stride * size_of::<E>()).trailing_zeros();
+        rows <= self.ways * (self.way_bytes / spacing).max(1)
     }
 }
 
@@ -155,6 +155,6 @@ fn as_words<E: Element>(matrix: Matrix<'_, E>, kr: usize) -> Option<&[f32]> {
         return None;
     }
     // SAFETY: f32 and bf16 are plain bits, and KR of them have the size of an f32.
-    let (before, words, _) = unsafe { matrix.values.align_to() };
-    before.is_empty().then_some(words)
+    let (prefix, words, _) = unsafe { matrix.values.align_to() };
+    prefix.is_empty().then_some(words)
 }

@@ -77,9 +77,10 @@ pub(super) fn pack_rows<'a, T: MicroKernel, E: Element>(matrix: Matrix<'_, E>, w
 fn pack_rows_of_columns<T: MicroKernel, E: Element>(matrix: Matrix<'_, E>, words: &mut [f32]) {
     let mut square = [[0f32; SIDE]; SIDE];
     for first in (0..matrix.columns.div_ceil(T::KR)).step_by(SIDE) {
-        for left in (0..matrix.rows).step_by(SIDE) {
-            let rows = SIDE.min(matrix.rows - left);
-            let column = |k: usize| if k < matrix.columns { &matrix.values[k * matrix.stride + left..] } else { &[] };
+        for first_row in (0..matrix.rows).step_by(SIDE) {
+            let rows = SIDE.min(matrix.rows - first_row);
+            let column =
+                |k: usize| if k < matrix.columns { &matrix.values[k * matrix.stride + first_row..] } else { &[] };
             for (word, words) in square.iter_mut().enumerate() {
                 let (k, last) = ((first + word) * T::KR, (first + word) * T::KR + T::KR - 1);
                 if let (Some(first), Some(second)) = (column(k).first_chunk(), column(last).first_chunk()) {
@@ -91,7 +92,7 @@ fn pack_rows_of_columns<T: MicroKernel, E: Element>(matrix: Matrix<'_, E>, words
                     *word = T::pack(element(k, row), element(last, row));
                 }
             }
-            transpose(square.as_flattened(), SIDE, &mut words[left * T::ROW_STRIDE + first..], T::ROW_STRIDE);
+            transpose(square.as_flattened(), SIDE, &mut words[first_row * T::ROW_STRIDE + first..], T::ROW_STRIDE);
         }
     }
 }

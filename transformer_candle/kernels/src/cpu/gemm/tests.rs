@@ -140,10 +140,10 @@ fn partial_sums_over_k_are_not_rounded_to_bf16() {
     let numbers = |seed, count| crate::testing::to_f32(&crate::testing::numbers(seed, count));
     let (a, b, mut workspace) = (numbers(1, m * k), numbers(2, n * k), vec![f32::NAN; workspace_for(m, n, k)]);
     let (a, b) = (Matrix::new(&a, m, k), Matrix::new(&b, n, k).transposed());
-    let (mut waited, mut held) = (vec![bf16::ZERO; m * n], vec![0f32; m * n]);
-    multiply(a, b, &mut waited, n, &mut workspace);
-    multiply(a, b, &mut held, n, &mut workspace);
-    assert!(waited.iter().zip(&held).all(|(&waited, &held)| waited == bf16::narrow(held)));
+    let (mut rounded, mut exact) = (vec![bf16::ZERO; m * n], vec![0f32; m * n]);
+    multiply(a, b, &mut rounded, n, &mut workspace);
+    multiply(a, b, &mut exact, n, &mut workspace);
+    assert!(rounded.iter().zip(&exact).all(|(&rounded, &exact)| rounded == bf16::narrow(exact)));
 }
 
 #[test]

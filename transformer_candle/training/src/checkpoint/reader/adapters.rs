@@ -33,8 +33,8 @@ impl Checkpoint {
 
     /// Reads its `adapter_config.json`: the adapters' settings and the name of their model.
     pub(super) fn adapters(&self) -> Result<AdapterDescription> {
-        let described = AdapterDescription::from_json(&self.json(files::ADAPTER_CONFIG)?);
-        described.map_err(|Problem { path, message, .. }| {
+        let description = AdapterDescription::from_json(&self.json(files::ADAPTER_CONFIG)?);
+        description.map_err(|Problem { path, message, .. }| {
             CheckpointError::mismatch(&self.directory, format!("{}: `{path}` {message}", files::ADAPTER_CONFIG))
         })
     }
@@ -48,10 +48,10 @@ impl Checkpoint {
         else {
             return Ok(None);
         };
-        let recorded = BaseModel::from_bytes(&self.directory, &manifest.read(&self.directory, files::BASE_MODEL)?)?;
+        let base = BaseModel::from_bytes(&self.directory, &manifest.read(&self.directory, files::BASE_MODEL)?)?;
         Ok(Some(match &self.base_model {
-            Some(directory) => recorded.moved_to(directory),
-            None => recorded,
+            Some(directory) => base.moved_to(directory),
+            None => base,
         }))
     }
 
@@ -76,11 +76,11 @@ impl Checkpoint {
     /// [`CheckpointError::BaseMoved`] and [`CheckpointError::BaseChanged`] of the model; those of
     /// [`Checkpoint::pretrained_weights`] of the adapters.
     pub fn checked_adapters(&self, cancel: &CancelToken) -> Result<CheckedAdapters> {
-        let recorded = self.base_record()?;
-        if let Some(recorded) = &recorded {
-            recorded.verify(&self.directory, cancel)?;
+        let base_record = self.base_record()?;
+        if let Some(base_record) = &base_record {
+            base_record.verify(&self.directory, cancel)?;
         }
-        let (base_model, is_recorded) = (self.base()?.directory, recorded.is_some());
+        let (base_model, is_recorded) = (self.base()?.directory, base_record.is_some());
         let shape = self.model()?.shape;
         self.pretrained_adapters(&shape, cancel)?;
         let Some(lora) = shape.lora else {
@@ -94,18 +94,18 @@ impl Checkpoint {
     /// # Errors
     /// [`CheckpointError::OtherBase`]
     pub fn check_base(&self, model: &Path, cancel: &CancelToken) -> Result<()> {
-        let recorded = if let Some(recorded) = self.base_record()? {
-            recorded
+        let record = if let Some(record) = self.base_record()? {
+            record
         } else {
-            let named = PathBuf::from(self.adapters()?.base_model.unwrap_or_default());
-            let is_other = named.canonicalize().ok() != model.canonicalize().ok();
-            if !(named.is_absolute() && named.join(files::CONFIG).exists() && is_other) {
+            let base_path = PathBuf::from(self.adapters()?.base_model.unwrap_or_default());
+            let is_other = base_path.canonicalize().ok() != model.canonicalize().ok();
+            if !(base_path.is_absolute() && base_path.join(files::CONFIG).exists() && is_other) {
                 return Ok(());
             }
-            let named = Self::open(&named)?;
-            named.pretrained_base(&named.model()?.shape, cancel)?.1
+            let base = Self::open(&base_path)?;
+            base.pretrained_base(&base.model()?.shape, cancel)?.1
         };
-        recorded.moved_to(model).verify(&self.directory, cancel).map_err(|error| match error {
+        record.moved_to(model).verify(&self.directory, cancel).map_err(|error| match error {
             CheckpointError::BaseChanged { adapters, base, file } => {
                 CheckpointError::OtherBase { adapters, base, file }
             }

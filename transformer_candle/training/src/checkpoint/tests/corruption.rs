@@ -25,13 +25,13 @@ fn a_changed_byte_in_a_small_file_is_detected() {
         let mut bytes = fs::read(&path).unwrap();
         for byte in 0..bytes.len() {
             // A flipped bit, and a space in place of the byte.
-            for changed in [bytes[byte] ^ 1, b' '] {
-                let was = std::mem::replace(&mut bytes[byte], changed);
-                if was != changed {
+            for replacement in [bytes[byte] ^ 1, b' '] {
+                let original = std::mem::replace(&mut bytes[byte], replacement);
+                if original != replacement {
                     fs::write(&path, &bytes).unwrap();
-                    assert_corrupted(&checkpoint, name, &format!("byte {byte} became {changed}"));
+                    assert_corrupted(&checkpoint, name, &format!("byte {byte} became {replacement}"));
                 }
-                bytes[byte] = was;
+                bytes[byte] = original;
             }
         }
         fs::write(&path, &bytes).unwrap();

@@ -14,20 +14,20 @@ use crate::checkpoint::staging::{Sink, create_file};
 /// A disk with a number of bytes left, and its error when they are used up.
 struct FullingDisk {
     inner: Box<dyn Sink>,
-    left: Rc<Cell<usize>>,
+    room: Rc<Cell<usize>>,
     error: io::ErrorKind,
 }
 
 impl Write for FullingDisk {
     fn write(&mut self, piece: &[u8]) -> io::Result<usize> {
         // Disks fill up in the middle of a write.
-        let fits = piece.len().min(self.left.get());
+        let fits = piece.len().min(self.room.get());
         if fits == 0 && !piece.is_empty() {
             return Err(self.error.into());
         }
-        let written = self.inner.write(&piece[..fits])?;
-        self.left.set(self.left.get() - written);
-        Ok(written)
+        let count = self.inner.write(&piece[..fits])?;
+        self.room.set(self.room.get() - count);
+        Ok(count)
     }
 
     fn flush(&mut self) -> io::Result<()> {
@@ -37,15 +37,15 @@ impl Write for FullingDisk {
 
 impl Sink for FullingDisk {
     fn sync(&mut self) -> io::Result<()> {
-        if self.left.get() == 0 { Err(self.error.into()) } else { self.inner.sync() }
+        if self.room.get() == 0 { Err(self.error.into()) } else { self.inner.sync() }
     }
 }
 
 /// Saves step 2 beside an intact step 1 to a disk with limited room.
 fn save_with_room(folder: &TempDir, bytes: usize, error: io::ErrorKind) -> Result<PathBuf> {
-    let left = Rc::new(Cell::new(bytes));
+    let room = Rc::new(Cell::new(bytes));
     let create = |path: &Path| -> io::Result<Box<dyn Sink>> {
-        Ok(Box::new(FullingDisk { inner: create_file(path)?, left: Rc::clone(&left), error }))
+        Ok(Box::new(FullingDisk { inner: create_file(path)?, room: Rc::clone(&room), error }))
     };
     Tiny::at(Precision::Fp32, 2).save_through(folder.path(), &state_at(2), &create)
 }
@@ -53,9 +53,9 @@ fn save_with_room(folder: &TempDir, bytes: usize, error: io::ErrorKind) -> Resul
 #[test]
 fn a_full_disk_leaves_older_checkpoints_and_no_partial_one() {
     let folder = saved(&[1]);
-    let needed: u64 = list(folder.path()).unwrap()[0].bytes().unwrap();
+    let checkpoint_bytes: u64 = list(folder.path()).unwrap()[0].bytes().unwrap();
     let mut refused = 0;
-    for room in (0..needed as usize).step_by(977) {
+    for room in (0..checkpoint_bytes as usize).step_by(977) {
         let error = save_with_room(&folder, room, io::ErrorKind::StorageFull).unwrap_err();
         assert!(matches!(error, CheckpointError::NoSpace { step: 2, .. }), "{room}: {error}");
         assert_eq!(names(folder.path()), ["latest", "step-00000001"], "with room for {room}");
@@ -64,7 +64,7 @@ fn a_full_disk_leaves_older_checkpoints_and_no_partial_one() {
     }
     assert!(refused > 10);
     verify(&folder.path().join("step-00000001"), &CancelToken::new()).unwrap();
-    save_with_room(&folder, 2 * needed as usize, io::ErrorKind::StorageFull).unwrap();
+    save_with_room(&folder, 2 * checkpoint_bytes as usize, io::ErrorKind::StorageFull).unwrap();
 }
 
 #[test]
@@ -110,9 +110,9 @@ fn readers_see_the_previous_checkpoint_during_a_save() {
 #[test]
 fn the_next_save_removes_files_of_killed_writers() {
     let folder = saved(&[1]);
-    let left = folder.path().join(".step-00000002.tmp-4242");
-    fs::create_dir(&left).unwrap();
-    fs::write(left.join("model.safetensors"), "half").unwrap();
+    let leftover = folder.path().join(".step-00000002.tmp-4242");
+    fs::create_dir(&leftover).unwrap();
+    fs::write(leftover.join("model.safetensors"), "half").unwrap();
     fs::write(folder.path().join(".latest.tmp-4242"), "step-0").unwrap();
     assert_eq!(newest(folder.path()).0, folder.path().join("step-00000001"));
     Tiny::at(Precision::Fp32, 3).save(folder.path(), &state_at(3));
@@ -148,10 +148,10 @@ fn a_killed_writer_leaves_every_checkpoint_intact() {
             .spawn()
             .unwrap();
         // Each round kills it a little later after a save, so that kills hit every part of one.
-        let started = Instant::now();
+        let start = Instant::now();
         let grown =
             || latest(folder.path()).is_some_and(|path| load_state(&path).is_ok_and(|state| state.step > newest_step));
-        while !grown() && started.elapsed() < Duration::from_secs(20) {
+        while !grown() && start.elapsed() < Duration::from_secs(20) {
             thread::sleep(Duration::from_millis(1));
         }
         thread::sleep(Duration::from_micros(700 * round));

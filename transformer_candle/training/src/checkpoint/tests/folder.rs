@@ -78,10 +78,10 @@ fn newest_intact_names_the_corrupted_ones_it_skips() {
     let folder = saved(&[5, 10, 15]);
     corrupt(&path(&folder, 15).join("optimizer.safetensors"));
     fs::remove_file(path(&folder, 10).join("MANIFEST.json")).unwrap();
-    let (chosen, corrupted) = newest(folder.path());
-    assert_eq!(chosen, path(&folder, 5));
-    let named: Vec<_> = corrupted.iter().map(|corrupted| corrupted.name.as_str()).collect();
-    assert_eq!(named, ["step-00000015", "step-00000010"]);
+    let (newest_name, corrupted) = newest(folder.path());
+    assert_eq!(newest_name, path(&folder, 5));
+    let names: Vec<_> = corrupted.iter().map(|corrupted| corrupted.name.as_str()).collect();
+    assert_eq!(names, ["step-00000015", "step-00000010"]);
     corrupt(&path(&folder, 5).join("tokenizer.json"));
     let error = newest_intact(folder.path(), &CancelToken::new()).unwrap_err();
     assert_eq!(error.exit_code(), 5);
@@ -95,8 +95,8 @@ fn an_empty_checkpoint_folder_is_skipped() {
     let folder = saved(&[5]);
     fs::create_dir(path(&folder, 10)).unwrap();
     write_pointer(&folder, "step-00000010");
-    let (chosen, corrupted) = newest(folder.path());
-    assert_eq!(chosen, path(&folder, 5));
+    let (newest_name, corrupted) = newest(folder.path());
+    assert_eq!(newest_name, path(&folder, 5));
     assert_eq!(corrupted[0].name, "step-00000010");
 }
 
@@ -184,8 +184,8 @@ fn a_path_that_is_not_a_regular_file_is_corruption() {
         let file = path(&folder, 10).join(name);
         fs::remove_file(&file).unwrap();
         std::os::unix::fs::symlink("/dev/zero", &file).unwrap();
-        let (chosen, corrupted) = newest(folder.path());
-        assert_eq!(chosen, path(&folder, 5));
+        let (newest_name, corrupted) = newest(folder.path());
+        assert_eq!(newest_name, path(&folder, 5));
         assert_eq!(corrupted[0].reason, format!("{name} cannot be read: it is a device, not a regular file"));
     }
 }
@@ -193,12 +193,12 @@ fn a_path_that_is_not_a_regular_file_is_corruption() {
 #[test]
 fn a_disk_without_room_is_told_beforehand() {
     let folder = saved(&[5, 10]);
-    let missing = folder.path().join("not/yet/there");
-    assert_eq!(check_room(&missing, 1000, 3).unwrap(), None);
-    let error = check_room(&missing, 1 << 60, 1).unwrap_err();
+    let missing_folder = folder.path().join("not/yet/there");
+    assert_eq!(check_room(&missing_folder, 1000, 3).unwrap(), None);
+    let error = check_room(&missing_folder, 1 << 60, 1).unwrap_err();
     assert!(error.to_string().contains("1152921504.61 GB") && error.to_string().contains("--run-dir"), "{error}");
     assert_eq!(error.exit_code(), 2);
-    assert!(!missing.exists());
+    assert!(!missing_folder.exists());
     // Two of the many that are to be kept are there.
     let note = check_room(folder.path(), 1000, 1 << 40).unwrap().unwrap();
     assert!(note.contains("1099511627774 more of them"), "{note}");

@@ -12,9 +12,9 @@ fn every_bit_comes_back() {
         read.restore(&checkpoint).unwrap();
         assert_eq!(read.bits(), tiny.bits());
         assert_eq!(load_state(&checkpoint).unwrap(), state_at(5));
-        let stored = Checkpoint::open(&checkpoint).unwrap().model().unwrap();
-        assert_eq!((stored.precision, stored.stop_tokens), (precision, vec![0]));
-        assert_eq!(stored.shape, tiny.shape);
+        let model = Checkpoint::open(&checkpoint).unwrap().model().unwrap();
+        assert_eq!((model.precision, model.stop_tokens), (precision, vec![0]));
+        assert_eq!(model.shape, tiny.shape);
     }
 }
 
@@ -110,12 +110,12 @@ fn optimizer_tensors_are_named_after_parameters() {
 fn partial_optimizer_state_is_saved_for_its_parameters() {
     let folder = tempfile::tempdir().unwrap();
     let tensors = model::hugging_face::hf_tensors(&tiny_shape());
-    let covered = tensors.iter().find(|tensor| tensor.name == "model.layers.0.mlp.down_proj.weight").unwrap();
-    let range = covered.offset..covered.offset + covered.elements;
+    let parameter = tensors.iter().find(|tensor| tensor.name == "model.layers.0.mlp.down_proj.weight").unwrap();
+    let range = parameter.offset..parameter.offset + parameter.elements;
     let layout = StateLayout::new("momentum", Category::OptimizerMoments, DType::F32, range);
-    let numbers: Vec<f32> = (0..covered.elements).map(|index| index as f32 / 7.0).collect();
+    let numbers: Vec<f32> = (0..parameter.elements).map(|index| index as f32 / 7.0).collect();
     let with = |mut tiny: Tiny, numbers: &[f32]| {
-        let mut buffer = Buffer::zeros(&[covered.elements], DType::F32, &Device::Cpu).unwrap();
+        let mut buffer = Buffer::zeros(&[parameter.elements], DType::F32, &Device::Cpu).unwrap();
         buffer.write(numbers).unwrap();
         tiny.optimizer.push(StateTensor { layout: layout.clone(), buffer });
         tiny
@@ -124,8 +124,8 @@ fn partial_optimizer_state_is_saved_for_its_parameters() {
     let bytes = fs::read(checkpoint.join("optimizer.safetensors")).unwrap();
     let file = safetensors::SafeTensors::deserialize(&bytes).unwrap();
     let saved: Vec<_> = file.names().into_iter().filter(|name| name.ends_with(".momentum")).collect();
-    assert_eq!(saved, [&format!("{}.momentum", covered.name)]);
-    let mut read = with(Tiny::zeros(Precision::Fp32), &vec![0.0; covered.elements]);
+    assert_eq!(saved, [&format!("{}.momentum", parameter.name)]);
+    let mut read = with(Tiny::zeros(Precision::Fp32), &vec![0.0; parameter.elements]);
     read.restore(&checkpoint).unwrap();
     assert_eq!(read.optimizer.last().unwrap().buffer.read_f32().unwrap(), numbers);
 }
@@ -162,14 +162,14 @@ fn files_beside_the_tokenizer_are_kept() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("tokenizer.json");
     fs::write(&path, "{}").unwrap();
-    let beside =
+    let sibling_files =
         [("tokenizer_config.json", "own"), ("special_tokens_map.json", "map"), ("chat_template.jinja", "{{}}")];
-    for (name, content) in beside {
+    for (name, content) in sibling_files {
         fs::write(folder.path().join(name), content).unwrap();
     }
     let files = TokenizerFiles::read(&path, &DocumentTokens::ended_by(0, "<|endoftext|>"), 16).unwrap();
-    let found: Vec<_> = files.iter().skip(1).collect();
-    assert_eq!(found, beside.map(|(name, content)| (name, content.as_bytes())));
+    let read_files: Vec<_> = files.iter().skip(1).collect();
+    assert_eq!(read_files, sibling_files.map(|(name, content)| (name, content.as_bytes())));
 }
 
 #[test]

@@ -100,8 +100,8 @@ impl fmt::Display for BenchReport {
         ];
         rows.extend(self.parts().map(|parts| ("", parts)));
         rows.push(("work", self.work()));
-        let used = self.memory_used_bytes.map(|used| format!("; the GPU's memory lost {}", bytes(used)));
-        rows.push(("memory", format!("{} of buffers{}", bytes(self.memory_bytes), used.unwrap_or_default())));
+        let gpu_loss = self.memory_used_bytes.map(|gpu_loss| format!("; the GPU's memory lost {}", bytes(gpu_loss)));
+        rows.push(("memory", format!("{} of buffers{}", bytes(self.memory_bytes), gpu_loss.unwrap_or_default())));
         rows.extend(self.prediction.as_ref().map(|prediction| ("predicted", prediction.to_string())));
         rows.push(("", "`plan` shows the measured speed of this config from now on".to_owned()));
         let lines: Vec<String> = rows.iter().map(|(name, text)| format!("{name:<11}{text}")).collect();
@@ -114,9 +114,9 @@ impl BenchReport {
     fn parts(&self) -> Option<String> {
         let mut parts: Vec<_> = self.milliseconds.iter().filter(|(name, _)| **name != "step").collect();
         parts.sort_by(|a, b| b.1.total_cmp(a.1));
-        let shown: Vec<String> =
+        let part_times: Vec<String> =
             parts.iter().map(|(name, time)| format!("{} {}", name.replace('_', " "), milliseconds(**time))).collect();
-        (!shown.is_empty()).then(|| format!("{}, each timed alone", shown.join(", ")))
+        (!part_times.is_empty()).then(|| format!("{}, each timed alone", part_times.join(", ")))
     }
 
     /// `0.62 MFLOP per token, 43.47 GFLOP/s, MFU 54.6 %`

@@ -108,8 +108,9 @@ pub(super) fn state_layouts(
     let mut layouts: Vec<StateLayout> = Vec::new();
     for ParameterGroup { range, rule, .. } in groups {
         for &name in rule.state() {
-            if let Some(known) = layouts.iter_mut().find(|layout| layout.name == name) {
-                known.of_all_ranks = known.of_all_ranks.start.min(range.start)..known.of_all_ranks.end.max(range.end);
+            if let Some(layout) = layouts.iter_mut().find(|layout| layout.name == name) {
+                layout.of_all_ranks =
+                    layout.of_all_ranks.start.min(range.start)..layout.of_all_ranks.end.max(range.end);
             } else {
                 let (category, dtype) = (Category::OptimizerMoments, DType::F32);
                 layouts.push(StateLayout::new(name, category, dtype, range.clone()));

@@ -59,7 +59,7 @@ fn each_operation_has_the_cost_of_its_sizes() {
     let chunks = N / 2048.0;
     let gemm = |m: f64, n: f64, k: f64, result: f64| (2.0 * m * n * k, 2.0 * (m * k + k * n) + result * m * n);
     let bytes = |bytes: f64| (0.0, bytes);
-    let (blocks, once) = (MICRO_BATCHES * L, MICRO_BATCHES);
+    let (blocks, per_micro_batch) = (MICRO_BATCHES * L, MICRO_BATCHES);
     let expected = [
         ("qkv forward", blocks, gemm(N, P, D, 2.0)),
         ("attention_output dX", blocks, gemm(N, D, D, 2.0)),
@@ -74,11 +74,11 @@ fn each_operation_has_the_cost_of_its_sizes() {
         ("rope backward", blocks, bytes(4.0 * N * (32.0 + 8.0) * 64.0)),
         ("swiglu forward", blocks, bytes(6.0 * N * I)),
         ("swiglu backward", blocks, bytes(12.0 * N * I)),
-        ("head logits", once * chunks, gemm(2048.0, V, D, 4.0)),
-        ("head softmax and gradient", once * chunks, bytes(10.0 * 2048.0 * V)),
-        ("head dW", once * chunks, gemm(V, D, 2048.0, 8.0)),
-        ("embedding backward", once, bytes(10.0 * N * D)),
-        ("last norm backward", once, bytes(10.0 * N * D)),
+        ("head logits", per_micro_batch * chunks, gemm(2048.0, V, D, 4.0)),
+        ("head softmax and gradient", per_micro_batch * chunks, bytes(10.0 * 2048.0 * V)),
+        ("head dW", per_micro_batch * chunks, gemm(V, D, 2048.0, 8.0)),
+        ("embedding backward", per_micro_batch, bytes(10.0 * N * D)),
+        ("last norm backward", per_micro_batch, bytes(10.0 * N * D)),
         ("grad_norm forward", 1.0, bytes(4.0 * parameters)),
         ("gradients zero", 1.0, bytes(4.0 * parameters)),
         ("adamw step", 1.0, bytes(28.0 * parameters)),
@@ -257,9 +257,9 @@ fn launches(run: &ResolvedRun) -> [Launches; 2] {
     }
     let engine = allocate(&run.config, &shape, settings, &kernels::Device::Cpu).unwrap();
     let (pool, mut steps) = (engine.pool(), SyntheticSteps::new(engine, &run.config).unwrap());
-    let recorded = pool.install(|| timing::record(&kernels::Device::Cpu, Instant::now(), || Ok(steps.step())));
-    let (done, recording) = recorded.unwrap();
-    done.unwrap();
+    let recording_outcome = pool.install(|| timing::record(&kernels::Device::Cpu, Instant::now(), || Ok(steps.step())));
+    let (outcome, recording) = recording_outcome.unwrap();
+    outcome.unwrap();
     for operation in recording.operations() {
         *called.entry(operation.name).or_default() += 1.0;
     }

@@ -105,8 +105,8 @@ fn ranks_on_one_cpu_share_its_cores() {
     );
     near(exchange.efficiency[0], CPU_STEP_SECONDS / two.step_seconds[0]);
     let machines = PlanRequest { nodes: Some(2), interconnect: Some("10Gb/s".parse().unwrap()), ..request };
-    let apart = on(&run, &machines).speed.unwrap();
-    let computing = apart.step_seconds[1] - apart.exchange.unwrap().seconds[1];
+    let on_two_machines = on(&run, &machines).speed.unwrap();
+    let computing = on_two_machines.step_seconds[1] - on_two_machines.exchange.unwrap().seconds[1];
     assert!((0.5..0.6).contains(&(computing / CPU_STEP_SECONDS)), "{computing}");
 }
 

@@ -27,11 +27,11 @@ fn a_shortage_says_when_nothing_fits() {
 fn a_shortage_names_the_data_stream() {
     let run = run_of("smoke_cpu", &["data.num_workers=256"]);
     let shape = model_shape(&run.config).unwrap();
-    let asked = plan_of(&run).unwrap().engine_settings(DeviceKind::Cpu);
+    let engine_settings = plan_of(&run).unwrap().engine_settings(DeviceKind::Cpu);
     let shortage = |free| {
         let budget = Budget::minus_data_stream(free, "free on this machine", dataset::memory_bound(&run.config.data));
         assert_eq!(budget.bytes, 0);
-        let step = StepOf { config: &run.config, shape: &shape, settings: asked };
+        let step = StepOf { config: &run.config, shape: &shape, settings: engine_settings };
         fit::shortage(&[step], &budget).to_string()
     };
     let message = shortage(24 << 30);
@@ -104,13 +104,13 @@ proptest! {
         let request = PlanRequest { memory: Some(ByteSize(gigabytes * 1_000_000_000)), ..request(gpu) };
         match changes_on(&run, &request) {
             Ok(changes) => {
-                let mut after = run.clone();
-                after.config = applied(&run, &changes);
-                let plan = plan_on(&after, &request, &FakeMachine::default()).unwrap();
+                let mut changed_run = run.clone();
+                changed_run.config = applied(&run, &changes);
+                let plan = plan_on(&changed_run, &request, &FakeMachine::default()).unwrap();
                 prop_assert!(plan.check().is_ok(), "{changes:?}");
                 prop_assert_eq!(plan.tokens_per_step, run.config.data.tokens_per_step() as u64);
-                let fitted = plan_on(&run, &request, &FakeMachine::default()).unwrap().check().is_ok();
-                prop_assert_eq!(fitted, changes.is_empty());
+                let is_small_enough = plan_on(&run, &request, &FakeMachine::default()).unwrap().check().is_ok();
+                prop_assert_eq!(is_small_enough, changes.is_empty());
             }
             Err(error) => {
                 let mut smallest = run.clone();
@@ -126,15 +126,15 @@ proptest! {
 
 #[test]
 fn changes_of_the_result_come_last() {
-    let changed = |memory: u64, keys: &[&str]| {
+    let change_texts = |memory: u64, keys: &[&str]| {
         let run = run_of("rtx5090_1b", keys);
         let request = PlanRequest { memory: Some(ByteSize(memory * 1_000_000_000)), ..request("rtx5090") };
         changes_on(&run, &request).unwrap().iter().map(Change::as_override).collect::<Vec<_>>()
     };
-    assert_eq!(changed(34, &[]), [""; 0]);
-    assert_eq!(changed(28, &["data.batch_size=16"]), ["data.batch_size=2"]);
-    assert_eq!(changed(24, &["data.batch_size=16"]), ["data.batch_size=2", "runtime.activation_recompute=block"]);
-    let smaller = changed(16, &[]);
+    assert_eq!(change_texts(34, &[]), [""; 0]);
+    assert_eq!(change_texts(28, &["data.batch_size=16"]), ["data.batch_size=2"]);
+    assert_eq!(change_texts(24, &["data.batch_size=16"]), ["data.batch_size=2", "runtime.activation_recompute=block"]);
+    let smaller = change_texts(16, &[]);
     assert!(smaller[0].starts_with("model.num_layers="), "{smaller:?}");
 }
 

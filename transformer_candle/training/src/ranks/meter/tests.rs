@@ -52,8 +52,8 @@ impl Exchange for Pair {
 const WORK: Duration = Duration::from_millis(30);
 
 fn work() {
-    let began = Instant::now();
-    while began.elapsed() < WORK {
+    let start = Instant::now();
+    while start.elapsed() < WORK {
         thread::yield_now();
     }
 }
@@ -108,14 +108,14 @@ fn data_wait_is_not_compute() {
     alone.rows.lock().unwrap()[1] = vec![0.0; 2 * RankFigures::NUMBERS];
     let mut meter = RankMeter::new(Ranks::new(Arc::new(alone)));
     meter.begin_step().unwrap();
-    let began = Instant::now();
+    let start = Instant::now();
     work();
-    let waited = began.elapsed();
-    meter.loaded(waited, RankUsage::default());
+    let wait = start.elapsed();
+    meter.loaded(wait, RankUsage::default());
     meter.sum(&mut []).unwrap();
     let own = meter.of_all()[0];
-    assert_eq!(own.data_wait_seconds.to_bits(), waited.as_secs_f64().to_bits());
-    assert!(own.compute_seconds >= 0.0 && own.compute_seconds <= began.elapsed().as_secs_f64() - waited.as_secs_f64());
+    assert_eq!(own.data_wait_seconds.to_bits(), wait.as_secs_f64().to_bits());
+    assert!(own.compute_seconds >= 0.0 && own.compute_seconds <= start.elapsed().as_secs_f64() - wait.as_secs_f64());
 }
 
 #[test]

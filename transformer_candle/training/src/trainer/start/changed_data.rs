@@ -50,12 +50,12 @@ impl ChangedData {
             );
         }
         let Some(head) = &state.ledger else { return unknown("the checkpoint records no ledger") };
-        let recorded = match recorded_files(&run.run_directory.join(LEDGER), head, cancel) {
+        let records = match recorded_files(&run.run_directory.join(LEDGER), head, cancel) {
             Err(error @ (DataError::Ledger { .. } | DataError::Io { .. })) => return unknown(&error.to_string()),
-            recorded => recorded?,
+            records => records?,
         };
-        let changed = data.mixture.changed_files(&recorded, cursor)?;
-        Ok((!changed.files.is_empty()).then_some(Self(changed)))
+        let changes = data.mixture.changed_files(&records, cursor)?;
+        Ok((!changes.files.is_empty()).then_some(Self(changes)))
     }
 
     /// Checks that what was consumed is the same, and moves the position to the changed data. Returns a note.
@@ -71,9 +71,9 @@ impl ChangedData {
         cursor: &mut Cursor,
         is_accepted: bool,
     ) -> Result<String> {
-        let (named, step) = (self.named(), grouped(state.step));
+        let (file_list, step) = (self.named(), grouped(state.step));
         let refuse = |reason: &str| {
-            Err(TrainerError::Request(format!("the data has changed since step {step}: {named}. {reason}")))
+            Err(TrainerError::Request(format!("the data has changed since step {step}: {file_list}. {reason}")))
         };
         if !is_accepted {
             return refuse(
@@ -93,8 +93,8 @@ impl ChangedData {
         *cursor = moved;
         match check_consumed(&path, head, &files, &data.stages(run)?, &data.tokenizer) {
             Ok(steps) => Ok(format!(
-                "changed data accepted: {named}; the batches of {} that consumed rows of the changed files were made \
-                 again and are identical{order}",
+                "changed data accepted: {file_list}; the batches of {} that consumed rows of the changed files were \
+                 made again and are identical{order}",
                 counted(steps as u64, "step")
             )),
             Err(DataError::Interrupted) => Err(DataError::Interrupted.into()),
@@ -123,10 +123,10 @@ impl ChangedData {
 
     fn named(&self) -> String {
         let files = &self.0.files;
-        let mut named: Vec<String> = files.iter().take(MAX_NAMED).map(ToString::to_string).collect();
-        if files.len() > named.len() {
-            named.push(format!("and {} more", files.len() - named.len()));
+        let mut names: Vec<String> = files.iter().take(MAX_NAMED).map(ToString::to_string).collect();
+        if files.len() > names.len() {
+            names.push(format!("and {} more", files.len() - names.len()));
         }
-        named.join(", ")
+        names.join(", ")
     }
 }

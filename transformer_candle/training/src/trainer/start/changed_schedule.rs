@@ -19,11 +19,11 @@ pub(super) fn note(run: &ResolvedRun, step: u64) -> Option<String> {
     if step == 0 || step >= total || run.config.stages.is_some() || former.stages.is_some() {
         return None;
     }
-    let (before, after) = (LearningRate::new(&former), LearningRate::new(&run.config));
-    if before == after {
+    let (former_rate, new_rate) = (LearningRate::new(&former), LearningRate::new(&run.config));
+    if former_rate == new_rate {
         return None;
     }
-    let (last, next) = (before.at(step), after.at(step + 1));
+    let (last, next) = (former_rate.at(step), new_rate.at(step + 1));
     let low = if last > 0.0 { last } else { LOW * run.config.optimizer.learning_rate };
     let advice = if next > JUMP * last && step >= former.scheduler.warmup_steps {
         format!(". Without the jump: scheduler.strategy=constant and optimizer.learning_rate={low:.1e}")
@@ -31,7 +31,7 @@ pub(super) fn note(run: &ResolvedRun, step: u64) -> Option<String> {
         String::new()
     };
     let [last, next, end] =
-        [last, next, after.at(total)].map(|rate| if rate > 0.0 { format!("{rate:.1e}") } else { "0".to_owned() });
+        [last, next, new_rate.at(total)].map(|rate| if rate > 0.0 { format!("{rate:.1e}") } else { "0".to_owned() });
     Some(format!(
         "the schedule has changed: the learning rate was {last} at step {}, and is {next} at step {} and {end} at step {}, \
          the last{advice}",

@@ -52,8 +52,8 @@ impl OpenedData {
         let mut has_changed_files = false;
         if let (Some(resumed), Some(cursor)) = (&resumed, &mut cursor) {
             match ChangedData::find(run, &resumed.state, cursor, &data, accept_changed_data, cancel)? {
-                Some(changed) => {
-                    notes.push(changed.accept(run, &mut data, &resumed.state, cursor, accept_changed_data)?);
+                Some(changed_data) => {
+                    notes.push(changed_data.accept(run, &mut data, &resumed.state, cursor, accept_changed_data)?);
                     has_changed_files = true;
                 }
                 None => data.mixture = data.mixture.arranged(cursor),
@@ -63,9 +63,10 @@ impl OpenedData {
         config_fingerprint::pin_data_versions(run, &sources);
         let fingerprint = config_fingerprint::compute(run, data.tokenizer.content_hash(), &sources);
         if let Some(resumed) = resumed {
-            let recorded = &resumed.state.fingerprint;
-            let with_files = has_changed_files.then(|| config_fingerprint::with_files_of(recorded, &fingerprint));
-            resumed.require_same(with_files.as_ref().unwrap_or(recorded), &fingerprint)?;
+            let recorded_fingerprint = &resumed.state.fingerprint;
+            let with_files =
+                has_changed_files.then(|| config_fingerprint::with_files_of(recorded_fingerprint, &fingerprint));
+            resumed.require_same(with_files.as_ref().unwrap_or(recorded_fingerprint), &fingerprint)?;
         }
         let mut stage_run = run.at_stage(stage);
         let data = data.open(&mut stage_run, cursor, notes)?;

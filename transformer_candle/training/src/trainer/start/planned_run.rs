@@ -29,7 +29,7 @@ pub(super) struct PlannedRun {
     /// The run, with the micro-batch and the recompute mode that it trains with.
     pub(super) run: ResolvedRun,
     /// The config's `data.batch_size`, before the plan fills it in.
-    pub(super) asked: BatchSize,
+    pub(super) requested_batch: BatchSize,
     pub(super) device: Device,
     pub(super) shape: ModelShape,
     pub(super) plan: MemoryPlan,
@@ -67,19 +67,19 @@ impl PlannedRun {
         }
         let mut notes = [run.notes.clone(), device_notes].concat();
         let resumed = find_resume_point(&run, from, &mut notes, cancel)?;
-        let asked = run.config.data.batch_size;
+        let requested_batch = run.config.data.batch_size;
         let plan = plan(&mut run, &device, &options.ranks, resumed.as_ref(), options.rebatch, &mut notes)?;
         let state = resumed.as_ref().map(|resumed| &resumed.state);
-        let done = state.map_or(0, |state| state.step);
-        if from.is_some() && run.config.scheduler.total_steps.is_none_or(|total| done < total) {
+        let steps_done = state.map_or(0, |state| state.step);
+        if from.is_some() && run.config.scheduler.total_steps.is_none_or(|total| steps_done < total) {
             disk_note = check_disk(&run, &plan, rank_info)?;
         }
         notes.extend(disk_note);
-        let profiled_steps = options.profiled_steps(&run.config, done)?;
+        let profiled_steps = options.profiled_steps(&run.config, steps_done)?;
         if let Some(state) = state {
             config_fingerprint::restore_data_versions(&state.fingerprint, &mut run);
         }
-        Ok(Self { run, asked, device, shape, plan, resumed, profiled_steps, folder, lock, notes })
+        Ok(Self { run, requested_batch, device, shape, plan, resumed, profiled_steps, folder, lock, notes })
     }
 
     /// Returns the state in the checkpoint that the run is resumed from.
@@ -104,9 +104,9 @@ impl ResumePoint {
         self.checkpoint.directory()
     }
 
-    /// Refuses a run that differs in a setting that must not change from `known`, the checkpoint's settings.
-    pub(super) fn require_same(&self, known: &ConfigFingerprint, fingerprint: &ConfigFingerprint) -> Result<()> {
-        match config_fingerprint::changes(known, fingerprint) {
+    /// Refuses a run that differs in a setting that must not change from `recorded`, the checkpoint's settings.
+    pub(super) fn require_same(&self, recorded: &ConfigFingerprint, fingerprint: &ConfigFingerprint) -> Result<()> {
+        match config_fingerprint::changes(recorded, fingerprint) {
             changes if changes.is_empty() => Ok(()),
             changes => Err(TrainerError::ChangedOnResume { checkpoint: self.directory().to_owned(), changes }),
         }
@@ -180,11 +180,11 @@ fn find_resume_point(
             return Ok(None);
         }
         (Some(ResumeFrom::Latest), Some(_)) => {
-            let found = checkpoint::newest_intact(directory, cancel)?;
-            notes.extend(found.corrupted.iter().map(|corrupted| {
+            let newest = checkpoint::newest_intact(directory, cancel)?;
+            notes.extend(newest.corrupted.iter().map(|corrupted| {
                 format!("checkpoint {} is corrupted and was skipped: {}", corrupted.name, corrupted.reason)
             }));
-            found.checkpoint
+            newest.checkpoint
         }
         (Some(ResumeFrom::Directory(path)), _) => Checkpoint::open(path)?.verified(cancel)?,
     };
@@ -204,7 +204,7 @@ fn occupy(run: &ResolvedRun, options: &RunOptions) -> Result<(Option<Arc<RunLock
     let is_first = options.ranks.rank_info().is_first();
     let lock = match &options.lock {
         _ if !is_first => None,
-        Some(held) if held.belongs_to(&run.run_directory) => Some(Arc::clone(held)),
+        Some(lock) if lock.belongs_to(&run.run_directory) => Some(Arc::clone(lock)),
         _ => Some(Arc::new(RunLock::acquire(&run.run_directory)?)),
     };
     // Where another trainer holds the lock, only the first rank knows: the others wait for it here.
