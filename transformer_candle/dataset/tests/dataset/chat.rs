@@ -144,11 +144,11 @@ fn the_order_depends_on_neither_threads_nor_batches_but_on_the_template() {
 fn held_out_conversations_are_not_trained_on() {
     let data = data(&[("a.jsonl", jsonl(&conversations(0, 3000)))]);
     let settings = StreamSettings { held_out_fraction: 0.2, ..settings() };
-    let trained = data.said(&sequences(&mut data.stream(&settings), 8).unwrap());
+    let trained = data.answers(&sequences(&mut data.stream(&settings), 8).unwrap());
     let mut held_out = HeldOut::open(&data.source, &settings, &data.tokenizer).unwrap();
     let mut evaluate = || {
         let batches = held_out.batches(3, usize::MAX).collect::<Result<Vec<_>, _>>().unwrap();
-        data.said(&batches.iter().flat_map(fixtures::rows).collect::<Vec<_>>())
+        data.answers(&batches.iter().flat_map(fixtures::rows).collect::<Vec<_>>())
     };
     let evaluated = evaluate();
     assert!(!evaluated.is_empty() && evaluate() == evaluated);

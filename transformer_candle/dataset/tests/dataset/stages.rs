@@ -141,7 +141,7 @@ fn the_ledger_of_a_staged_run_is_that_of_a_killed_one() {
     }
 }
 
-fn problems(path: &Path, head: &LedgerHead, stages: &[StreamStage]) -> String {
+fn audit_problems(path: &Path, head: &LedgerHead, stages: &[StreamStage]) -> String {
     audit(path, head, stages, false).unwrap().problems.join("; ")
 }
 
@@ -181,7 +181,7 @@ fn an_audit_counts_what_stages_leave_out() {
     }
     let problem_after = |change: &dyn Fn(&mut LedgerRecord) -> bool| {
         let (path, head) = rewritten(&path, &head, change);
-        problems(&path, &head, &stages)
+        audit_problems(&path, &head, &stages)
     };
     assert_eq!(problem_after(&|_| true), "");
     let unlisted = problem_after(&|record| {
@@ -224,7 +224,7 @@ fn a_ledger_may_start_right_before_a_stage() {
     }
     ledger.append(&LedgerRecord::Step(StepRecord::new(4, &cursor_before, &stream.cursor(), &batch))).unwrap();
     let head = ledger.sync().unwrap();
-    assert_eq!(problems(&path, &head, &stages), "");
+    assert_eq!(audit_problems(&path, &head, &stages), "");
     assert_eq!(replay(&path, &head, 4, &stages, &tokenizer()).unwrap().batch, batch);
 }
 
@@ -248,7 +248,7 @@ fn a_stage_may_weigh_the_sources_otherwise() {
         assert_eq!(&replay(&path, &head, step, &stages, &tokenizer()).unwrap().batch, batch, "step {step}");
     }
     let as_first = [stages[0].clone(), stages[0].clone()];
-    assert!(problems(&path, &head, &as_first).contains("their mixture weights"));
+    assert!(audit_problems(&path, &head, &as_first).contains("their mixture weights"));
     let mismatched = open(&stages[0], None).next_stage(&stages[1], &|| false).unwrap().stream.cursor();
     assert!(TokenStream::open(&stages[0].mixture, &settings, &tokenizer(), Some(mismatched)).is_err());
 }

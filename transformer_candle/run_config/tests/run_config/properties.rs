@@ -307,7 +307,7 @@ fn leaves(schema: &serde_json::Value, path: &str, leaf_paths: &mut Vec<String>) 
     match schema["properties"].as_object() {
         None => leaf_paths.push(path.trim_start_matches('.').to_owned()),
         Some(properties) => {
-            properties.iter().for_each(|(key, schema)| leaves(schema, &format!("{path}.{key}"), leaf_paths))
+            properties.iter().for_each(|(key, schema)| leaves(schema, &format!("{path}.{key}"), leaf_paths));
         }
     }
 }

@@ -200,7 +200,7 @@ fn llama_3_1_8b(rank: Option<usize>, recompute: ActivationRecompute) -> MemoryPl
 fn an_8b_model_with_adapters_fits_an_rtx_5090() {
     let gigabytes = |bytes: u64| bytes as f64 / 1e9;
     let near = |bytes: u64, expected: f64| {
-        assert!((gigabytes(bytes) - expected).abs() < 0.006, "{} {expected}", gigabytes(bytes))
+        assert!((gigabytes(bytes) - expected).abs() < 0.006, "{} {expected}", gigabytes(bytes));
     };
     let plan = llama_3_1_8b(Some(16), ActivationRecompute::Selective);
     insta::assert_snapshot!(plan);
