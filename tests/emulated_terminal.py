@@ -42,9 +42,9 @@ class EmulatedTerminal:
         """Draw what the program writes until the screen shows these words, and not those; return the screen."""
         deadline = time.monotonic() + TIMEOUT
         while not all(word in self.text for word in words) or (without is not None and without in self.text):
-            left = deadline - time.monotonic()
-            assert left > 0, f"no {words} in {TIMEOUT} s on the screen:\n{self.text}"
-            assert self.draw(left), f"the program ended without {words}:\n{self.text}"
+            remaining = deadline - time.monotonic()
+            assert remaining > 0, f"no {words} in {TIMEOUT} s on the screen:\n{self.text}"
+            assert self.draw(remaining), f"the program ended without {words}:\n{self.text}"
         return self.text
 
     def draw(self, seconds: float) -> bool:

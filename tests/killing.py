@@ -32,7 +32,7 @@ class KilledRun:
     workspace: Workspace
     experiment: str
     moments: queue.SimpleQueue[str | None] = field(default_factory=queue.SimpleQueue)
-    printed: list[str] = field(default_factory=list)
+    lines: list[str] = field(default_factory=list)
 
     @property
     def folder(self) -> Path:
@@ -48,12 +48,12 @@ class KilledRun:
         process = self.workspace.start(TRAINER, "train", "--config", config, "--resume")
         reader = threading.Thread(target=self._read, args=(process.stdout,))
         reader.start()
-        seen = 0
-        while moments is None or seen < moments:
+        checkpoints_seen = 0
+        while moments is None or checkpoints_seen < moments:
             moment = self.moments.get(timeout=240)
             if moment is None:
                 break
-            seen += 1
+            checkpoints_seen += 1
         else:
             process.kill()
         code = process.wait(timeout=60)
@@ -61,21 +61,21 @@ class KilledRun:
         while not self.moments.empty():
             self.moments.get()
         if moment is None:
-            assert code == 0, "".join(self.printed[-30:])
+            assert code == 0, "".join(self.lines[-30:])
             return False
         assert code == -signal.SIGKILL, "the kill hit a living process"
         return True
 
     def _read(self, output: Any) -> None:
         for line in output:
-            self.printed.append(line)
+            self.lines.append(line)
             self.moments.put(line)
         self.moments.put(None)
 
     def proof(self) -> dict[str, Any]:
         """Return the report of `validate-data` on the run."""
-        done = self.workspace.trainer("validate-data", self.folder, "--replay=1", "--json").succeeded()
-        report = json.loads(done.out)
+        process = self.workspace.trainer("validate-data", self.folder, "--replay=1", "--json").succeeded()
+        report = json.loads(process.out)
         assert isinstance(report, dict)
         return report
 

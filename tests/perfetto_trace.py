@@ -46,10 +46,10 @@ class Trace:
         self.replies: list[Any] = []
         self.log = bytearray()
         linker = wasmtime.Linker(engine)
-        for wanted in module.imports:
-            assert isinstance(wanted.type, wasmtime.FuncType)
-            function = wasmtime.Func(self.store, wanted.type, self._system_call(wanted.name, wanted.type))
-            linker.define(self.store, wanted.module, wanted.name or "", function)
+        for imported in module.imports:
+            assert isinstance(imported.type, wasmtime.FuncType)
+            function = wasmtime.Func(self.store, imported.type, self._system_call(imported.name, imported.type))
+            linker.define(self.store, imported.module, imported.name or "", function)
         self.exports = linker.instantiate(self.store, module).exports(self.store)
         memory, table = self.exports["memory"], self.exports["__indirect_function_table"]
         assert isinstance(memory, wasmtime.Memory)
@@ -105,23 +105,23 @@ class Trace:
         self.memory.write(self.store, number.to_bytes(size, "little"), address)
         return 0
 
-    def _write(self, _file: int, vectors: int, count: int, written: int) -> int:
+    def _write(self, _file: int, vectors: int, count: int, count_address: int) -> int:
         """Keep what the module logs, for the message of a failure."""
         total = 0
         for vector in range(vectors, vectors + 8 * count, 8):
             start, length = self._number(vector), self._number(vector + 4)
             self.log += self.memory.read(self.store, start, start + length)
             total += length
-        return self._set(written, total, 4)
+        return self._set(count_address, total, 4)
 
     def _grow(self, size: int) -> int:
-        missing = size - self.memory.data_len(self.store)
-        self.memory.grow(self.store, max(0, -(-missing // PAGE)))
+        missing_bytes = size - self.memory.data_len(self.store)
+        self.memory.grow(self.store, max(0, -(-missing_bytes // PAGE)))
         return 1
 
     def _system_call(self, name: str | None, kind: Any) -> Callable[..., Any]:
         """Return a function that the module calls in a browser; there are no files."""
-        known: dict[str, Callable[..., Any]] = {
+        implementations: dict[str, Callable[..., Any]] = {
             "emscripten_resize_heap": self._grow,
             "emscripten_get_heap_max": lambda: 1 << 31,
             "emscripten_get_now": lambda: time.monotonic() * 1e3,
@@ -136,4 +136,4 @@ class Trace:
             assert name not in ("_abort_js", "__assert_fail"), self.log.decode(errors="replace")
             return NO_SUCH_CALL if kind.results else None
 
-        return known.get(name or "", refuse)
+        return implementations.get(name or "", refuse)

@@ -101,12 +101,12 @@ def unprivileged(run: Run, *arguments: str | Path) -> Finished:
 def read_until(process: subprocess.Popen[str], words: str) -> str:
     """Return the lines up to the one that holds `words`."""
     assert process.stdout
-    seen = ""
+    output = ""
     for line in process.stdout:
-        seen += line
+        output += line
         if words in line:
-            return seen
-    raise AssertionError(f"{words!r} is not in:\n{seen}")
+            return output
+    raise AssertionError(f"{words!r} is not in:\n{output}")
 
 
 def limited(run: Run, *arguments: str | Path) -> Finished:
@@ -120,16 +120,16 @@ def test_a_full_disk_stops_no_run_and_loses_no_line(run: Run) -> None:
     unlimited = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
     limit = (FILE_SIZE, unlimited)
     process = run.start(*sizes, *every, before=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, limit))
-    printed = read_until(process, "checkpoint ")
+    output = read_until(process, "checkpoint ")
     for name in ("metrics.jsonl", "ledger.jsonl", "events.out"):
-        warnings = [line for line in printed.splitlines() if line.startswith("warning: ") and name in line]
-        assert len(warnings) == 1, printed
+        warnings = [line for line in output.splitlines() if line.startswith("warning: ") and name in line]
+        assert len(warnings) == 1, output
         assert "File too large" in warnings[0]
     assert run.state(500)["ledger"] is None, "no checkpoint records lines that are not on the disk"
     run.workspace.trainer("validate-data", run.folder).refused(2, "ledger")
 
     resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (unlimited, unlimited))
-    printed = read_until(process, "ledger.jsonl is written again, no line is lost")
+    output = read_until(process, "ledger.jsonl is written again, no line is lost")
     read_until(process, "checkpoint ")
     process.send_signal(signal.SIGTERM)
     rest, _ = process.communicate(timeout=60)
@@ -138,8 +138,8 @@ def test_a_full_disk_stops_no_run_and_loses_no_line(run: Run) -> None:
     assert [row["step"] for row in run.workspace.metrics("run")] == list(range(1, last + 1))
     proof = run.workspace.trainer("validate-data", run.folder, "--replay=600", "--json").succeeded()
     assert json.loads(proof.out)["problems"] == []
-    resumed = run.train(*sizes, "--resume", run.checkpoint(500), "--max-steps=501").succeeded()
-    assert "the ledger restarts at step 500" in resumed.out
+    resumed_run = run.train(*sizes, "--resume", run.checkpoint(500), "--max-steps=501").succeeded()
+    assert "the ledger restarts at step 500" in resumed_run.out
 
 
 @pytest.mark.parametrize(
@@ -150,8 +150,8 @@ def test_a_full_disk_stops_no_run_and_loses_no_line(run: Run) -> None:
 def test_a_disk_that_takes_no_file_is_named(workspace: Workspace, source: str, file: str, variable: str) -> None:
     workspace.write_text()
     limited = f"ulimit -f 1; exec {ORCHESTRATE} {shlex.join(TINY_MODEL)} {source} --experiment=job --steps=3"
-    done = workspace.command("bash", "-c", limited)
-    done.refused(1, "cannot write", file, "`ulimit -f`", variable)
+    process = workspace.command("bash", "-c", limited)
+    process.refused(1, "cannot write", file, "`ulimit -f`", variable)
     assert not list(workspace.root.rglob("*.tmp-*"))
 
 
@@ -159,19 +159,19 @@ def test_printed_commands_can_be_typed(workspace: Workspace) -> None:
     text = workspace.write_text("my texts/a book's.txt")
     folder = workspace.root / "my run"
     run = [*TINY_MODEL, f"--input={text}", "--experiment=job", f"--run-dir={folder}", "--steps=3"]
-    done = workspace.orchestrate(*run).succeeded()
-    (resume,) = [line.strip() for line in done.out.splitlines() if "--resume" in line]
-    again = workspace.command("bash", "-c", resume)
-    assert "step 6/6" in again.succeeded().out
-    prepared = workspace.orchestrate(*run[:-2], "--steps=3", f"--run-dir={folder} 2", "--launch=none").succeeded().out
-    (plan,) = [line.split("#")[0].strip() for line in prepared.splitlines() if " plan --config " in line]
+    process = workspace.orchestrate(*run).succeeded()
+    (resume,) = [line.strip() for line in process.out.splitlines() if "--resume" in line]
+    resumed_run = workspace.command("bash", "-c", resume)
+    assert "step 6/6" in resumed_run.succeeded().out
+    output = workspace.orchestrate(*run[:-2], "--steps=3", f"--run-dir={folder} 2", "--launch=none").succeeded().out
+    (plan,) = [line.split("#")[0].strip() for line in output.splitlines() if " plan --config " in line]
     workspace.command("bash", "-c", plan).succeeded()
 
 
 def test_a_file_size_limit_is_reported_and_spares_checkpoints(run: Run) -> None:
     run.train("--max-steps=1").succeeded()
-    done = run.workspace.command("prlimit", f"--fsize={FILE_SIZE}", *run.arguments("--resume", "--max-steps=2"))
-    done.refused(1, "`ulimit -f`", "step 2", "raise the limit")
+    process = run.workspace.command("prlimit", f"--fsize={FILE_SIZE}", *run.arguments("--resume", "--max-steps=2"))
+    process.refused(1, "`ulimit -f`", "step 2", "raise the limit")
     assert run.names() == ["latest", "step-00000001"]
 
 
@@ -181,8 +181,8 @@ def test_an_unremovable_checkpoint_does_not_stop_training(open_run: Run) -> None
     unprivileged(run, *train, "--max-steps=2").succeeded()
     run.checkpoint(2).chmod(0o555)
     for last in (6, 8):
-        done = unprivileged(run, *train, "--resume", f"--max-steps={last}").succeeded()
-        assert done.out.count("warning: cannot remove") == 1, done.out
+        process = unprivileged(run, *train, "--resume", f"--max-steps={last}").succeeded()
+        assert process.out.count("warning: cannot remove") == 1, process.out
         assert run.names() == ["latest", "step-00000002", f"step-{last:08}"]
     run.workspace.trainer("checkpoint", "verify", run.checkpoint(2)).succeeded()
 
@@ -192,12 +192,12 @@ def test_an_unreadable_checkpoint_is_passed_over(open_run: Run) -> None:
     train = ("train", "--config", run.config, *every)
     unprivileged(run, *train, "--max-steps=4").succeeded()
     run.checkpoint(4).chmod(0)
-    done = unprivileged(run, "generate", "--checkpoint", run.folder, "--prompt=def", "--max-tokens=2").succeeded()
-    assert "step-00000004" in done.err
-    assert "Permission denied" in done.err
-    done = unprivileged(run, *train, "--resume", "--max-steps=6").succeeded()
-    assert "resuming at step 2" in done.out
-    assert "Permission denied" in done.out
+    process = unprivileged(run, "generate", "--checkpoint", run.folder, "--prompt=def", "--max-tokens=2").succeeded()
+    assert "step-00000004" in process.err
+    assert "Permission denied" in process.err
+    process = unprivileged(run, *train, "--resume", "--max-steps=6").succeeded()
+    assert "resuming at step 2" in process.out
+    assert "Permission denied" in process.out
 
 
 @pytest.mark.parametrize("name", ["tokenizer.json", "generation_config.json"])
@@ -213,17 +213,17 @@ def test_commands_inside_a_checkpoint_know_where_they_are(run: Run) -> None:
     here = run.checkpoint(1)
     evaluated = run.workspace.command(TRAINER, "evaluate", "--checkpoint", ".", folder=here).succeeded()
     assert evaluated.out.startswith("loss")
-    verified = run.workspace.command(TRAINER, "checkpoint", "verify", ".", folder=here).succeeded()
-    assert verified.out.startswith(str(here))
-    listed = run.workspace.command(TRAINER, "checkpoint", "list", ".", folder=here).succeeded()
-    assert listed.out.rstrip().endswith("latest")
+    verification = run.workspace.command(TRAINER, "checkpoint", "verify", ".", folder=here).succeeded()
+    assert verification.out.startswith(str(here))
+    listing = run.workspace.command(TRAINER, "checkpoint", "list", ".", folder=here).succeeded()
+    assert listing.out.rstrip().endswith("latest")
 
 
 def test_a_checkpoint_resumed_from_inside_is_not_saved_again(run: Run) -> None:
     run.train("--max-steps=2").succeeded()
-    inside = run.arguments("--resume", ".", "--max-steps=2")
-    done = run.workspace.command(*inside, folder=run.checkpoint(2)).succeeded()
-    assert "\ncheckpoint " not in done.out
+    arguments = run.arguments("--resume", ".", "--max-steps=2")
+    process = run.workspace.command(*arguments, folder=run.checkpoint(2)).succeeded()
+    assert "\ncheckpoint " not in process.out
 
 
 def test_weights_that_give_no_numbers_are_reported(run: Run, tmp_path: Path) -> None:
@@ -305,11 +305,11 @@ def test_a_linked_ledger_is_refused_and_its_target_kept(run: Run) -> None:
 
 def test_files_of_killed_writers_are_removed_at_the_next_start(run: Run) -> None:
     (run.folder / "tensorboard").mkdir(exist_ok=True)
-    left = ["metrics.jsonl.tmp-42", ".environment.json.tmp-42", ".training.yaml.42", "tensorboard/.rewound.tmp-42"]
-    for name in left:
+    leftovers = ["metrics.jsonl.tmp-42", ".environment.json.tmp-42", ".training.yaml.42", "tensorboard/.rewound.tmp-42"]
+    for name in leftovers:
         (run.folder / name).write_text("half")
     run.train("--max-steps=1").succeeded()
-    assert not any((run.folder / name).exists() for name in left)
+    assert not any((run.folder / name).exists() for name in leftovers)
 
 
 @pytest.mark.parametrize(
@@ -387,6 +387,6 @@ print(next(iter(trainer)).step)
 
 
 def test_a_forked_child_is_refused_and_the_parent_trains(run: Run) -> None:
-    done = run.workspace.command(run.workspace.python, "-c", FORK, run.config).succeeded()
-    assert "forked from it" in done.out
-    assert done.out.splitlines()[-1] == "2"
+    process = run.workspace.command(run.workspace.python, "-c", FORK, run.config).succeeded()
+    assert "forked from it" in process.out
+    assert process.out.splitlines()[-1] == "2"

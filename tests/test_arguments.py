@@ -46,14 +46,16 @@ def test_an_empty_value_is_refused(
 @pytest.mark.parametrize(("command", "option"), options("integers"))
 def test_an_integer_beyond_64_bits_is_refused(command: str, option: str, capsys: pytest.CaptureFixture[str]) -> None:
     config = "--config=x.yaml"
-    needed = {"train": [config, "--launch=bindings"], "plan": [config], "validate-data": ["x"]}.get(command, [])
+    required_arguments = {"train": [config, "--launch=bindings"], "plan": [config], "validate-data": ["x"]}.get(
+        command, []
+    )
     for value in (str(2**64), "-" + str(2**64), str(10**30)):
-        assert cli._run([*command.split(), *needed, f"{option}={value}"]) == 2
+        assert cli._run([*command.split(), *required_arguments, f"{option}={value}"]) == 2
         assert option in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         ("plan --gpu", "Option '--gpu' requires an argument (`orchestrate plan --help` lists what there is)"),
         ("plan --gpus 2", "`orchestrate plan` has no option --gpus: type --ranks N"),
@@ -73,9 +75,9 @@ def test_an_integer_beyond_64_bits_is_refused(command: str, option: str, capsys:
         ),
     ],
 )
-def test_a_wrong_command_line_gets_one_sentence(words: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_wrong_command_line_gets_one_sentence(words: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli._run(words.split()) == 2
-    assert capsys.readouterr().err == f"orchestrate: {said}\n"
+    assert capsys.readouterr().err == f"orchestrate: {message}\n"
 
 
 def test_bytes_that_are_not_utf8_are_refused(workspace: Workspace) -> None:
@@ -140,8 +142,8 @@ def test_missing_threads_are_reported_in_a_sentence(workspace: Workspace) -> Non
 def test_a_folder_whose_name_is_no_text_is_refused(workspace: Workspace) -> None:
     workspace.write_text()
     line = 'folder=$(printf "odd\\xff"); mkdir "$folder"; cp book.txt "$folder"; cd "$folder"; exec "$@"'
-    done = workspace.command("bash", "-c", line, "bash", ORCHESTRATE, *TINY_MODEL, "--input=book.txt", "--steps=3")
-    done.refused(2, "UTF-8")
+    process = workspace.command("bash", "-c", line, "bash", ORCHESTRATE, *TINY_MODEL, "--input=book.txt", "--steps=3")
+    process.refused(2, "UTF-8")
 
 
 def test_a_device_that_is_none_is_called_so(workspace: Workspace) -> None:
@@ -186,9 +188,9 @@ def test_the_endpoints_password_reaches_nobody_else(hub_workspace: Workspace, hu
         hub_workspace.extra_environment["HF_ENDPOINT"] = f"http://user:{secret}@{endpoint}"
         patience = ["--override=data.network_patience=1s", "--max-samples=200", f"--experiment=e{number}"]
         for command in (["doctor"], ["doctor", "--json"], [*flags, *patience]):
-            done = hub_workspace.orchestrate(*command)
-            assert secret not in done.out + done.err
-            assert done.code == 0 or endpoint != host or "doctor" in command, done.err
+            process = hub_workspace.orchestrate(*command)
+            assert secret not in process.out + process.err
+            assert process.code == 0 or endpoint != host or "doctor" in command, process.err
     config = hub_workspace.run_folder("e0") / "training.yaml"
     for command in (["validate-data", str(config.parent), "--replay=1"], ["evaluate", "--experiment=e0"]):
         assert secret not in hub_workspace.trainer(*command).err

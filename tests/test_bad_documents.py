@@ -56,7 +56,7 @@ def shards(tmp_path: Path) -> Path:
     return tmp_path / "shards"
 
 
-def made(workspace: Workspace, shards: Path, experiment: str, workers: int) -> KilledRun:
+def make_run(workspace: Workspace, shards: Path, experiment: str, workers: int) -> KilledRun:
     """Make a run of one epoch over the shards, and do not start it."""
     if not workspace.run_folder("template").exists():
         flags = ("--preset=smoke_cpu", "--vocab-size=384", "--steps=1", "--launch=none", "--experiment=template")
@@ -73,21 +73,21 @@ def made(workspace: Workspace, shards: Path, experiment: str, workers: int) -> K
 
 @pytest.mark.slow
 def test_the_same_documents_are_skipped_at_any_thread_count(workspace: Workspace, shards: Path) -> None:
-    alone, busy, killed = (made(workspace, shards, f"workers-{name}", name) for name in (1, 8, 2))
-    assert not alone.live()
-    assert not busy.live()
+    single_run, busy_run, killed_run = (make_run(workspace, shards, f"workers-{name}", name) for name in (1, 8, 2))
+    assert not single_run.live()
+    assert not busy_run.live()
     chance = random.Random(7)
     for _ in range(5):
-        assert killed.live(chance.randint(10, 40))
-    assert not killed.live()
-    assert busy.results() == alone.results() == killed.results()
-    told = ", ".join(f"{count} {reason}" for reason, count in LEFT_OUT.items())
-    for run in (alone, busy):
-        assert f"rows skipped: {told}\n" in run.printed
-    assert killed.proof()["problems"] == []
-    records = [json.loads(line) for line in (killed.folder / "ledger.jsonl").read_text().splitlines()]
-    skipped = [sum(record["skipped"].values()) for record in records if record["kind"] == "window"]
-    assert sum(skipped) == sum(LEFT_OUT.values())
+        assert killed_run.live(chance.randint(10, 40))
+    assert not killed_run.live()
+    assert busy_run.results() == single_run.results() == killed_run.results()
+    counts = ", ".join(f"{count} {reason}" for reason, count in LEFT_OUT.items())
+    for run in (single_run, busy_run):
+        assert f"rows skipped: {counts}\n" in run.lines
+    assert killed_run.proof()["problems"] == []
+    records = [json.loads(line) for line in (killed_run.folder / "ledger.jsonl").read_text().splitlines()]
+    skipped_counts = [sum(record["skipped"].values()) for record in records if record["kind"] == "window"]
+    assert sum(skipped_counts) == sum(LEFT_OUT.values())
 
 
 @pytest.mark.parametrize("name", ["line.jsonl", "line.jsonl.gz", "line.txt"])
@@ -98,13 +98,13 @@ def test_memory_stays_bounded_for_a_line_of_fifty_megabytes(workspace: Workspace
         (folder / "good.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in documents()))
         if huge:
             (folder / name).write_bytes(gzip.compress(huge, 1) if name.endswith(".gz") else huge)
-        run = made(workspace, folder, f"run-{experiment}", 2)
+        run = make_run(workspace, folder, f"run-{experiment}", 2)
         command = [str(TRAINER), "train", "--config", str(run.folder / "training.yaml"), "--max-steps", "20"]
         process = subprocess.Popen(command, cwd=workspace.root, env=workspace.environment, stdout=subprocess.DEVNULL)
-        _, status, used = os.wait4(process.pid, 0)
+        _, status, usage = os.wait4(process.pid, 0)
         process.returncode = os.waitstatus_to_exitcode(status)
         assert process.returncode == 0
-        return used.ru_maxrss * 1024
+        return usage.ru_maxrss * 1024
 
     line = b"x" * HUGE
     huge = line if name.endswith(".txt") else b'{"text": "' + line + b'"}\n'

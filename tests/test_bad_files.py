@@ -45,26 +45,26 @@ def prepared(workspace: Workspace, experiment: str, on_bad_file: str = "skip") -
 
 def test_a_bad_file_is_skipped_told_and_proven(workspace: Workspace) -> None:
     write_files(workspace.root / "in")
-    run, killed = prepared(workspace, "whole"), prepared(workspace, "killed")
+    run, killed_run = prepared(workspace, "whole"), prepared(workspace, "killed")
     assert not run.live()
     chance = random.Random(7)
     for _ in range(2):
-        assert killed.live(chance.randint(12, 45))
-    assert not killed.live()
-    assert killed.results() == run.results()
+        assert killed_run.live(chance.randint(12, 45))
+    assert not killed_run.live()
+    assert killed_run.results() == run.results()
     name = f"p{BAD:02}.jsonl.gz"
-    (told,) = [line for line in run.printed if line.startswith(f"warning: {name} is corrupted")]
-    assert "are skipped" in told
-    assert "1 file of which rows were skipped because they are corrupted\n" in run.printed
+    (warning,) = [line for line in run.lines if line.startswith(f"warning: {name} is corrupted")]
+    assert "are skipped" in warning
+    assert "1 file of which rows were skipped because they are corrupted\n" in run.lines
     records = [json.loads(line) for line in (run.folder / "ledger.jsonl").read_text().splitlines()]
     corrupted = [record for record in records if record["kind"] == "corrupted"]
     assert [(record["name"], record["file"]) for record in corrupted] == [(name, BAD)]
-    proof = killed.proof()
+    proof = killed_run.proof()
     assert proof["problems"] == []
     assert name in proof["components"][0]["corrupted"][0]
     assert workspace.metrics("whole", "data")[-1]["bad_files"] == 1
-    shown = workspace.orchestrate("watch", run.folder, "--once").succeeded().out
-    assert "1 file, skipped as far as unreadable" in shown
+    status = workspace.orchestrate("watch", run.folder, "--once").succeeded().out
+    assert "1 file, skipped as far as unreadable" in status
 
 
 def test_a_stopped_run_resumes_with_the_repaired_file(workspace: Workspace) -> None:
@@ -73,10 +73,10 @@ def test_a_stopped_run_resumes_with_the_repaired_file(workspace: Workspace) -> N
     config = run.folder / "training.yaml"
     workspace.trainer("train", "--config", config).refused(3, f"p{BAD:02}.jsonl.gz is corrupted")
     write_files(workspace.root / "in", damaged=False)
-    refused = workspace.trainer("train", "--config", config, "--resume")
-    refused.refused(2, f"p{BAD:02}.jsonl.gz had ", "bytes and has", "--accept-changed-data")
-    done = workspace.trainer("train", "--config", config, "--resume", "--accept-changed-data").succeeded()
-    assert "changed data accepted: " in done.out
+    refused_process = workspace.trainer("train", "--config", config, "--resume")
+    refused_process.refused(2, f"p{BAD:02}.jsonl.gz had ", "bytes and has", "--accept-changed-data")
+    process = workspace.trainer("train", "--config", config, "--resume", "--accept-changed-data").succeeded()
+    assert "changed data accepted: " in process.out
     proof = run.proof()
     assert proof["problems"] == []
     assert f"p{BAD:02}.jsonl.gz had " in proof["components"][0]["changed"][0]
@@ -123,8 +123,8 @@ def test_rows_appended_to_consumed_files_are_read_next_epoch(workspace: Workspac
     write_lines(folder / "p1.jsonl", 80, 14)
     write_lines(folder / "a-new.jsonl", 94, 8)
     workspace.trainer(*resume[:-1]).refused(2, "p1.jsonl had ", "a-new.jsonl was added", "--accept-changed-data")
-    done = workspace.trainer(*resume, "--max-steps=120").succeeded()
-    assert "were made again and are identical; what was added is read from the next epoch on" in done.out
+    process = workspace.trainer(*resume, "--max-steps=120").succeeded()
+    assert "were made again and are identical; what was added is read from the next epoch on" in process.out
     proof = run.proof()
     assert proof["problems"] == []
     first, second, *_ = proof["components"][0]["epochs"]
@@ -140,12 +140,12 @@ def test_removed_files_are_refused_while_a_window_needs_them(workspace: Workspac
     run, folder, resume = started_on_lines(workspace, "removed", 8)
     records = [json.loads(line) for line in (run.folder / "ledger.jsonl").read_text().splitlines()]
     window = [record for record in records if record["kind"] == "window"][-1]
-    used = {piece["file"] for piece in window["pieces"]}
-    in_use = folder / f"p{min(used)}.jsonl"
+    window_files = {piece["file"] for piece in window["pieces"]}
+    in_use = folder / f"p{min(window_files)}.jsonl"
     content = in_use.read_bytes()
     in_use.unlink()
-    refused = workspace.trainer(*resume)
-    refused.refused(2, f"{in_use.name} cannot be removed, as the shuffle window in use", "--init-from")
+    process = workspace.trainer(*resume)
+    process.refused(2, f"{in_use.name} cannot be removed, as the shuffle window in use", "--init-from")
     in_use.write_bytes(content)
 
 
@@ -183,12 +183,12 @@ def test_unusable_files_are_told_before_training(workspace: Workspace, kind: str
     folder = workspace.root / "in"
     folder.mkdir()
     write_lines(folder / "a.jsonl", 0, 300)
-    content, told = UNUSABLE[kind]
+    content, message = UNUSABLE[kind]
     (folder / "other.jsonl").write_bytes(content)
-    done = workspace.orchestrate("--input", "in", *TINY_MODEL, "--steps=4", "--launch=none").succeeded()
-    assert f"warning: {told}" in done.out
-    if "no row" in told:
-        assert "rows that are skipped: 30 of 330 (30 " in done.out
+    process = workspace.orchestrate("--input", "in", *TINY_MODEL, "--steps=4", "--launch=none").succeeded()
+    assert f"warning: {message}" in process.out
+    if "no row" in message:
+        assert "rows that are skipped: 30 of 330 (30 " in process.out
 
 
 def test_skipped_rows_and_repeated_text_are_told_at_once(workspace: Workspace) -> None:
@@ -201,13 +201,15 @@ def test_skipped_rows_and_repeated_text_are_told_at_once(workspace: Workspace) -
     assert "warning: more than 1 % of the rows are skipped: 50 of 100" in prepared_run.out
     assert "the text of --input is about" in prepared_run.err
     assert "the same documents are read about" in prepared_run.err
-    done = workspace.trainer(
+    process = workspace.trainer(
         "train", "--config", workspace.run_folder("half") / "training.yaml", "--max-steps=3"
     ).succeeded()
-    lines = done.out.splitlines()
-    told = next(number for number, line in enumerate(lines) if line.startswith("warning: rows are skipped, so far"))
-    assert " of half.jsonl, not a JSON object with a string" in lines[told]
-    assert told < next(number for number, line in enumerate(lines) if line.startswith("step 3"))
+    lines = process.out.splitlines()
+    warning_line = next(
+        number for number, line in enumerate(lines) if line.startswith("warning: rows are skipped, so far")
+    )
+    assert " of half.jsonl, not a JSON object with a string" in lines[warning_line]
+    assert warning_line < next(number for number, line in enumerate(lines) if line.startswith("step 3"))
     assert workspace.metrics("half", "data")[-1]["malformed"] > 0
-    shown = workspace.orchestrate("watch", "half", "--once").succeeded().out
-    assert "not a JSON object with a string" in shown
+    status = workspace.orchestrate("watch", "half", "--once").succeeded().out
+    assert "not a JSON object with a string" in status

@@ -66,20 +66,20 @@ def sequences(folder: Path, *overrides: str) -> list[tuple[np.ndarray, np.ndarra
     return [pair for inputs, targets in batches for pair in zip(inputs, targets, strict=True)]
 
 
-def counted_text(folder: Path, found: list[tuple[np.ndarray, np.ndarray]]) -> str:
+def counted_text(folder: Path, pairs: list[tuple[np.ndarray, np.ndarray]]) -> str:
     tokenizer = Tokenizer.from_file(str(folder / "model" / "tokenizer.json"))
-    parts = [targets[targets != IGNORED].tolist() for _, targets in found]
+    parts = [targets[targets != IGNORED].tolist() for _, targets in pairs]
     return "".join(tokenizer.decode(part, skip_special_tokens=False) for part in parts)
 
 
 @pytest.mark.parametrize("packing", ["padded", "documents"])
 def test_no_user_token_carries_loss(folder: Path, packing: str) -> None:
-    found = sequences(folder, f"data.train_shards=[{folder}/chats.jsonl]", f"data.packing={packing}")
+    pairs = sequences(folder, f"data.train_shards=[{folder}/chats.jsonl]", f"data.packing={packing}")
     everything = Tokenizer.from_file(str(folder / "model" / "tokenizer.json")).decode(
-        found[0][0].tolist(), skip_special_tokens=False
+        pairs[0][0].tolist(), skip_special_tokens=False
     )
     assert "SYSTEM" in everything and "FAKE" in everything, "what does not count is read"
-    text = counted_text(folder, found)
+    text = counted_text(folder, pairs)
     assert set(text.replace("<|im_end|>\n", "\n").split("\n")) == {"reply.", "once more.", ""}, text[:300]
     assert not any(character.isupper() for character in text)
 
@@ -100,9 +100,9 @@ def test_two_chat_data_sets_are_mixed_by_weight(folder: Path, packing: str) -> N
         {"shards": [f"{folder}/chats.jsonl"], "weight": 3},
         {"shards": [f"{folder}/completions.jsonl"], "weight": 1},
     ]
-    found = sequences(folder, f"data.mixture={json.dumps(sources)}", f"data.packing={packing}")
-    text = counted_text(folder, found)
+    pairs = sequences(folder, f"data.mixture={json.dumps(sources)}", f"data.packing={packing}")
+    text = counted_text(folder, pairs)
     assert not any(character.isupper() for character in text)
-    of_second = [index for index, pair in enumerate(found) if "completed." in counted_text(folder, [pair])]
-    assert len(of_second) == len(found) // 4
-    assert all("reply." not in counted_text(folder, [found[index]]) for index in of_second)
+    of_second = [index for index, pair in enumerate(pairs) if "completed." in counted_text(folder, [pair])]
+    assert len(of_second) == len(pairs) // 4
+    assert all("reply." not in counted_text(folder, [pairs[index]]) for index in of_second)

@@ -80,8 +80,8 @@ def test_the_token_reaches_the_endpoint_only_and_no_file(hub_workspace: Workspac
     hub.token = "hf_canaryCANARYcanary"
     hub_workspace.extra_environment["HF_TOKEN"] = hub.token
     flags = [*TINY_MODEL, "--stream", "--dataset=HuggingFaceFW/fineweb", "--max-samples=200", "--steps=3"]
-    done = hub_workspace.orchestrate(*flags, "--experiment=secret").succeeded()
-    assert hub.token not in done.out + done.err
+    process = hub_workspace.orchestrate(*flags, "--experiment=secret").succeeded()
+    assert hub.token not in process.out + process.err
     signed = [request for request in hub.requests if request.path.startswith("/cdn/")]
     assert signed
     assert all(request.authorization is None for request in signed)
@@ -119,11 +119,11 @@ def test_help_cuts_no_option(name: str, columns: int, capsys: pytest.CaptureFixt
     has_more = any(parameter.name == "help_all" for parameter in command.params)
     with patch("shutil.get_terminal_size", lambda *_: os.terminal_size((columns, 24))):
         assert cli._run([*name.split(), "--help-all" if has_more else "--help"]) == 0
-    told = capsys.readouterr().out
-    assert max(map(len, told.splitlines())) <= columns
+    help_text = capsys.readouterr().out
+    assert max(map(len, help_text.splitlines())) <= columns
     for option in command.params:
         for word in option.opts:
-            assert not word.startswith("-") or re.search(rf"(^|[ ,]){word}([ ,]|$)", told, re.MULTILINE), word
+            assert not word.startswith("-") or re.search(rf"(^|[ ,]){word}([ ,]|$)", help_text, re.MULTILINE), word
 
 
 def test_help_shows_what_most_people_need(capsys: pytest.CaptureFixture[str]) -> None:
@@ -142,15 +142,15 @@ def test_flags_have_the_type_range_and_text_of_their_keys() -> None:
     flags = {parameter.name: parameter for parameter in typer.main.get_command(cli.app).params}
     keys = _native.json_schema()["properties"]
     for flag in CONFIG_FLAGS:
-        declared: Any = {"properties": keys}
+        schema: Any = {"properties": keys}
         for name in flag.key.split("."):
-            declared = declared["properties"][name]
+            schema = schema["properties"][name]
         option: Any = flags[flag.name]
         assert option.rich_help_panel == flag.panel
         assert option.opts == [flag.flag]
-        assert declared["description"].startswith(option.help)
-        if declared["type" if "type" in declared else "oneOf"] in ("integer", ["integer", "null"]):
-            assert (option.min, option.max) == (declared["minimum"], declared["maximum"])
+        assert schema["description"].startswith(option.help)
+        if schema["type" if "type" in schema else "oneOf"] in ("integer", ["integer", "null"]):
+            assert (option.min, option.max) == (schema["minimum"], schema["maximum"])
     panels = list(
         dict.fromkeys(option.rich_help_panel for option in flags.values() if hasattr(option, "rich_help_panel"))
     )
@@ -171,11 +171,11 @@ def test_every_preset_is_listed_and_printed(capsys: pytest.CaptureFixture[str]) 
 def test_both_programs_take_the_same_options(workspace: Workspace) -> None:
     commands: Any = typer.main.get_command(cli.app)
     own = {"train": {"launch", "nproc"}, "plan": {"preset", "depth"}}
-    for declared in _native.declared_commands():
-        command = commands.commands.get(declared["name"])
+    for declaration in _native.declared_commands():
+        command = commands.commands.get(declaration["name"])
         if command is not None:
-            names = {parameter.name for parameter in command.params} - own.get(declared["name"], set())
-            assert names == {option["name"] for option in declared["options"]}
+            names = {parameter.name for parameter in command.params} - own.get(declaration["name"], set())
+            assert names == {option["name"] for option in declaration["options"]}
     reported = [
         run("evaluate", "--experiment=none", "--max-sequences=0").err
         for run in (workspace.orchestrate, workspace.trainer)
@@ -186,7 +186,7 @@ def test_both_programs_take_the_same_options(workspace: Workspace) -> None:
 @pytest.mark.parametrize("function", [_native.generate, _native.Trainer.generate])
 def test_generate_has_the_same_defaults_in_python(function: Any) -> None:
     [command] = [command for command in _native.declared_commands() if command["name"] == "generate"]
-    declared = {
+    declared_defaults = {
         option["name"]: option["help"].partition("[default: ")[2].rstrip("]")
         for option in command["options"]
         if "[default: " in option["help"]
@@ -199,5 +199,5 @@ def test_generate_has_the_same_defaults_in_python(function: Any) -> None:
         for keyword in keywords
         if keyword.default is not False
     }
-    assert signature.items() <= declared.items()
+    assert signature.items() <= declared_defaults.items()
     assert {"max_tokens", "temperature", "top_k", "top_p", "seed"} <= signature.keys()

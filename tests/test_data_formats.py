@@ -27,12 +27,12 @@ def texts(
 
 def test_json_is_read_as_python_and_arrow_read_it(tmp_path: Path) -> None:
     numbers = (math.nan, math.inf, -math.inf, 1.5, None)
-    chosen = random.Random(0)
+    generator = random.Random(0)
     rows: list[dict[str, object]] = [
         {
-            "score": chosen.choice(numbers),
-            "text": f"{number} {chosen.choice(WORDS)}",
-            "nested": {"numbers": [chosen.choice(numbers)], "word": chosen.choice(WORDS)},
+            "score": generator.choice(numbers),
+            "text": f"{number} {generator.choice(WORDS)}",
+            "nested": {"numbers": [generator.choice(numbers)], "word": generator.choice(WORDS)},
         }
         for number in range(200)
     ]
@@ -74,8 +74,8 @@ def test_gzip_is_read_as_python_reads_it(tmp_path: Path) -> None:
     member = gzip.compress(b'{"text": "one"}\n')
     path = tmp_path / "a.jsonl.gz"
     path.write_bytes(member + bytes(1000) + member + bytes(3))
-    with gzip.open(path) as opened:
-        assert [json.loads(line)["text"] for line in opened] == texts(path) == ["one", "one"]
+    with gzip.open(path) as file:
+        assert [json.loads(line)["text"] for line in file] == texts(path) == ["one", "one"]
 
 
 def test_separators_divide_texts_and_are_counted(workspace: Workspace) -> None:
@@ -84,8 +84,8 @@ def test_separators_divide_texts_and_are_counted(workspace: Workspace) -> None:
     path.write_text("\n<|endoftext|>\n".join(documents), encoding="utf-8")
     assert texts(path) == documents
     assert len(texts(path, reading_version=1)) == 1
-    done = workspace.orchestrate(*TINY_MODEL, "--input", path, "--steps=3").succeeded()
-    assert "<|endoftext|> separates the documents of a.txt (399 of them)" in done.out + done.err
+    process = workspace.orchestrate(*TINY_MODEL, "--input", path, "--steps=3").succeeded()
+    assert "<|endoftext|> separates the documents of a.txt (399 of them)" in process.out + process.err
 
 
 def downloaded(root: Path) -> Path:
@@ -118,12 +118,12 @@ def test_a_downloaded_folder_is_read_as_on_the_hub(workspace: Workspace) -> None
 def test_split_and_max_samples_are_kept_by_the_run(workspace: Workspace) -> None:
     folder = downloaded(workspace.root)
     flags = (*TINY_MODEL, f"--input={folder}", "--steps=3", "--experiment=x")
-    done = workspace.orchestrate(*flags, "--split=validation", "--max-samples=20", "--vocab-size=300").succeeded()
-    assert "20 documents" in done.out or "19 documents" in done.out
+    process = workspace.orchestrate(*flags, "--split=validation", "--max-samples=20", "--vocab-size=300").succeeded()
+    assert "20 documents" in process.out or "19 documents" in process.out
     config = (workspace.run_folder("x") / "training.yaml").read_text()
     assert "split: validation" in config and "max_samples: 20" in config
-    resumed = workspace.orchestrate(*flags, "--vocab-size=300", "--resume=latest", "--split=test")
-    resumed.refused(2, "--split")
+    resumed_run = workspace.orchestrate(*flags, "--vocab-size=300", "--resume=latest", "--split=test")
+    resumed_run.refused(2, "--split")
 
 
 def test_sources_are_read_where_a_pattern_names_them(tmp_path: Path) -> None:
@@ -166,5 +166,5 @@ def test_text_after_many_nulls_is_held_out(workspace: Workspace) -> None:
     rows += [{"text": f"some text of {number} and {number * number}", "id": number} for number in range(300)]
     path = workspace.root / "a.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    done = workspace.orchestrate(*TINY_MODEL, "--input", path, "--steps=3", "--evaluate-every=3").succeeded()
-    assert "nothing is evaluated" not in done.out + done.err
+    process = workspace.orchestrate(*TINY_MODEL, "--input", path, "--steps=3", "--evaluate-every=3").succeeded()
+    assert "nothing is evaluated" not in process.out + process.err

@@ -14,13 +14,13 @@ def test_the_demo_trains_and_prints_a_summary(workspace: Workspace) -> None:
     out = workspace.orchestrate(*flags).succeeded().out
     shards = sorted((workspace.root / "cache" / "demo").glob("*.parquet"))
     assert len(shards) > 1
-    written = [path.stat().st_mtime_ns for path in shards]
+    write_times = [path.stat().st_mtime_ns for path in shards]
     streaming = json.loads((workspace.run_folder("demo") / "streaming_config.json").read_text())
     assert streaming["dataset"] == "demo"
     for words in ("unigram entropy", "A sample", "Where it is", "What to type next"):
         assert words in out
     (evaluation,) = workspace.metrics("demo", "evaluation")
     assert f"{evaluation['loss']:.3f}" in out
-    again = [*TINY_MODEL, "--stream", "--dataset=demo", "--experiment=again", "--launch=none"]
-    workspace.orchestrate(*again).succeeded()
-    assert [path.stat().st_mtime_ns for path in shards] == written
+    second_run = [*TINY_MODEL, "--stream", "--dataset=demo", "--experiment=again", "--launch=none"]
+    workspace.orchestrate(*second_run).succeeded()
+    assert [path.stat().st_mtime_ns for path in shards] == write_times

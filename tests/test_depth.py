@@ -57,13 +57,13 @@ def test_the_rate_is_the_measured_one_where_it_was_measured() -> None:
 def test_each_key_has_its_reason_above_it(layers: int) -> None:
     text = depth.preset(layers)
     assert max(map(len, text.splitlines())) <= 120
-    for key, (chosen, reason) in depth.keys(layers).items():
+    for key, (chosen_value, reason) in depth.keys(layers).items():
         *_, section, name = key.split(".")
-        (behind,) = re.findall(rf"^ *{section}:\n.*", text, re.MULTILINE | re.DOTALL)
-        comment = re.search(rf"((?:^ *#.*\n)+) *{name}: (\S+)$", behind, re.MULTILINE)
+        (section_text,) = re.findall(rf"^ *{section}:\n.*", text, re.MULTILINE | re.DOTALL)
+        comment = re.search(rf"((?:^ *#.*\n)+) *{name}: (\S+)$", section_text, re.MULTILINE)
         assert comment, key
         assert reason in re.sub(r"\s*\n\s*# ", " ", comment.group(1).strip()), key
-        assert comment.group(2) == str(chosen).replace("True", "true").replace("False", "false"), key
+        assert comment.group(2) == str(chosen_value).replace("True", "true").replace("False", "false"), key
 
 
 @pytest.mark.parametrize("command", [["--launch=none"], ["plan"], ["preset"]])
@@ -82,8 +82,8 @@ def test_two_starting_points_are_refused(workspace: Workspace) -> None:
 def test_a_preset_for_a_gpu_says_how_it_fits(workspace: Workspace) -> None:
     text = workspace.orchestrate("preset", "--depth=12", "--gpu=rtx5090").succeeded().out
     (workspace.root / "mine.yaml").write_text(text)
-    planned = workspace.orchestrate("plan", "--config=mine.yaml", "--gpu=rtx5090", "--json").succeeded().out
-    plan = json.loads(planned)
+    output = workspace.orchestrate("plan", "--config=mine.yaml", "--gpu=rtx5090", "--json").succeeded().out
+    plan = json.loads(output)
     as_planned = f"as {plan['micro_batch']} x {plan['gradient_accumulation_steps']} sequences"
     assert "What `orchestrate plan --depth 12 --gpu rtx5090` says" in text
     assert as_planned in text
@@ -99,12 +99,12 @@ def test_a_depth_trains_on_the_demo_and_keeps_its_reasons(workspace: Workspace) 
     losses = workspace.losses("deep")
     assert workspace.metrics("deep")[-1]["step"] == 6
     assert losses[-1] < losses[0]
-    written = (workspace.run_folder("deep") / "training.yaml").read_text()
-    values = _native.parse_config(written, "yaml")
+    config_text = (workspace.run_folder("deep") / "training.yaml").read_text()
+    values = _native.parse_config(config_text, "yaml")
     assert values["model"]["num_layers"] == 2
     assert values["model"]["hidden_size"] == 128
-    assert "# model.hidden_size 128: 64 x depth" in written
-    assert "# optimizer.learning_rate" not in written, "that was typed"
+    assert "# model.hidden_size 128: 64 x depth" in config_text
+    assert "# optimizer.learning_rate" not in config_text, "that was typed"
 
 
 @pytest.mark.slow

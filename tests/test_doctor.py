@@ -51,11 +51,11 @@ def test_a_gpu_that_cannot_be_used_ends_with_2_and_a_sentence(workspace: Workspa
     if trainer_program.has_nvidia_driver():
         pytest.skip("this machine has a GPU")
     workspace.extra_environment["HF_HUB_OFFLINE"] = "1"
-    done = workspace.orchestrate("doctor", "--device=cuda").refused(2, "cuda:0")
-    assert "BAD" in done.out
+    process = workspace.orchestrate("doctor", "--device=cuda").refused(2, "cuda:0")
+    assert "BAD" in process.out
     for command in (["doctor"], ["generate", "--checkpoint=.", "--prompt=x"], ["evaluate", "--checkpoint=."]):
-        told = 'the device is "gpu"' if command == ["doctor"] else "'gpu' for '--device"
-        workspace.orchestrate(*command, "--device=gpu").refused(2, told, "cuda:N")
+        message = 'the device is "gpu"' if command == ["doctor"] else "'gpu' for '--device"
+        workspace.orchestrate(*command, "--device=gpu").refused(2, message, "cuda:N")
 
 
 def test_a_folder_that_cannot_be_written_is_named(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -64,10 +64,10 @@ def test_a_folder_that_cannot_be_written_is_named(workspace: Workspace, monkeypa
 
     monkeypatch.setattr("tempfile.TemporaryFile", refuse)
     runs = workspace.root / "deep" / "runs"
-    found = topic(doctor.examine("cpu", Roots(runs, workspace.root, None)), "disk")
-    assert found.verdict is Verdict.BAD
-    assert str(runs) in found.text
-    assert "ORCHESTRATE_RUNS_ROOT" in found.text
+    finding = topic(doctor.examine("cpu", Roots(runs, workspace.root, None)), "disk")
+    assert finding.verdict is Verdict.BAD
+    assert str(runs) in finding.text
+    assert "ORCHESTRATE_RUNS_ROOT" in finding.text
 
 
 def test_offline_and_unreachable_hubs_are_remarks(workspace: Workspace, hub: FakeHub, monkeypatch: Any) -> None:
@@ -104,11 +104,11 @@ def test_the_program_must_suit_the_gpu(
     built = {**_native.environment(), "version": "0.1.0", "cuda": "13.0"}
     monkeypatch.setattr(_native, "open_device", lambda _device: {**gpu, "software": "driver 13.0, cuBLAS 13.1.0"})
     monkeypatch.setattr(_native, "environment", lambda: built)
-    found = doctor.examine("auto", Roots(workspace.root, workspace.root, workspace.root))
-    assert topic(found, "trainer").verdict is verdict
-    assert words in topic(found, "trainer").text
-    assert "RTX 5090, compute capability 12.0" in topic(found, "device").text
-    assert doctor.is_ready(found) is (verdict is not Verdict.BAD)
+    findings = doctor.examine("auto", Roots(workspace.root, workspace.root, workspace.root))
+    assert topic(findings, "trainer").verdict is verdict
+    assert words in topic(findings, "trainer").text
+    assert "RTX 5090, compute capability 12.0" in topic(findings, "device").text
+    assert doctor.is_ready(findings) is (verdict is not Verdict.BAD)
 
 
 @pytest.mark.parametrize(
@@ -132,10 +132,10 @@ def test_a_gpu_gets_the_largest_preset_that_it_holds(
 
 
 def test_without_gpus_auto_uses_the_cpu_and_cuda_is_refused(monkeypatch: Any) -> None:
-    def missing() -> list[Gpu]:
+    def no_driver() -> list[Gpu]:
         raise _native.ConfigError("no NVIDIA driver was found")
 
-    monkeypatch.setattr(_native, "gpus", missing)
+    monkeypatch.setattr(_native, "gpus", no_driver)
     assert base_config.choose(Settings()).origin == "preset smoke_cpu"
     with pytest.raises(_native.ConfigError, match="no NVIDIA driver"):
         base_config.choose(Settings(keys={"device": "cuda"}))
@@ -149,8 +149,8 @@ def test_an_old_gpu_is_not_used_and_the_reason_is_printed(
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     assert base_config.choose(Settings()).origin == "preset smoke_cpu"
     assert OldGpu.refusal in capsys.readouterr().out
-    found = doctor.examine("auto", Roots(workspace.root, workspace.root, None))
-    assert topic(found, "device").text == f"cpu; no GPU, because {OldGpu.refusal}"
+    findings = doctor.examine("auto", Roots(workspace.root, workspace.root, None))
+    assert topic(findings, "device").text == f"cpu; no GPU, because {OldGpu.refusal}"
 
 
 def test_on_a_machine_with_a_gpu_the_build_for_gpus_goes_first(workspace: Workspace, monkeypatch: Any) -> None:
@@ -159,8 +159,8 @@ def test_on_a_machine_with_a_gpu_the_build_for_gpus_goes_first(workspace: Worksp
         program.parent.mkdir(parents=True)
         program.touch(mode=0o755)
         os.utime(program, (program.stat().st_atime, program.stat().st_mtime - age))
-    for shown, expected in ((True, older), (False, newer)):
-        monkeypatch.setattr(trainer_program, "has_nvidia_driver", lambda shown=shown: shown)
+    for has_driver, expected in ((True, older), (False, newer)):
+        monkeypatch.setattr(trainer_program, "has_nvidia_driver", lambda has_driver=has_driver: has_driver)
         assert trainer_program.find(workspace.root) == expected
 
 

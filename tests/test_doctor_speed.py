@@ -32,10 +32,10 @@ def nvml(tmp_path_factory: pytest.TempPathFactory) -> None:
     ctypes.CDLL(str(library))
 
 
-def found(monkeypatch: pytest.MonkeyPatch, **settings: object) -> dict[str, Finding]:
+def findings_of(monkeypatch: pytest.MonkeyPatch, **settings: object) -> dict[str, Finding]:
     """Return the findings on a GPU that is `FAST` but for the settings; None takes one away."""
-    named = {name: value for name, value in {**FAST, **settings}.items() if value is not None}
-    monkeypatch.setenv("NVML_STAND_IN", ",".join(f"{name}={value}" for name, value in named.items()))
+    measures = {name: value for name, value in {**FAST, **settings}.items() if value is not None}
+    monkeypatch.setenv("NVML_STAND_IN", ",".join(f"{name}={value}" for name, value in measures.items()))
     monkeypatch.setattr(
         _native, "gpus", lambda: [SimpleNamespace(ordinal=0, uuid="GPU-0"), SimpleNamespace(ordinal=1, uuid=UUID)]
     )
@@ -43,7 +43,7 @@ def found(monkeypatch: pytest.MonkeyPatch, **settings: object) -> dict[str, Find
 
 
 def test_a_fast_gpu_gets_no_remark(monkeypatch: pytest.MonkeyPatch) -> None:
-    findings = found(monkeypatch)
+    findings = findings_of(monkeypatch)
     assert list(findings) == TOPICS
     assert {finding.verdict for finding in findings.values()} == {Verdict.GOOD}
     assert findings["pcie"].text == "PCIe 5 x16 of PCIe 5 x16"
@@ -63,31 +63,31 @@ def test_a_fast_gpu_gets_no_remark(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_causes_of_a_slow_gpu_are_reported_with_the_way_out(
     monkeypatch: pytest.MonkeyPatch, topic: str, settings: dict[str, object], words: list[str]
 ) -> None:
-    findings = found(monkeypatch, **settings)
+    findings = findings_of(monkeypatch, **settings)
     assert [name for name in findings if findings[name].verdict is not Verdict.GOOD] == [topic]
     assert findings[topic].verdict is Verdict.REMARK
     assert all(word in findings[topic].text for word in words), findings[topic].text
 
 
 def test_memory_errors_are_in_the_way_of_training(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert found(monkeypatch, ecc=1, ecc_errors=0)["ecc"].verdict is Verdict.GOOD
-    ecc = found(monkeypatch, ecc=1, ecc_errors=3)["ecc"]
+    assert findings_of(monkeypatch, ecc=1, ecc_errors=0)["ecc"].verdict is Verdict.GOOD
+    ecc = findings_of(monkeypatch, ecc=1, ecc_errors=3)["ecc"]
     assert ecc.verdict is Verdict.BAD
     assert "3 memory errors" in ecc.text
 
 
 def test_this_process_is_none_of_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert found(monkeypatch, processes=f"{os.getpid()}:5")["processes"].verdict is Verdict.GOOD
+    assert findings_of(monkeypatch, processes=f"{os.getpid()}:5")["processes"].verdict is Verdict.GOOD
 
 
 def test_properties_that_a_gpu_does_not_report_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     absent = dict.fromkeys(name for name in FAST if name != "uuid")
-    assert found(monkeypatch, **absent) == {}
+    assert findings_of(monkeypatch, **absent) == {}
 
 
 @pytest.mark.parametrize("settings", [{"uuid": "GPU-another"}, {"unloaded": 1}])
 def test_a_silent_nvml_is_a_remark(monkeypatch: pytest.MonkeyPatch, settings: dict[str, object]) -> None:
-    (finding,) = found(monkeypatch, **settings).values()
+    (finding,) = findings_of(monkeypatch, **settings).values()
     assert finding.verdict is Verdict.REMARK
     assert "NVML does not answer" in finding.text
 

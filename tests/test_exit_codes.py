@@ -26,12 +26,14 @@ def test_guide_rust_and_python_have_the_same_exit_codes() -> None:
 
     guide = (REPOSITORY / "docs" / "guide" / "exit-codes.md").read_text(encoding="utf-8")
     (table,) = re.findall(r"\| code \| meaning \|\n\|---\|---\|\n((?:\|.*\n)+)", guide)
-    told = [int(code) for codes in re.findall(r"^\| ([\d, ]+) \|", table, re.MULTILINE) for code in codes.split(", ")]
-    assert told == [int(code) for code in ExitCode]
+    guide_codes = [
+        int(code) for codes in re.findall(r"^\| ([\d, ]+) \|", table, re.MULTILINE) for code in codes.split(", ")
+    ]
+    assert guide_codes == [int(code) for code in ExitCode]
 
 
 def test_exceptions_carry_the_exit_codes() -> None:
-    carried = {
+    codes = {
         TrainerError: ExitCode.UNEXPECTED,
         ConfigError: ExitCode.WRONG_REQUEST,
         DataError: ExitCode.DATA_UNREADABLE,
@@ -39,4 +41,4 @@ def test_exceptions_carry_the_exit_codes() -> None:
         CheckpointError: ExitCode.CHECKPOINT_CORRUPTED,
         DivergenceError: ExitCode.DIVERGED,
     }
-    assert {exception: exception.exit_code for exception in carried} == carried
+    assert {exception: exception.exit_code for exception in codes} == codes

@@ -42,31 +42,31 @@ def names(folder: Path) -> set[str]:
 
 def raw_tensors(folder: Path) -> dict[str, bytes]:
     """Return the bytes of every tensor, whatever its type and file."""
-    found = {}
+    tensor_bytes = {}
     for name, metadata in get_local_safetensors_metadata(folder).files_metadata.items():
         content = (folder / name).read_bytes()
         start = 8 + int.from_bytes(content[:8], "little")
         for tensor, info in metadata.tensors.items():
             first, end = info.data_offsets
-            found[tensor] = content[start + first : start + end]
-    return found
+            tensor_bytes[tensor] = content[start + first : start + end]
+    return tensor_bytes
 
 
 @pytest.mark.skipif(importlib.util.find_spec("gguf") is not None, reason="gguf is installed here")
 def test_a_missing_package_is_named_with_its_command(workspace: Workspace) -> None:
     shutil.copytree(GOLDEN, workspace.root / "runs" / "E")
-    wanted = "-m pip install 'gguf>="
-    workspace.orchestrate("export", "E", "--format=gguf").refused(2, wanted)
-    workspace.orchestrate("export", "E", "--out=model.gguf").refused(2, wanted)
-    assert wanted in workspace.orchestrate("export", "E").succeeded().out
+    command = "-m pip install 'gguf>="
+    workspace.orchestrate("export", "E", "--format=gguf").refused(2, command)
+    workspace.orchestrate("export", "E", "--out=model.gguf").refused(2, command)
+    assert command in workspace.orchestrate("export", "E").succeeded().out
     assert names(workspace.root / "E-hf") >= {"model.safetensors", "config.json"}, "the other format is written"
 
 
 def test_the_folder_has_what_loads_and_no_optimizer(workspace: Workspace) -> None:
     checkpoint = train(workspace, "--input", workspace.write_text())
-    done = workspace.orchestrate("export", "--experiment=E", "--format=hf").succeeded()
+    process = workspace.orchestrate("export", "--experiment=E", "--format=hf").succeeded()
     folder = workspace.root / "E-hf"
-    assert f"wrote      {folder} (7 files, " in done.out
+    assert f"wrote      {folder} (7 files, " in process.out
     assert names(folder) == FILES
     for name in FILES - {"README.md"}:
         assert (folder / name).read_bytes() == (checkpoint / name).read_bytes(), name
@@ -86,9 +86,9 @@ def test_shards_hold_the_same_bytes_and_an_index(workspace: Workspace) -> None:
     for shard in shards:
         with safe_open(folder / shard, "np") as file:
             assert file.metadata() == {"format": "pt"}
-            held = {name for name, place in index["weight_map"].items() if place == shard}
-            assert set(file.keys()) == held
-            sizes = [len(raw_tensors(folder)[name]) for name in held]
+            tensor_names = {name for name, place in index["weight_map"].items() if place == shard}
+            assert set(file.keys()) == tensor_names
+            sizes = [len(raw_tensors(folder)[name]) for name in tensor_names]
             assert sum(sizes) <= 4000 or len(sizes) == 1
 
     join = ["export", "--checkpoint=sharded", "--format=hf"]
@@ -107,8 +107,8 @@ def test_types_are_aligned_in_a_file_of_several(tmp_path: Path) -> None:
     save_file(tensors, tmp_path / "model.safetensors")
     (tmp_path / "out").mkdir()
     write_shards(stored_tensors(tmp_path), tmp_path / "out", "5GB")
-    written = load_file(tmp_path / "out" / "model.safetensors")
-    assert {name: values.tolist() for name, values in written.items()} == {k: v.tolist() for k, v in tensors.items()}
+    actual = load_file(tmp_path / "out" / "model.safetensors")
+    assert {name: values.tolist() for name, values in actual.items()} == {k: v.tolist() for k, v in tensors.items()}
     offsets = get_local_safetensors_metadata(tmp_path / "out").files_metadata["model.safetensors"].tensors
     assert [offsets[name].data_offsets[0] for name in "cba"] == [0, 16, 36]
 
@@ -191,7 +191,7 @@ def test_wrong_options_are_refused_and_touch_nothing(workspace: Workspace) -> No
     (workspace.root / "full").mkdir()
     (workspace.root / "full" / "mine.txt").write_text("mine")
     before = sorted(workspace.root.rglob("*"))
-    refused = {
+    messages = {
         "--format=hf --type=f16": ("--type f16 is for --format gguf",),
         "--format=gguf --max-shard-size=1GB": ("--max-shard-size is for --format hf",),
         "--format=hf --max-shard-size=5GiB": ("--max-shard-size 5GiB", "as 5GB"),
@@ -201,7 +201,7 @@ def test_wrong_options_are_refused_and_touch_nothing(workspace: Workspace) -> No
         "--format=hf --out=no/where": ("there is no folder",),
         "--format=hf --experiment=E": ("say one thing to export",),
     }
-    for flags, words in refused.items():
+    for flags, words in messages.items():
         workspace.orchestrate("export", "--checkpoint=alone", *flags.split()).refused(2, *words)
     (checkpoint / "model.safetensors").write_bytes(b"cut")
     workspace.orchestrate("export", "--checkpoint=alone", "--format=hf").refused(5, "model.safetensors")
@@ -212,19 +212,19 @@ def test_weights_of_another_model_are_checked(workspace: Workspace) -> None:
     model = workspace.root / "model"
     shutil.copytree(GOLDEN / "checkpoints" / STEP, model, ignore=shutil.ignore_patterns("*state*", "MANIFEST*"))
     weights, config = model / "model.safetensors", model / "config.json"
-    whole, described = weights.read_bytes(), config.read_text()
+    whole, config_text = weights.read_bytes(), config.read_text()
     export = ["export", "--checkpoint=model", "--format=hf"]
-    for damaged in (whole[:-1], whole[:100], whole[:5], whole[:-2] + b"\xc0\x7f"):
-        weights.write_bytes(damaged)
+    for content in (whole[:-1], whole[:100], whole[:5], whole[:-2] + b"\xc0\x7f"):
+        weights.write_bytes(content)
         workspace.orchestrate(*export).refused(5, "the model in model is corrupted", "download it again")
     weights.write_bytes(b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 14144\n")
     workspace.orchestrate(*export).refused(5, "a pointer of Git LFS", "git lfs pull")
     weights.write_bytes(whole)
-    config.write_text(described.replace('"num_hidden_layers": 1', '"num_hidden_layers": 2'))
+    config.write_text(config_text.replace('"num_hidden_layers": 1', '"num_hidden_layers": 2'))
     workspace.orchestrate(*export).refused(2, "model.layers.1", "is missing")
     config.write_text(json.dumps({"model_type": "mixtral", "num_local_experts": 8}))
     workspace.orchestrate(*export).refused(2, "`mixtral`, which has a mixture of experts")
-    config.write_text(described)
+    config.write_text(config_text)
     weights.unlink()
     workspace.orchestrate(*export).refused(2, "neither model.safetensors nor model.safetensors.index.json")
     assert not (workspace.root / "model-hf").exists()
@@ -259,8 +259,8 @@ def test_a_full_disk_is_a_sentence_and_leaves_no_part(workspace: Workspace) -> N
 
 def test_a_killed_export_s_folder_is_removed_by_the_next(workspace: Workspace) -> None:
     shutil.copytree(GOLDEN, workspace.root / "runs" / "E")
-    for left in (".E-hf.tmp-4194305", ".E-hf.tmp-x", f".E-hf.tmp-{os.getpid()}"):
-        (workspace.root / left).mkdir()
+    for leftover in (".E-hf.tmp-4194305", ".E-hf.tmp-x", f".E-hf.tmp-{os.getpid()}"):
+        (workspace.root / leftover).mkdir()
     workspace.orchestrate("export", "--experiment=E", "--format=hf").succeeded()
     assert names(workspace.root) == {"runs", "E-hf", ".E-hf.tmp-x", f".E-hf.tmp-{os.getpid()}"}, "it is running"
 
@@ -271,12 +271,12 @@ def test_merged_weights_that_are_not_finite_are_refused(tmp_path: Path, dtype: n
     (tmp_path / "w").write_bytes(bytes(4 * 4 * dtype.itemsize))
     pair = tensors_of_file(tmp_path / "ab")
     kind, size = {"f4": "F32", "u2": "BF16"}[dtype.str[1:]], 16 * dtype.itemsize
-    merged = MergedTensor(kind, [4, 4], 16, tmp_path / "w", 0, size, down=pair["A"], up=pair["B"], scale=alpha)
+    tensor = MergedTensor(kind, [4, 4], 16, tmp_path / "w", 0, size, down=pair["A"], up=pair["B"], scale=alpha)
     if kind == "BF16":
         # The largest f32 below bf16's range rounds up to infinity.
-        merged = dataclasses.replace(merged, scale=float(np.nextafter(np.float32(np.inf), np.float32(0))))
+        tensor = dataclasses.replace(tensor, scale=float(np.nextafter(np.float32(np.inf), np.float32(0))))
     with pytest.raises(CommandError, match="not finite, 16 of 16") as refusal:
-        list(merged.pieces())
+        list(tensor.pieces())
     assert refusal.value.code == 5
 
 
@@ -284,8 +284,8 @@ def test_a_finished_run_is_not_prepared_again(workspace: Workspace) -> None:
     shutil.copytree(GOLDEN, workspace.root / "runs" / "E")
     tokenizer = workspace.run_folder("E") / "tokenizer/tokenizer.json"
     before = tokenizer.read_bytes() if tokenizer.exists() else None
-    again = [*TINY_MODEL, f"--input={workspace.write_text()}", "--experiment=E", "--launch=none"]
-    workspace.orchestrate(*again).refused(2, "holds the checkpoints of an earlier run", "--resume")
+    arguments = [*TINY_MODEL, f"--input={workspace.write_text()}", "--experiment=E", "--launch=none"]
+    workspace.orchestrate(*arguments).refused(2, "holds the checkpoints of an earlier run", "--resume")
     assert (tokenizer.read_bytes() if tokenizer.exists() else None) == before
 
 

@@ -38,9 +38,9 @@ def run_client(script: str, hub: FakeHub, cache: Path, *arguments: str) -> dict[
     """Run a client in a process of its own, since the clients read the endpoint when they are imported."""
     environment = {**os.environ, **hub.environment(cache)}
     command = [sys.executable, "-c", script, *arguments]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240, check=False)
-    assert done.returncode == 0, done.stderr[-2000:]
-    answer = json.loads(done.stdout.splitlines()[-1])
+    process = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240, check=False)
+    assert process.returncode == 0, process.stderr[-2000:]
+    answer = json.loads(process.stdout.splitlines()[-1])
     assert isinstance(answer, dict)
     return answer
 
@@ -62,12 +62,12 @@ def test_datasets_streams_a_config_across_its_files(fineweb: Path, tmp_path: Pat
 
 def test_huggingface_hub_pages_lists_and_downloads_with_a_token(fineweb: Path, tmp_path: Path) -> None:
     with FakeHub(fineweb, token="hf_canary", page_size=3) as hub:
-        seen = run_client(LIST_WITH_HUGGINGFACE_HUB, hub, tmp_path / "cache")
+        listing = run_client(LIST_WITH_HUGGINGFACE_HUB, hub, tmp_path / "cache")
         requests = list(hub.requests)
     repository = Repository(fineweb, "datasets", FINEWEB)
-    assert seen["sha"] == repository.commit()
-    assert set(repository.files()) <= set(seen["files"])
-    downloaded = Path(str(seen["downloaded"])).read_bytes()
+    assert listing["sha"] == repository.commit()
+    assert set(repository.files()) <= set(listing["files"])
+    downloaded = Path(str(listing["downloaded"])).read_bytes()
     assert downloaded == (repository.folder / "sample/10BT/000_00000.parquet").read_bytes()
     signed = [request for request in requests if request.path.startswith("/cdn/")]
     assert signed

@@ -121,55 +121,55 @@ def assert_used_once(run: KilledRun) -> None:
 def test_forty_kills_and_a_hundred_faults_change_no_byte(hub_workspace: Workspace, hub: FakeHub) -> None:
     # A stalled connection is given up after a second, so that the test needs no patience.
     hub_workspace.extra_environment["HF_HUB_DOWNLOAD_TIMEOUT"] = "1"
-    alone, killed = prepare(hub_workspace, DATASET, SAMPLES, "alone", "killed")
-    assert not alone.live()
+    single_run, killed_run = prepare(hub_workspace, DATASET, SAMPLES, "alone", "killed")
+    assert not single_run.live()
 
     chance = random.Random(7)
     hub.requests.clear()
     add_faults(hub, chance)
-    killed.watch(hub)
+    killed_run.watch(hub)
     for number in range(KILLS):
-        assert killed.live(chance.randint(1, LONGEST_LIFE)), f"done after {number} kills"
+        assert killed_run.live(chance.randint(1, LONGEST_LIFE)), f"done after {number} kills"
     # A kill may come before wrong bytes are looked at; the last life lasts. It opens every file first, for its footer.
     hub.faults.add(CONTENT, "corrupt", count=LAST_CORRUPT, skip=FILES)
-    killed.printed.clear()
-    assert not killed.live()
+    killed_run.lines.clear()
+    assert not killed_run.live()
 
     served = Counter(request.fault for request in hub.requests if request.fault)
     assert served == {**dict.fromkeys(KINDS, FAULTS_OF_A_KIND), "corrupt": FAULTS_OF_A_KIND + LAST_CORRUPT}
     assert served.total() >= 100
-    assert any("is corrupted" in line for line in killed.printed), "wrong bytes were noticed"
-    assert killed.results() == alone.results()
-    assert_used_once(killed)
+    assert any("is corrupted" in line for line in killed_run.lines), "wrong bytes were noticed"
+    assert killed_run.results() == single_run.results()
+    assert_used_once(killed_run)
 
 
 @pytest.mark.slow
 def test_kills_and_faults_through_a_proxy_change_no_byte(hub_workspace: Workspace, hub: FakeHub, proxy: str) -> None:
-    alone, killed = prepare(hub_workspace, DATASET, SAMPLES, "alone", "killed")
-    assert not alone.live()
+    single_run, killed_run = prepare(hub_workspace, DATASET, SAMPLES, "alone", "killed")
+    assert not single_run.live()
 
     hub_workspace.extra_environment |= {"HF_ENDPOINT": proxy, "HF_HUB_DOWNLOAD_TIMEOUT": "3"}
     chance = random.Random(7)
     hub.requests.clear()
     for kind in PROXIED:
         hub.faults.add(PLACES[kind], kind, skip=chance.randint(2, 6))
-    killed.watch(hub)
+    killed_run.watch(hub)
     for number in range(KILLS // 4):
-        assert killed.live(chance.randint(1, LONGEST_LIFE)), f"done after {number} kills"
-    assert not killed.live()
+        assert killed_run.live(chance.randint(1, LONGEST_LIFE)), f"done after {number} kills"
+    assert not killed_run.live()
 
     assert all("olah" in request.user_agent or "python" in request.user_agent for request in hub.requests)
     assert Counter(request.fault for request in hub.requests if request.fault) == dict.fromkeys(PROXIED, 1)
-    assert killed.results() == alone.results()
+    assert killed_run.results() == single_run.results()
     hub_workspace.extra_environment["HF_ENDPOINT"] = hub.endpoint
-    assert_used_once(killed)
+    assert_used_once(killed_run)
 
 
 def test_training_says_what_it_waits_for_and_continues(hub_workspace: Workspace, hub: FakeHub) -> None:
-    process, told = starved(hub_workspace, hub, "503")
-    assert "it answered 503" in told
-    assert ".parquet" in told
-    assert "Signature" not in told
+    process, message = starved(hub_workspace, hub, "503")
+    assert "it answered 503" in message
+    assert ".parquet" in message
+    assert "Signature" not in message
     hub.faults.clear()
     rest, _ = process.communicate(timeout=120)
     assert process.returncode == 0, rest
@@ -178,8 +178,8 @@ def test_training_says_what_it_waits_for_and_continues(hub_workspace: Workspace,
 
 
 def test_training_reports_hub_rate_limits_and_can_be_stopped(hub_workspace: Workspace, hub: FakeHub) -> None:
-    process, told = starved(hub_workspace, hub, "429", retry_after=200)
-    match = re.search(r"it answered 429 Too Many Requests; retrying in (\d+) s$", told)
+    process, message = starved(hub_workspace, hub, "429", retry_after=200)
+    match = re.search(r"it answered 429 Too Many Requests; retrying in (\d+) s$", message)
     assert match
     assert 100 < int(match[1]) <= 200
     process.send_signal(signal.SIGINT)

@@ -58,8 +58,8 @@ def finetune(workspace: Workspace, model: Path, *arguments: str | Path) -> Any:
 
 def test_the_loss_falls_and_the_checkpoint_is_a_chat_model(workspace: Workspace, pretrained: Path) -> None:
     rows = write_rows(workspace.root / "rows.jsonl")
-    told = finetune(workspace, pretrained, "--input", rows, "--epochs=6").succeeded()
-    assert "fine-tune" in told.out and ", 6 epochs," in told.out and "learning rate 0.003" in told.out
+    process = finetune(workspace, pretrained, "--input", rows, "--epochs=6").succeeded()
+    assert "fine-tune" in process.out and ", 6 epochs," in process.out and "learning rate 0.003" in process.out
     losses = workspace.losses("chat")
     assert sum(losses[-4:]) < 0.6 * sum(losses[:4]), losses
     run = workspace.run_folder("chat")
@@ -74,25 +74,27 @@ def test_the_loss_falls_and_the_checkpoint_is_a_chat_model(workspace: Workspace,
 def test_few_conversations_are_enough_steps(workspace: Workspace, pretrained: Path) -> None:
     rows, flags = write_rows(workspace.root / "rows.jsonl"), ["--device=cpu", "--seq-len=64", "--seed=7"]
     command: list[str | Path] = ["finetune", "--model", pretrained, "--input", rows, *flags]
-    told = workspace.orchestrate(*command, "--experiment=chat").succeeded().out
+    out = workspace.orchestrate(*command, "--experiment=chat").succeeded().out
     (sequences, epochs, per_step, steps, warmup) = map(int, re.findall(
-        r"The data make (\d+) sequences: (\d) epochs with (\d+) sequences? per step are about (\d+) steps, (\d+) ", told
+        r"The data make (\d+) sequences: (\d) epochs with (\d+) sequences? per step are about (\d+) steps, (\d+) ", out
     )[0])  # fmt: skip
-    trained = workspace.metrics("chat")
-    assert abs(len(trained) - steps) <= epochs
+    train_rows = workspace.metrics("chat")
+    assert abs(len(train_rows) - steps) <= epochs
     assert (epochs, warmup) == (3, min(10, steps // 10))
     assert steps == sequences * epochs // per_step >= 50
-    assert trained[-1]["learning_rate"] == 2e-5
-    assert "little" not in told.partition("What it learnt")[2]
+    assert train_rows[-1]["learning_rate"] == 2e-5
+    assert "little" not in out.partition("What it learnt")[2]
     # What is given is kept.
-    given = workspace.orchestrate(*command, "--experiment=given", "--epochs=1", "--batch-size=4", "--grad-accum=1")
-    assert ": 1 epoch with 4 sequences per step are about" in given.succeeded().out
+    explicit_run = workspace.orchestrate(
+        *command, "--experiment=given", "--epochs=1", "--batch-size=4", "--grad-accum=1"
+    )
+    assert ": 1 epoch with 4 sequences per step are about" in explicit_run.succeeded().out
     steps_given = workspace.orchestrate(*command, "--experiment=steps", "--steps=3").succeeded().out
     assert "The data make" not in steps_given
     assert "little: 3 steps hardly change a model. Give it more steps: --epochs, --steps" in steps_given
 
 
-@pytest.mark.parametrize(("sequences", "given", "expected"), [
+@pytest.mark.parametrize(("sequences", "requested", "expected"), [
     (1, (None, None, None), (3, 1, 0, 3)),
     (4, (None, None, None), (3, 1, 1, 12)),
     (96, (None, None, None), (3, 4, 7, 72)),
@@ -103,10 +105,10 @@ def test_few_conversations_are_enough_steps(workspace: Workspace, pretrained: Pa
     (96, (None, None, 20), (3, 4, 20, 72)),
 ])  # fmt: skip
 def test_the_length_follows_from_the_sequences(
-    sequences: int, given: tuple[int | None, int | None, int | None], expected: tuple[int, int, int, int]
+    sequences: int, requested: tuple[int | None, int | None, int | None], expected: tuple[int, int, int, int]
 ) -> None:
-    found = training_length.length_of(sequences, *given)
-    assert (found.epochs, found.sequences_per_step, found.warmup_steps, found.steps) == expected
+    length = training_length.length_of(sequences, *requested)
+    assert (length.epochs, length.sequences_per_step, length.warmup_steps, length.steps) == expected
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 4, 16])
@@ -142,8 +144,8 @@ def test_a_resumed_run_has_the_same_weights(workspace: Workspace, pretrained: Pa
     checkpoints = workspace.run_folder("chat") / "checkpoints"
     weights = (checkpoints / "step-00000012" / "model.safetensors").read_bytes()
     shutil.rmtree(checkpoints / "step-00000012")
-    told = workspace.orchestrate("finetune", "--experiment=chat", "--resume").succeeded()
-    assert "resuming at step 10" in told.out + told.err
+    process = workspace.orchestrate("finetune", "--experiment=chat", "--resume").succeeded()
+    assert "resuming at step 10" in process.out + process.err
     assert (checkpoints / "step-00000012" / "model.safetensors").read_bytes() == weights
 
 
@@ -151,9 +153,9 @@ def test_adapters_are_trained_beside_the_model(workspace: Workspace, pretrained:
     rows = write_rows(workspace.root / "chats.jsonl")
     small = [flag for flag in SMALL if not flag.startswith("--learning-rate")]
     flags = ["--experiment=chat", "--lora-rank=4", "--steps=6", *small]
-    told = workspace.orchestrate("finetune", "--model", pretrained, "--input", rows, *flags).succeeded()
-    assert "adapters of rank 4, learning rate 2e-4 (cosine after 0 steps of warm-up), 6 steps," in told.out
-    assert re.search(r"training [\d,]+ parameters of adapters beside [\d,]+ on cpu", told.out + told.err)
+    process = workspace.orchestrate("finetune", "--model", pretrained, "--input", rows, *flags).succeeded()
+    assert "adapters of rank 4, learning rate 2e-4 (cosine after 0 steps of warm-up), 6 steps," in process.out
+    assert re.search(r"training [\d,]+ parameters of adapters beside [\d,]+ on cpu", process.out + process.err)
     checkpoint = workspace.run_folder("chat") / "checkpoints" / "step-00000006"
     config = json.loads((checkpoint / "adapter_config.json").read_text())
     assert (config["r"], config["base_model_name_or_path"]) == (4, str(pretrained))
@@ -175,16 +177,16 @@ def stored_as(model: Path, dtype: str, folder: Path) -> Path:
     return folder
 
 
-@pytest.mark.parametrize(("stored", "flags", "precision"), [
+@pytest.mark.parametrize(("dtype", "flags", "precision"), [
     ("float32", [], "fp32"), ("float16", [], "bf16"), ("bfloat16", [], "bf16"),
     ("bfloat16", ["--precision=fp32"], "fp32"),
 ])  # fmt: skip
 def test_weights_of_two_bytes_are_trained_in_bf16(
-    workspace: Workspace, pretrained: Path, stored: str, flags: list[str], precision: str
+    workspace: Workspace, pretrained: Path, dtype: str, flags: list[str], precision: str
 ) -> None:
-    model, rows = stored_as(pretrained, stored, workspace.root / stored), write_rows(workspace.root / "rows.jsonl")
-    told = finetune(workspace, model, "--input", rows, "--lora-rank=4", "--steps=2", *flags).succeeded()
-    assert f"precision {precision}" in told.out
+    model, rows = stored_as(pretrained, dtype, workspace.root / dtype), write_rows(workspace.root / "rows.jsonl")
+    process = finetune(workspace, model, "--input", rows, "--lora-rank=4", "--steps=2", *flags).succeeded()
+    assert f"precision {precision}" in process.out
     adapters = workspace.run_folder("chat") / "checkpoints" / "step-00000002" / "adapter_model.safetensors"
     types = {info["dtype"] for info in header(adapters).values()}
     assert types == {"BF16" if precision == "bf16" else "F32"}
@@ -193,19 +195,19 @@ def test_weights_of_two_bytes_are_trained_in_bf16(
 def header(path: Path) -> dict[str, Any]:
     """Return the header of a safetensors file, which describes its tensors."""
     with path.open("rb") as file:
-        described: dict[str, Any] = json.loads(file.read(int.from_bytes(file.read(8), "little")))
-    described.pop("__metadata__", None)
-    return described
+        content: dict[str, Any] = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+    content.pop("__metadata__", None)
+    return content
 
 
 def test_bad_rows_are_counted_and_long_ones_cut(workspace: Workspace, pretrained: Path) -> None:
     bad: list[dict[str, Any]] = [{"messages": []}, {"messages": [{"role": "user", "content": "x"}]}, {"text": "x"}]
     long = {"messages": [{"role": "user", "content": "x"}, {"role": "assistant", "content": "long " * 100}]}
     rows = write_rows(workspace.root / "rows.jsonl", [*bad, long, *map(conversation, range(300))])
-    told = finetune(workspace, pretrained, "--input", rows, "--epochs=1").succeeded()
-    shown = told.out + told.err
-    assert "2 not a conversation, 1 in which the assistant says nothing" in shown, shown
-    assert "conversations cut to data.sequence_length: " in shown, shown
+    process = finetune(workspace, pretrained, "--input", rows, "--epochs=1").succeeded()
+    output = process.out + process.err
+    assert "2 not a conversation, 1 in which the assistant says nothing" in output, output
+    assert "conversations cut to data.sequence_length: " in output, output
 
 
 def test_nested_parquet_gives_the_batches_of_json_lines(workspace: Workspace, pretrained: Path) -> None:
@@ -217,10 +219,10 @@ def test_nested_parquet_gives_the_batches_of_json_lines(workspace: Workspace, pr
     pq.write_table(pa.Table.from_pylist(rows), workspace.root / "b" / "rows.parquet")
     for name in ("a", "b"):
         finetune(workspace, pretrained, "--input", name, "--run-dir", name + "-run", "--steps=2").succeeded()
-    found = [
+    reports = [
         json.loads((workspace.root / f"{name}-run" / "metrics.jsonl").read_text().splitlines()[0]) for name in "ab"
     ]
-    assert found[0]["tokens"] > 0
+    assert reports[0]["tokens"] > 0
     script = (
         "import sys; from orchestrator import RunConfig, TokenStream\n"
         "stream = TokenStream(RunConfig.load(sys.argv[1], ['scheduler.total_steps=null', 'scheduler.strategy=constant',"
@@ -280,18 +282,18 @@ def test_a_run_that_does_not_fit_names_the_way_to_settings_that_do(workspace: Wo
     flags = ["--lora-rank=64", "--steps=2", "--device=cpu", "--seq-len=64", "--override=runtime.memory_limit=4.5MB"]
     tune: list[str | Path] = ["finetune", "--model", pretrained, "--input", rows, "--experiment=chat", *flags]
     for launch in ("process", "bindings"):
-        told = workspace.orchestrate(*tune, f"--launch={launch}").refused(4, "does not fit")
-        (show,) = typed_below(told.out, "What could be changed, each setting with what it saves and costs")
+        process = workspace.orchestrate(*tune, f"--launch={launch}").refused(4, "does not fit")
+        (show,) = typed_below(process.out, "What could be changed, each setting with what it saves and costs")
         options = workspace.orchestrate(*show).succeeded().out
         assert "smaller rank         fits        saves" in options and "lora.rank=8 lora.alpha=8" in options
-        apply, train = typed_below(told.out, "The same, written as a config and trained")
-        written = workspace.orchestrate(*apply).succeeded().out
-        assert "lora.rank: 16 (was 64)" in written and "runtime.activation_recompute: block" in written
+        apply, train = typed_below(process.out, "The same, written as a config and trained")
+        output = workspace.orchestrate(*apply).succeeded().out
+        assert "lora.rank: 16 (was 64)" in output and "runtime.activation_recompute: block" in output
         if launch == "process":
             (workspace.run_folder("chat") / "fits.yaml").unlink()
     workspace.orchestrate(*train).succeeded()
-    described = workspace.run_folder("chat") / "checkpoints/step-00000002/adapter_config.json"
-    assert json.loads(described.read_text())["r"] == 16
+    adapter_config = workspace.run_folder("chat") / "checkpoints/step-00000002/adapter_config.json"
+    assert json.loads(adapter_config.read_text())["r"] == 16
 
 
 def test_a_run_that_diverges_names_the_way_to_stabler_settings(workspace: Workspace, pretrained: Path) -> None:
@@ -301,14 +303,14 @@ def test_a_run_that_diverges_names_the_way_to_stabler_settings(workspace: Worksp
     flags = ["--epochs=20", "--checkpoint-every=2", f"--override=runtime.divergence_guard={guard}"]
     small = [flag for flag in SMALL if not flag.startswith("--learning-rate")]
     tune: list[str | Path] = ["--input", rows, "--experiment=chat", *small, "--learning-rate=1", *flags]
-    told = workspace.orchestrate("finetune", "--model", pretrained, *tune).refused(6, "diverged", "--unstable")
-    (show,) = typed_below(told.out, "What could be changed")
-    shown = workspace.orchestrate(*show).succeeded().out
-    assert "optimizer.learning_rate: 0.00002 (was 1): smaller updates" in shown
-    assert "optimizer.max_grad_norm: 0.5 (was 1)" in shown
-    apply, train = typed_below(told.out, "The same, written as a config and trained")
+    process = workspace.orchestrate("finetune", "--model", pretrained, *tune).refused(6, "diverged", "--unstable")
+    (show,) = typed_below(process.out, "What could be changed")
+    output = workspace.orchestrate(*show).succeeded().out
+    assert "optimizer.learning_rate: 0.00002 (was 1): smaller updates" in output
+    assert "optimizer.max_grad_norm: 0.5 (was 1)" in output
+    apply, train = typed_below(process.out, "The same, written as a config and trained")
     assert "--resume" in train
     workspace.orchestrate(*apply).succeeded()
-    resumed = workspace.orchestrate(*train, "--override=scheduler.total_epochs=3").succeeded()
-    assert "resuming at step" in resumed.out + resumed.err
+    resumed_run = workspace.orchestrate(*train, "--override=scheduler.total_epochs=3").succeeded()
+    assert "resuming at step" in resumed_run.out + resumed_run.err
     assert workspace.metrics("chat")[-1]["learning_rate"] <= 2e-5

@@ -37,15 +37,15 @@ def test_a_run_is_named_by_its_newest_checkpoint(workspace: Workspace, pretraine
     tuned(workspace, pretrained, rows, "first").succeeded()
     newest = f"runs/first/checkpoints/{workspace.checkpoints('first')[-1]}"
     names: list[Path | str] = ["first", workspace.run_folder("first")]
-    for number, named in enumerate(names):
-        told = tuned(workspace, named, rows, f"again-{number}").succeeded().out
-        assert "is a run: training starts from its newest checkpoint" in told and newest in told
+    for number, name in enumerate(names):
+        output = tuned(workspace, name, rows, f"again-{number}").succeeded().out
+        assert "is a run: training starts from its newest checkpoint" in output and newest in output
     tuned(workspace, pretrained, rows, "adapters", "--lora-rank=2").succeeded()
     way = ("--model adapters: its newest checkpoint holds LoRA adapters", "--lora-init-from adapters", "--merge")
     tuned(workspace, "adapters", rows, "x").refused(2, *way)
     go_on = ["--experiment=more", "--steps=1", "--input", str(rows), *SMALL, "--lora-init-from", "adapters"]
-    started = workspace.orchestrate("finetune", *go_on).succeeded()
-    assert "adapters start from those in" in started.out + started.err
+    process = workspace.orchestrate("finetune", *go_on).succeeded()
+    assert "adapters start from those in" in process.out + process.err
 
 
 def test_more_epochs_continue_a_run_that_ended(workspace: Workspace, pretrained: Path, rows: Path) -> None:
@@ -53,8 +53,8 @@ def test_more_epochs_continue_a_run_that_ended(workspace: Workspace, pretrained:
     workspace.orchestrate("finetune", *flags).succeeded()
     steps = len(workspace.metrics("ended"))
     resume = ["finetune", "--experiment=ended", "--resume"]
-    ended = workspace.orchestrate(*resume).succeeded()
-    assert f"nothing is left to train: the run is at step {steps}, and the training text has ended" in ended.out
+    process = workspace.orchestrate(*resume).succeeded()
+    assert f"nothing is left to train: the run is at step {steps}, and the training text has ended" in process.out
     workspace.orchestrate(*resume, "--epochs=2").succeeded()
     assert len(workspace.metrics("ended")) == 2 * steps
     workspace.orchestrate(*resume, "--model=x").refused(2, "leave out --model")
@@ -63,14 +63,14 @@ def test_more_epochs_continue_a_run_that_ended(workspace: Workspace, pretrained:
 def test_files_and_empty_folders_name_the_way(workspace: Workspace, pretrained: Path, rows: Path) -> None:
     (workspace.root / "model.gguf").write_bytes(b"GGUF")
     (workspace.root / "empty").mkdir()
-    for named, words in {
+    for model, words in {
         "model.gguf": ("--model model.gguf is a GGUF file, which llama.cpp runs", "gguf_file=NAME", "save_pretrained"),
         str(pretrained / "config.json"): ("is a file: name the folder of the model",),
         "empty": ("--model empty", "config.json: there is no such file", "name the folder"),
     }.items():
-        refused = tuned(workspace, named, rows, "x")
-        refused.refused(2, *words)
-        assert "--init-from" not in refused.err
+        process = tuned(workspace, model, rows, "x")
+        process.refused(2, *words)
+        assert "--init-from" not in process.err
 
 
 @pytest.mark.parametrize(
@@ -83,26 +83,26 @@ def test_files_and_empty_folders_name_the_way(workspace: Workspace, pretrained: 
 )  # fmt: skip
 def test_a_gguf_file_is_told_what_it_is(workspace: Workspace, words: list[str]) -> None:
     (workspace.root / "model.gguf").write_bytes(b"GGUF")
-    refused = workspace.orchestrate(*words)
-    refused.refused(2, "model.gguf is a GGUF file, which llama.cpp runs", "name the folder of the model", "gguf_file=")
+    process = workspace.orchestrate(*words)
+    process.refused(2, "model.gguf is a GGUF file, which llama.cpp runs", "name the folder of the model", "gguf_file=")
 
 
 def test_what_a_row_loses_is_named_and_counted(workspace: Workspace, pretrained: Path) -> None:
-    said = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "A river."}]
+    messages = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "A river."}]
     tools = [{"type": "function", "function": {"name": "find"}}]
-    lost = [{"messages": said, "tools": tools, "documents": [{"text": "x"}], "source": "web"}] * 40
+    rows_with_extras = [{"messages": messages, "tools": tools, "documents": [{"text": "x"}], "source": "web"}] * 40
     bad: list[dict[str, Any]] = [
-        {"messages": [{"role": "bot", "content": "x"}, said[1]]},
-        {"messages": [{"role": "user", "content": [{"type": "image"}]}, said[1]]},
-        {"messages": [said[0], {**said[1], "weight": 0.5}]},
+        {"messages": [{"role": "bot", "content": "x"}, messages[1]]},
+        {"messages": [{"role": "user", "content": [{"type": "image"}]}, messages[1]]},
+        {"messages": [messages[0], {**messages[1], "weight": 0.5}]},
     ]
-    rows = write_rows(workspace.root / "rows.jsonl", [*bad, *lost, *[{"messages": said}] * 40])
-    told = tuned(workspace, pretrained, rows, "lost", f"--override=data.validation_shards=[{rows}]").succeeded()
-    assert "a row has `tools`, which the chat template does not use" in told.err
-    assert "a row has `documents`, which is not used" in told.err and "source" not in told.err
-    assert "conversations with fields that are not used: 40" in told.out
-    named = ("1 with a message of no known role", "1 with a message that is not text", "1 with an invalid weight")
-    assert "rows skipped: " + ", ".join(named) in told.out
+    rows = write_rows(workspace.root / "rows.jsonl", [*bad, *rows_with_extras, *[{"messages": messages}] * 40])
+    process = tuned(workspace, pretrained, rows, "lost", f"--override=data.validation_shards=[{rows}]").succeeded()
+    assert "a row has `tools`, which the chat template does not use" in process.err
+    assert "a row has `documents`, which is not used" in process.err and "source" not in process.err
+    assert "conversations with fields that are not used: 40" in process.out
+    reasons = ("1 with a message of no known role", "1 with a message that is not text", "1 with an invalid weight")
+    assert "rows skipped: " + ", ".join(reasons) in process.out
     data = workspace.metrics("lost", "data")[-1]
     assert [data[name] for name in ("skipped_rows", "unknown_role", "not_text", "invalid_weight")] == [3, 1, 1, 1]
 
@@ -110,8 +110,8 @@ def test_what_a_row_loses_is_named_and_counted(workspace: Workspace, pretrained:
 def test_dropout_that_is_left_out_is_noted(workspace: Workspace, pretrained: Path, rows: Path) -> None:
     config = json.loads((pretrained / "config.json").read_text())
     model = copied(workspace, pretrained, "dropout", config__json=json.dumps({**config, "attention_dropout": 0.1}))
-    told = tuned(workspace, model, rows, "dropout").succeeded()
-    assert "attention_dropout 0.1, which transformers applies in training" in " ".join(told.out.split())
+    process = tuned(workspace, model, rows, "dropout").succeeded()
+    assert "attention_dropout 0.1, which transformers applies in training" in " ".join(process.out.split())
     assert "attention_dropout" not in tuned(workspace, pretrained, rows, "plain").succeeded().out
 
 
@@ -120,43 +120,43 @@ def test_texts_are_trained_on_by_an_override(workspace: Workspace, pretrained: P
     finetune(workspace, pretrained, "--input", texts, "--steps=1").refused(3, "data.format: text")
     shutil.rmtree(workspace.run_folder("chat"))
     as_text: list[str | Path] = ["--input", texts, "--steps=1", "--override=data.format=text"]
-    told = finetune(workspace, pretrained, *as_text).succeeded()
-    assert "spells the special token <|endoftext|>, which becomes that token" in told.err
-    assert "rows that spell special tokens: " in told.out
+    process = finetune(workspace, pretrained, *as_text).succeeded()
+    assert "spells the special token <|endoftext|>, which becomes that token" in process.err
+    assert "rows that spell special tokens: " in process.out
     assert json.loads((workspace.run_folder("chat") / "resolved_config.json").read_text())["data"][
         "parse_special_tokens"
     ]
 
 
 def test_defaults_are_not_said_to_be_typed(workspace: Workspace, pretrained: Path, rows: Path) -> None:
-    refused = tuned(workspace, pretrained, rows, "x", "--override=data.sequence_length=1000000")
-    refused.refused(2, "data.sequence_length", "given by --override")
-    refused = tuned(workspace, pretrained, rows, "x", "--override=data.format=text", "--override=data.packing=padded")
-    assert "data.chat_template_date" not in refused.err
+    process = tuned(workspace, pretrained, rows, "x", "--override=data.sequence_length=1000000")
+    process.refused(2, "data.sequence_length", "given by --override")
+    process = tuned(workspace, pretrained, rows, "x", "--override=data.format=text", "--override=data.packing=padded")
+    assert "data.chat_template_date" not in process.err
 
 
 def test_a_template_without_an_end_of_turn_is_told(workspace: Workspace, pretrained: Path, rows: Path) -> None:
     endless = TEMPLATE.replace("<|endoftext|>", "")
     model = copied(workspace, pretrained, "endless", chat_template__jinja=endless)
     assert "does not learn to stop" in tuned(workspace, model, rows, "endless-run").succeeded().out
-    said = workspace.orchestrate("chat", "endless-run", "--once=Hi", "--max-tokens=2", "--device=cpu").succeeded()
-    assert "no token that ends a turn" in said.err
+    process = workspace.orchestrate("chat", "endless-run", "--once=Hi", "--max-tokens=2", "--device=cpu").succeeded()
+    assert "no token that ends a turn" in process.err
     assert "learn to stop" not in tuned(workspace, pretrained, rows, "usual").succeeded().out
 
 
 def test_rows_that_the_template_refuses_are_not_held_out(workspace: Workspace, pretrained: Path, rows: Path) -> None:
     strict = "{% if messages|length > 4 or messages[0].content != 'How many?' %}{{ raise_exception('no') }}{% endif %}"
     model = copied(workspace, pretrained, "strict", chat_template__jinja=strict + TEMPLATE)
-    refused = tuned(workspace, model, rows, "x")
-    refused.refused(3, "refused by the chat template", "--chat-template")
-    assert "held_out_fraction" not in refused.err
+    process = tuned(workspace, model, rows, "x")
+    process.refused(3, "refused by the chat template", "--chat-template")
+    assert "held_out_fraction" not in process.err
 
 
 def test_chat_without_a_template_names_its_own_flag(workspace: Workspace, pretrained: Path) -> None:
     model = copied(workspace, pretrained, "bare", chat_template__jinja=None)
-    refused = workspace.orchestrate("chat", "--checkpoint", model, "--once=hi", "--device=cpu")
-    refused.refused(2, "has no chat template", "--chat-template")
-    assert "data.chat_template" not in refused.err
+    process = workspace.orchestrate("chat", "--checkpoint", model, "--once=hi", "--device=cpu")
+    process.refused(2, "has no chat template", "--chat-template")
+    assert "data.chat_template" not in process.err
 
 
 def test_added_tokens_beyond_the_vocabulary_are_named(workspace: Workspace, pretrained: Path, rows: Path) -> None:
@@ -165,13 +165,13 @@ def test_added_tokens_beyond_the_vocabulary_are_named(workspace: Workspace, pret
     size = json.loads((model / "config.json").read_text())["vocab_size"]
     tokenizer["added_tokens"].append({**tokenizer["added_tokens"][0], "id": size, "content": "[PAD]"})
     (model / "tokenizer.json").write_text(json.dumps(tokenizer))
-    refused = tuned(workspace, model, rows, "x")
-    refused.refused(2, "[PAD]", f"resize_token_embeddings({size + 1})")
-    assert "another model" not in refused.err
+    process = tuned(workspace, model, rows, "x")
+    process.refused(2, "[PAD]", f"resize_token_embeddings({size + 1})")
+    assert "another model" not in process.err
 
 
 def test_generate_takes_special_tokens_on_request(workspace: Workspace, pretrained: Path) -> None:
-    asked: list[str | Path] = [
+    arguments: list[str | Path] = [
         "generate",
         "--checkpoint",
         pretrained,
@@ -179,8 +179,8 @@ def test_generate_takes_special_tokens_on_request(workspace: Workspace, pretrain
         "--max-tokens=1",
         "--device=cpu",
     ]
-    assert "--special reads it as that token" in workspace.orchestrate(*asked).succeeded().err
-    assert "special" not in workspace.orchestrate(*asked, "--special").succeeded().err
+    assert "--special reads it as that token" in workspace.orchestrate(*arguments).succeeded().err
+    assert "special" not in workspace.orchestrate(*arguments, "--special").succeeded().err
 
 
 def test_adapters_bring_their_chat_template(workspace: Workspace, pretrained: Path, rows: Path) -> None:
@@ -192,7 +192,7 @@ def test_adapters_bring_their_chat_template(workspace: Workspace, pretrained: Pa
     for start, is_told in (("usual", False), ("other", True)):
         folder = workspace.run_folder(start)
         words: list[str | Path] = ["finetune", "--lora-init-from", folder, f"--experiment={start}-on", *flags]
-        told = workspace.orchestrate(*words).succeeded().out
-        assert ("the chat template is that of the adapters" in told) == is_told
+        output = workspace.orchestrate(*words).succeeded().out
+        assert ("the chat template is that of the adapters" in output) == is_told
         template = Path("checkpoints/step-00000001/chat_template.jinja")
         assert (workspace.run_folder(f"{start}-on") / template).read_text() == (folder / template).read_text()

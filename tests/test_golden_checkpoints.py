@@ -37,23 +37,23 @@ def test_golden_checkpoint_is_intact_and_generates(workspace: Workspace, golden:
 
 def test_golden_run_resumes_with_its_data_and_losses(workspace: Workspace, golden: Path) -> None:
     units = json.loads((golden / "checkpoints" / "step-00000004" / STATE).read_text()).get("bf16_units")
-    resumed = workspace.trainer("train", "--config", golden / "training.yaml", "--resume").succeeded()
+    process = workspace.trainer("train", "--config", golden / "training.yaml", "--resume").succeeded()
     here = json.loads((golden / "environment.json").read_text())["bf16_units"]
-    assert ("bf16 matmuls were computed with" in resumed.out) == (units not in (None, here))
+    assert ("bf16 matmuls were computed with" in process.out) == (units not in (None, here))
     expected = json.loads((workspace.root / "expected.json").read_text())
-    behind = [row for row in rows(golden / "ledger.jsonl") if row["kind"] == "step" and row["step"] > 4]
-    assert behind == expected["ledger"]
+    later_rows = [row for row in rows(golden / "ledger.jsonl") if row["kind"] == "step" and row["step"] > 4]
+    assert later_rows == expected["ledger"]
     losses = {str(row["step"]): row["loss"] for row in rows(golden / "metrics.jsonl") if row["kind"] == "train"}
     precision = "bf16" if "precision: bf16" in (golden / "training.yaml").read_text() else "fp32"
     for step, loss in expected["losses"].items():
         assert losses[step] == pytest.approx(loss, rel=TOLERANCE[precision])
     assert sorted(losses, key=int) == [str(step) for step in range(1, 9)]
     workspace.trainer("validate-data", golden).succeeded()
-    written = keys(json.loads((golden / "checkpoints" / "step-00000008" / STATE).read_text()))
+    written_keys = keys(json.loads((golden / "checkpoints" / "step-00000008" / STATE).read_text()))
     covered = set().union(
         *(keys(json.loads(path.read_text())) for run in GOLDEN for path in run.rglob(f"step-*/{STATE}"))
     )
-    assert written <= covered, "a new key: check in checkpoints that hold it (tests/golden/make_checkpoints.py)"
+    assert written_keys <= covered, "a new key: check in checkpoints that hold it (tests/golden/make_checkpoints.py)"
 
 
 def keys(document: Any, place: str = "") -> set[str]:

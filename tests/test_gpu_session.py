@@ -63,8 +63,8 @@ def session_of(folder: Path, *options: str, only: tuple[str, ...] = (), path: st
     command = [sys.executable, str(SESSION), *paths, *options, *words]
     answers = {"CAPPED": json.dumps(CAPPED), "GRADIENTS": json.dumps(GRADIENTS)}
     environment = {**os.environ, "PATH": f"{path}{os.environ['PATH']}", **answers}
-    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60, env=environment)
-    return done.stdout, json.loads((folder / "results.json").read_text())
+    process = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60, env=environment)
+    return process.stdout, json.loads((folder / "results.json").read_text())
 
 
 def commands(folder: Path) -> list[str]:
@@ -83,26 +83,26 @@ def test_a_hanging_part_is_killed_with_its_children(tmp_path: Path) -> None:
 
 def test_the_table_compares_rounds_and_names_failures(tmp_path: Path) -> None:
     only = ("ours, capped", "torch.compile, capped", "ours", "torch eager")
-    table, saved = session_of(tmp_path, only=only)
+    table, results = session_of(tmp_path, only=only)
     assert "ours / torch.compile, capped: 1.500 (rounds: 2)" in table
     assert "exit code 4: error: out of everything" in table
     assert "printed no result" in table
     assert "60.0%" in table
-    assert [part["part"] for part in saved["parts"]] == [*only[:3], "torch eager", *only[:3]]
+    assert [part["part"] for part in results["parts"]] == [*only[:3], "torch eager", *only[:3]]
 
 
 def test_every_part_requires_a_gpu(tmp_path: Path) -> None:
     """If a library is missing, no part may benchmark the CPU for minutes."""
     session_of(tmp_path)
-    asked = commands(tmp_path)
-    assert len(asked) > 10
-    assert [command for command in asked if "--device cuda" not in command] == []
+    part_commands = commands(tmp_path)
+    assert len(part_commands) > 10
+    assert [command for command in part_commands if "--device cuda" not in command] == []
 
 
 def test_skipped_parts_are_in_the_results(tmp_path: Path) -> None:
-    _, saved = session_of(tmp_path, "--seconds", "5")
-    assert len(saved["parts"]) == 14
-    assert all("no time left" in part["failure"] for part in saved["parts"])
+    _, results = session_of(tmp_path, "--seconds", "5")
+    assert len(results["parts"]) == 14
+    assert all("no time left" in part["failure"] for part in results["parts"])
     assert not (tmp_path / "log.txt").exists(), "nothing was run"
 
 
@@ -125,9 +125,9 @@ def test_our_bench_has_time_for_its_steps_on_every_gpu() -> None:
     """The steps are those of a 5090, an A100 and an H200; the time limit ends after the budget."""
     [ours] = session.measurements("program", "python", Path("c.yaml"), ["ours"])[:1]
     for step in (6.6, 7.0, 1.9):
-        found = session.fit_to_budget(ours, session.Measured(step=step), 400)
-        assert found is not None
-        command, limit = found
+        fitted = session.fit_to_budget(ours, session.Measured(step=step), 400)
+        assert fitted is not None
+        command, limit = fitted
         budget = float(command[-1])
         assert budget >= session.START_SECONDS + 9 * step - 1
         assert limit >= budget + step
@@ -135,10 +135,10 @@ def test_our_bench_has_time_for_its_steps_on_every_gpu() -> None:
 
 
 def test_gpu_check_runs_part_by_part(tmp_path: Path) -> None:
-    table, saved = session_of(tmp_path, only=("gpu-check",))
+    table, results = session_of(tmp_path, only=("gpu-check",))
     names = ["training", "gradients", "operations", "memory"]
-    assert [part["part"] for part in saved["parts"]][:4] == [f"gpu-check {name}" for name in names]
-    assert [part["result"].get("passed") for part in saved["parts"]][:4] == [True, False, True, True]
+    assert [part["part"] for part in results["parts"]][:4] == [f"gpu-check {name}" for name in names]
+    assert [part["result"].get("passed") for part in results["parts"]][:4] == [True, False, True, True]
     assert "exit code 1: model bf16: qkv: NaN is more than 1.0e-3" in table
 
 
@@ -146,24 +146,26 @@ def test_failed_checks_are_repeated_under_the_sanitizer(tmp_path: Path) -> None:
     tools = tmp_path / "tools"
     tools.mkdir()
     script(tools / "compute-sanitizer", SANITIZER)
-    table, saved = session_of(tmp_path, only=("gpu-check",), path=f"{tools}{os.pathsep}")
-    assert saved["parts"][4]["part"] == "compute-sanitizer"
+    table, results = session_of(tmp_path, only=("gpu-check",), path=f"{tools}{os.pathsep}")
+    assert results["parts"][4]["part"] == "compute-sanitizer"
     assert "exit code 86: ========= ERROR SUMMARY: 2 errors" in table
     last = commands(tmp_path)[-1]
     assert last.startswith(f"$ {tools}/compute-sanitizer --error-exitcode 86 ")
     assert last.endswith("gpu-check --device cuda --size small --json --only gradients")
-    assert len(saved["parts"]) == 5
+    assert len(results["parts"]) == 5
 
 
 def test_a_missing_sanitizer_is_reported_after_failures_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(session, "installed_sanitizer", lambda: None)
     right = session.PartResult("gpu-check training", 1.0, None, {"passed": True})
-    skipped = session.PartResult("gpu-check memory", None, "no time left")
-    assert session.sanitizer("program", [right, skipped]) is None
-    told = session.sanitizer("program", [right, session.PartResult("gpu-check gradients", 90.0, "stopped after 90 s")])
-    assert isinstance(told, session.PartResult)
-    assert told.failure is not None
-    assert "not installed" in told.failure
+    skipped_part = session.PartResult("gpu-check memory", None, "no time left")
+    assert session.sanitizer("program", [right, skipped_part]) is None
+    result = session.sanitizer(
+        "program", [right, session.PartResult("gpu-check gradients", 90.0, "stopped after 90 s")]
+    )
+    assert isinstance(result, session.PartResult)
+    assert result.failure is not None
+    assert "not installed" in result.failure
 
 
 def test_libraries_are_those_of_the_given_interpreter(tmp_path: Path) -> None:

@@ -27,8 +27,8 @@ def test_it_is_refused_before_anything_is_written(workspace: Workspace, launch: 
     text = workspace.write_text()
     before = sorted(workspace.root.rglob("*"))
     run: tuple[str | Path, ...] = (*TINY_MODEL, "--input", text, "--experiment=job", "--device", ABSENT)
-    refused = workspace.orchestrate(*run, f"--launch={launch}").refused(2, ABSENT)
-    assert len(refused.err.splitlines()) == 1
+    process = workspace.orchestrate(*run, f"--launch={launch}").refused(2, ABSENT)
+    assert len(process.err.splitlines()) == 1
     assert sorted(workspace.root.rglob("*")) == before
 
 
@@ -42,8 +42,8 @@ def test_blanks_around_an_override_do_not_count(workspace: Workspace) -> None:
 def test_files_for_another_machine_are_written_without_it(workspace: Workspace) -> None:
     text = workspace.write_text()
     run: tuple[str | Path, ...] = (*TINY_MODEL, "--input", text, "--experiment=job", "--device", ABSENT)
-    refused = workspace.orchestrate("--input", text, "--device", ABSENT, "--launch=none")
-    refused.refused(2, ABSENT, "--preset NAME prepares a run for another machine")
+    process = workspace.orchestrate("--input", text, "--device", ABSENT, "--launch=none")
+    process.refused(2, ABSENT, "--preset NAME prepares a run for another machine")
     workspace.orchestrate("--input", text, "--device=gpu").refused(2, "given by --device")
     workspace.orchestrate(*run, "--launch=none").succeeded()
     workspace.orchestrate("tune", "--experiment=job", "space.yaml").refused(2)
@@ -63,10 +63,10 @@ def test_files_for_another_machine_are_written_without_it(workspace: Workspace) 
 def test_the_program_that_trains_is_asked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, prints: str, code: int, words: str
 ) -> None:
-    def missing() -> list[_native.Gpu]:
+    def no_driver() -> list[_native.Gpu]:
         raise _native.ConfigError("no NVIDIA driver was found")
 
-    monkeypatch.setattr(_native, "gpus", missing)
+    monkeypatch.setattr(_native, "gpus", no_driver)
     monkeypatch.setattr(_native, "environment", lambda: {"cuda": "13.0"})
     trainer = program(tmp_path, prints, code)
     with pytest.raises((CommandError, _native.ConfigError), match=words) as refusal:

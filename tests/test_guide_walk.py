@@ -30,8 +30,8 @@ def test_preparing_writes_the_guides_files_and_trains_nothing(hub_workspace: Wor
     assert streaming["revision"] == Repository(hub.root, "datasets", "HuggingFaceFW/fineweb").commit()
     tokenizer = hub_workspace.root / "artifacts" / "tokenizer" / "walk"
     names = {path.name for path in tokenizer.iterdir()}
-    wanted = "tokenizer.json vocab.json merges.txt tokenizer_config.json special_tokens_map.json manifest.json"
-    assert names >= set(wanted.split())
+    expected = "tokenizer.json vocab.json merges.txt tokenizer_config.json special_tokens_map.json manifest.json"
+    assert names >= set(expected.split())
     assert (run / "training.yaml").is_file()
     assert not (run / "checkpoints").exists()
 
@@ -40,8 +40,8 @@ def test_cargo_run_train_sees_the_streaming_config_and_streams(hub_workspace: Wo
     prepare(hub_workspace, "walk")
     config = hub_workspace.run_folder("walk") / "training.yaml"
     before = len(hub.requests)
-    typed = f"cargo run --quiet train --config {config}".split()
-    hub_workspace.command(*typed, folder=REPOSITORY, timeout=900).succeeded()
+    command = f"cargo run --quiet train --config {config}".split()
+    hub_workspace.command(*command, folder=REPOSITORY, timeout=900).succeeded()
     assert any(request.path.startswith("/cdn/") for request in hub.requests[before:])
     assert len(hub_workspace.losses("walk")) == 6
     assert hub_workspace.metrics("walk", "evaluation")
@@ -52,16 +52,16 @@ def test_the_train_program_is_the_same_trainer(hub_workspace: Workspace) -> None
     prepare(hub_workspace, "walk")
     shutil.copytree(hub_workspace.run_folder("walk"), hub_workspace.run_folder("again"))
     for name, command in (("walk", "train --config"), ("again", "-p training --bin train -- --config")):
-        typed = f"cargo run --quiet {command} {hub_workspace.run_folder(name)}/training.yaml".split()
-        hub_workspace.command(*typed, folder=REPOSITORY, timeout=900).succeeded()
+        command_line = f"cargo run --quiet {command} {hub_workspace.run_folder(name)}/training.yaml".split()
+        hub_workspace.command(*command_line, folder=REPOSITORY, timeout=900).succeeded()
     assert hub_workspace.losses("walk") == hub_workspace.losses("again")
 
 
 def test_the_rust_orchestrate_prepares_fineweb_without_training(hub_workspace: Workspace) -> None:
-    typed = "cargo run --quiet -p training --bin orchestrate --manifest-path".split()
+    command = "cargo run --quiet -p training --bin orchestrate --manifest-path".split()
     flags = "--stream --vocab-size 384 --max-samples 200 --experiment alias".split()
     manifest = REPOSITORY / "Cargo.toml"
-    hub_workspace.command(*typed, manifest, "--", *flags, timeout=900).succeeded()
+    hub_workspace.command(*command, manifest, "--", *flags, timeout=900).succeeded()
     streaming = json.loads((hub_workspace.run_folder("alias") / "streaming_config.json").read_text())
     assert streaming["dataset"] == "HuggingFaceFW/fineweb"
     assert not (hub_workspace.run_folder("alias") / "checkpoints").exists()

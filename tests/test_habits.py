@@ -33,10 +33,10 @@ def refused(capfd: Captured, *words: str) -> str:
     ids=["training", "tuning", "using", "all"],
 )
 def test_every_hint_names_what_there_is(hints: dict[str, str]) -> None:
-    known = flags_of(GROUP).union(*map(flags_of, GROUP.commands.values()))
-    for typed, hint in hints.items():
-        assert set(FLAG.findall(hint)) <= known, typed
-        assert all(command in GROUP.commands for command in re.findall(r"orchestrate ([a-z][\w-]*)", hint)), typed
+    known_flags = flags_of(GROUP).union(*map(flags_of, GROUP.commands.values()))
+    for word, hint in hints.items():
+        assert set(FLAG.findall(hint)) <= known_flags, word
+        assert all(command in GROUP.commands for command in re.findall(r"orchestrate ([a-z][\w-]*)", hint)), word
         for key in re.findall(r"--override ([\w.]+)=", hint):
             schema_of(key)
 
@@ -77,17 +77,17 @@ def test_every_hint_names_what_there_is(hints: dict[str, str]) -> None:
     ],
 )
 def test_a_flag_of_another_program_leads_to_ours(words: str, hint: str, capfd: Captured) -> None:
-    typed = words.split()
-    said = refused(capfd, *typed)
-    assert hint in said
-    assert any(word in said for word in typed), said
+    arguments = words.split()
+    message = refused(capfd, *arguments)
+    assert hint in message
+    assert any(word in message for word in arguments), message
 
 
 def test_fine_tuning_promises_no_data_set_of_its_own(capfd: Captured) -> None:
     assert cli._run(["finetune", "--help"]) == 0
-    told = " ".join(capfd.readouterr().out.split())
-    assert "A data set of conversations of the Hugging Face Hub." in told
-    assert "Default: HuggingFaceFW/fineweb" not in told and "for ever" not in told
+    help_text = " ".join(capfd.readouterr().out.split())
+    assert "A data set of conversations of the Hugging Face Hub." in help_text
+    assert "Default: HuggingFaceFW/fineweb" not in help_text and "for ever" not in help_text
 
 
 @pytest.mark.parametrize("words", ["--zebra", "generate --zebra", "--ll"])
@@ -96,29 +96,29 @@ def test_what_resembles_nothing_gets_no_guess(words: str, capfd: Captured) -> No
 
 
 def test_every_training_habit_is_answered() -> None:
-    for typed in habits.TRAINING:
-        assert ": type " in habits.of_flag(typed, flags_of(GROUP), None), typed
+    for flag in habits.TRAINING:
+        assert ": type " in habits.of_flag(flag, flags_of(GROUP), None), flag
 
 
-@pytest.mark.parametrize(("typed", "count"), [("1e3", 1000), ("10k", 10_000), ("20B", 20_000_000_000), ("1_000", 1000)])
+@pytest.mark.parametrize(("text", "count"), [("1e3", 1000), ("10k", 10_000), ("20B", 20_000_000_000), ("1_000", 1000)])
 def test_integers_are_read_as_people_write_them(
-    typed: str, count: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    text: str, count: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    seen: list[Any] = []
+    requests: list[Any] = []
 
     def run(settings: Any) -> int:
-        seen.append(settings)
+        requests.append(settings)
         return 0
 
     monkeypatch.setattr("orchestrator.pipeline.run", run)
-    assert cli._run(["--max-samples", typed, f"--tokenizer_max_lines={typed}"]) == 0
-    assert (seen[0].max_samples, seen[0].tokenizer_max_lines) == (count, count)
+    assert cli._run(["--max-samples", text, f"--tokenizer_max_lines={text}"]) == 0
+    assert (requests[0].max_samples, requests[0].tokenizer_max_lines) == (count, count)
 
 
 def test_what_is_no_integer_is_refused(capfd: Captured) -> None:
-    for typed in ("1.5", "many", "1e-3", "10q"):
-        assert "--steps" in refused(capfd, "--steps", typed)
+    for text in ("1.5", "many", "1e-3", "10q"):
+        assert "--steps" in refused(capfd, "--steps", text)
 
 
 def test_the_home_folder_is_put_in_place_of_a_tilde(
@@ -134,8 +134,8 @@ def test_the_home_folder_is_put_in_place_of_a_tilde(
         ["export", "~/nowhere"],
         ["watch", "~/nowhere"],
     ):
-        said = refused(capfd, *words)
-        assert "~" not in said, words
+        message = refused(capfd, *words)
+        assert "~" not in message, words
     assert list(tmp_path.iterdir()) == []
     assert cli._run(["--input=~/nowhere", "--steps=5"]) == 3
     assert str(tmp_path / "nowhere") in capfd.readouterr().err

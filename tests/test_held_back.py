@@ -6,7 +6,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from test_metrics import read_until, stopped
+from test_metrics import interrupt, read_until
 from workspace import TINY_MODEL, TRAINER, Workspace
 
 STAND_IN = Path(__file__).parent / "process_stand_in.c"
@@ -30,10 +30,10 @@ def test_swap_a_slow_disk_and_growth_are_named(workspace: Workspace) -> None:
     overrides = [f"--override=runtime.{key}" for key in often] + ["--override=scheduler.total_steps=1000000"]
     config = workspace.run_folder("held") / "training.yaml"
     trainer = workspace.start("env", *trouble, TRAINER, "train", "--config", config, *overrides)
-    found = [read_until(trainer, "advice: ") for _ in range(3)]
-    stopped(trainer)
+    advice_lines = [read_until(trainer, "advice: ") for _ in range(3)]
+    interrupt(trainer)
     kinds = ["134.2 MB of this process are swapped out", "of the time is spent saving checkpoints", "keeps growing"]
-    assert [line for kind in kinds for line in found if kind in line] == found
-    assert [f"advice: {row['text']}\n" for row in workspace.metrics("held", "advice")] == found
+    assert [line for kind in kinds for line in advice_lines if kind in line] == advice_lines
+    assert [f"advice: {row['text']}\n" for row in workspace.metrics("held", "advice")] == advice_lines
     warnings = workspace.orchestrate("watch", "held", "--once").succeeded().out
     assert all(f"step {row['step']:,}: {row['text']}" in warnings for row in workspace.metrics("held", "advice"))

@@ -33,13 +33,13 @@ def rows(workspace: Workspace) -> Path:
 def test_a_hostile_template_is_refused_by_every_command(
     workspace: Workspace, pretrained: Path, rows: Path, kind: str
 ) -> None:
-    source, told = HOSTILE[kind]
+    source, message = HOSTILE[kind]
     template = workspace.root / "hostile.jinja"
     template.write_text(TEMPLATE + source)
-    named = f"--chat-template={template}"
-    words = ("the chat template", "cannot be used: ", told)
-    tuned(workspace, pretrained, rows, "refused", named).refused(2, *words)
-    workspace.orchestrate("chat", pretrained, "--once=hi", named).refused(2, *words)
+    flag = f"--chat-template={template}"
+    words = ("the chat template", "cannot be used: ", message)
+    tuned(workspace, pretrained, rows, "refused", flag).refused(2, *words)
+    workspace.orchestrate("chat", pretrained, "--once=hi", flag).refused(2, *words)
 
 
 def test_rows_that_a_template_cannot_finish_are_counted(workspace: Workspace, pretrained: Path) -> None:
@@ -50,9 +50,9 @@ def test_rows_that_a_template_cannot_finish_are_counted(workspace: Workspace, pr
     texts = ["LOOP" if number % 10 == 0 else f"number {number}" for number in range(60)]
     conversations = [{"messages": [{"role": "user", "content": text}, answer]} for text in texts]
     rows.write_text("".join(json.dumps(row) + "\n" for row in conversations))
-    done = tuned(workspace, pretrained, rows, "some", f"--chat-template={template}", "--steps=20").succeeded()
-    assert "refused by the chat template" in done.out + done.err
-    assert "computes or writes far more" in done.out + done.err
+    process = tuned(workspace, pretrained, rows, "some", f"--chat-template={template}", "--steps=20").succeeded()
+    assert "refused by the chat template" in process.out + process.err
+    assert "computes or writes far more" in process.out + process.err
     with_loop = workspace.orchestrate("chat", "some", "--once=LOOP")
     with_loop.refused(2, "the chat template", "computes or writes far more")
     workspace.orchestrate("chat", "some", "--once=hi", "--max-tokens=2").succeeded()

@@ -23,14 +23,14 @@ def model(workspace: Workspace) -> Path:
     return folder
 
 
-def told(done: Finished, *words: str, code: int = 2) -> None:
+def check_refusal(process: Finished, *words: str, code: int = 2) -> None:
     """Check that a command was refused in one sentence."""
-    done.refused(code, *words)
-    assert not any(word in done.err for word in ("a bug", "Traceback", "panicked", "internal error")), done.err
+    process.refused(code, *words)
+    assert not any(word in process.err for word in ("a bug", "Traceback", "panicked", "internal error")), process.err
 
 
 @pytest.mark.parametrize(
-    ("declared", "words"),
+    ("declaration", "words"),
     [
         ("{low: 1e-4, high: 1e-2, step: .nan}", "nan is not a finite number"),
         ("{low: -.inf, high: 1e-2}", "-inf is not a finite number"),
@@ -39,15 +39,17 @@ def told(done: Finished, *words: str, code: int = 2) -> None:
     ],
     ids=["step", "low", "choice", "deep"],
 )
-def test_search_spaces(workspace: Workspace, declared: str, words: str) -> None:
+def test_bad_search_spaces_are_refused(workspace: Workspace, declaration: str, words: str) -> None:
     space = workspace.root / "space.yaml"
-    space.write_text(f"parameters:\n  optimizer.learning_rate: {declared}\n")
-    told(workspace.orchestrate("tune", space, REPOSITORY / "configs/smoke_cpu.yaml"), "space.yaml", words)
+    space.write_text(f"parameters:\n  optimizer.learning_rate: {declaration}\n")
+    check_refusal(workspace.orchestrate("tune", space, REPOSITORY / "configs/smoke_cpu.yaml"), "space.yaml", words)
 
 
-def test_sizes_of_shards(workspace: Workspace, model: Path) -> None:
+def test_bad_sizes_of_shards_are_refused(workspace: Workspace, model: Path) -> None:
     for size in ("9" * 400, "9" * 400 + "GB", "1e999GB"):
-        told(workspace.orchestrate("export", model, "--format=hf", f"--max-shard-size={size}"), "--max-shard-size")
+        check_refusal(
+            workspace.orchestrate("export", model, "--format=hf", f"--max-shard-size={size}"), "--max-shard-size"
+        )
     assert not (workspace.root / "model-hf").exists()
 
 
@@ -61,7 +63,9 @@ def test_sizes_of_shards(workspace: Workspace, model: Path) -> None:
     ],
     ids=["rank", "no rank", "scale", "deep"],
 )
-def test_adapter_configs(workspace: Workspace, model: Path, change: dict[str, Any] | None, words: str) -> None:
+def test_bad_adapter_configs_are_refused(
+    workspace: Workspace, model: Path, change: dict[str, Any] | None, words: str
+) -> None:
     adapters = workspace.root / "adapters"
     adapters.mkdir()
     (adapters / "adapter_model.safetensors").write_bytes(b"\x02" + bytes(7) + b"{}")
@@ -70,14 +74,16 @@ def test_adapter_configs(workspace: Workspace, model: Path, change: dict[str, An
         f'{{"a": {DEEP}}}' if change is None else json.dumps({**usual, "base_model_name_or_path": str(model), **change})
     )
     (adapters / "adapter_config.json").write_text(text)
-    told(workspace.orchestrate("export", adapters, "--format=hf", "--merge"), "adapter_config.json", words)
-    said = workspace.trainer("generate", adapters, "--prompt=a")
-    told(said, "adapter_config.json", code=5 if change is None else 2)
+    check_refusal(workspace.orchestrate("export", adapters, "--format=hf", "--merge"), "adapter_config.json", words)
+    process = workspace.trainer("generate", adapters, "--prompt=a")
+    check_refusal(process, "adapter_config.json", code=5 if change is None else 2)
 
 
-def test_a_template_that_renders_nothing(workspace: Workspace, model: Path) -> None:
+def test_a_template_that_renders_nothing_is_refused(workspace: Workspace, model: Path) -> None:
     (workspace.root / "empty.jinja").write_text('{{ "" }}')
-    told(workspace.orchestrate("chat", model, "--once=hi", "--chat-template=empty.jinja"), "makes an empty text")
+    check_refusal(
+        workspace.orchestrate("chat", model, "--once=hi", "--chat-template=empty.jinja"), "makes an empty text"
+    )
 
 
 def test_a_run_without_a_finite_loss_is_exported(workspace: Workspace) -> None:
@@ -93,7 +99,7 @@ def not_json(constant: str) -> None:
     raise AssertionError(f"{constant} is not JSON")
 
 
-def test_figures_that_no_run_has(workspace: Workspace) -> None:
+def test_absurd_figures_give_short_valid_output(workspace: Workspace) -> None:
     shutil.copytree(GOLDEN, workspace.run_folder("E"))
     step = 2**64 - 1
     train = {"kind": "train", "step": step, "loss": 1e308, "tokens": step, "step_seconds": 1e308, "memory_bytes": step}

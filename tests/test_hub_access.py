@@ -53,8 +53,8 @@ def test_a_token_that_is_not_accepted_is_named(outsider: Workspace, source: str)
         (3, STREAM),
         (3, MODEL),
     ):
-        done = workspace.orchestrate(*command).refused(code, *words)
-        assert WRONG not in done.out + done.err
+        process = workspace.orchestrate(*command).refused(code, *words)
+        assert WRONG not in process.out + process.err
     right, _ = with_token(outsider, source, TOKEN)
     right.orchestrate(*STREAM, "--max-samples=60").succeeded()
 
@@ -86,11 +86,11 @@ def test_tokens_are_those_of_huggingface_hub(outsider: Workspace) -> None:
     (outsider.root / "hf" / "token").write_text("hf_file\n")
     places = {"hf_new": "in HF_TOKEN", "hf_old": "in HUGGING_FACE_HUB_TOKEN", "hf_file": f"in {outsider.root}/hf/token"}
     for new, old in itertools.product(["hf_new", "", None], ["hf_old", None]):
-        given = {"HF_TOKEN": new, "HUGGING_FACE_HUB_TOKEN": old}
-        named = {name: value for name, value in given.items() if value is not None}
-        workspace = Workspace(outsider.root, {**outsider.extra_environment, **named})
+        all_variables = {"HF_TOKEN": new, "HUGGING_FACE_HUB_TOKEN": old}
+        token_variables = {name: value for name, value in all_variables.items() if value is not None}
+        workspace = Workspace(outsider.root, {**outsider.extra_environment, **token_variables})
         theirs, ours, _, _ = oracle(workspace, "https://huggingface.co")
-        assert ours[0] == places[theirs], named
+        assert ours[0] == places[theirs], token_variables
 
 
 @pytest.mark.parametrize("variables", [
@@ -109,8 +109,8 @@ def test_proxies_are_those_of_the_scheme(outsider: Workspace, variables: dict[st
 
 
 def oracle(workspace: Workspace, url: str) -> list[Any]:
-    found: list[Any] = json.loads(workspace.command(workspace.python, "-c", ORACLE, url).succeeded().out)
-    return found
+    values: list[Any] = json.loads(workspace.command(workspace.python, "-c", ORACLE, url).succeeded().out)
+    return values
 
 
 @pytest.mark.parametrize(("proxy", "words"), [
@@ -119,16 +119,16 @@ def oracle(workspace: Workspace, url: str) -> list[Any]:
 ])  # fmt: skip
 def test_a_dead_proxy_is_named(outsider: Workspace, proxy: str, words: tuple[str, ...]) -> None:
     workspace = Workspace(outsider.root, {**outsider.extra_environment, "HTTP_PROXY": proxy, "HF_TOKEN": TOKEN})
-    done = workspace.orchestrate(*STREAM).refused(3, *words)
-    assert "CANARY" not in done.out + done.err
-    done = workspace.orchestrate(*MODEL).refused(3, words[0], "HTTP_PROXY")
-    assert "CANARY" not in done.out + done.err
+    process = workspace.orchestrate(*STREAM).refused(3, *words)
+    assert "CANARY" not in process.out + process.err
+    process = workspace.orchestrate(*MODEL).refused(3, words[0], "HTTP_PROXY")
+    assert "CANARY" not in process.out + process.err
 
 
 def test_a_proxy_that_cannot_be_used_is_refused(outsider: Workspace) -> None:
     workspace = Workspace(outsider.root, {**outsider.extra_environment, "ALL_PROXY": "socks5://me:CANARY@h:1"})
-    done = workspace.orchestrate(*STREAM).refused(2, "ALL_PROXY", "SOCKS proxy socks5://h:1", "unset")
-    assert "CANARY" not in done.out + done.err
+    process = workspace.orchestrate(*STREAM).refused(2, "ALL_PROXY", "SOCKS proxy socks5://h:1", "unset")
+    assert "CANARY" not in process.out + process.err
     workspace.extra_environment["NO_PROXY"] = "127.0.0.1,localhost"
     workspace.extra_environment["HF_TOKEN"] = TOKEN
     workspace.orchestrate(*STREAM, "--max-samples=60").succeeded()

@@ -43,8 +43,8 @@ def test_a_run_starts_where_the_model_ended(workspace: Workspace) -> None:
     after = workspace.metrics("second", "evaluation")
     assert [row["step"] for row in after] == [0, 4]
     assert after[0]["loss"] == before["loss"]
-    written = json.loads((workspace.run_folder("second") / "resolved_config.json").read_text())
-    model, optimizer = written["model"], written["optimizer"]
+    resolved_config = json.loads((workspace.run_folder("second") / "resolved_config.json").read_text())
+    model, optimizer = resolved_config["model"], resolved_config["optimizer"]
     assert (model["hidden_size"], model["num_layers"], model["vocab_size"]) == (32, 2, 384)
     assert (optimizer["algorithm"], optimizer["learning_rate"]) == ("adamw", 5e-5)
 
@@ -81,8 +81,8 @@ def test_a_repository_of_the_hub_is_downloaded_and_its_commit_pinned(hub_workspa
 
     # A terminal shows the download only while it lasts, and each line after it begins at the left.
     empty = Workspace(workspace.root, {**workspace.extra_environment, "HF_HOME": str(workspace.root / "empty")})
-    typed = start(workspace, text, "owner/tiny-llama", "--experiment=seen", "--launch=none")
-    with on_terminal(empty, ORCHESTRATE, *typed, lines=60) as terminal:
+    command = start(workspace, text, "owner/tiny-llama", "--experiment=seen", "--launch=none")
+    with on_terminal(empty, ORCHESTRATE, *command, lines=60) as terminal:
         assert terminal.wait_for_end() == 0
         assert b"Fetching" in terminal.written
         assert not any(bar in terminal.text for bar in ("Fetching", "Download", "Reconstruct")), terminal.text
@@ -95,9 +95,11 @@ def test_a_repository_of_the_hub_is_downloaded_and_its_commit_pinned(hub_workspa
     (foreign / "config.json").write_text(json.dumps({"model_type": "gemma", "hidden_act": "gelu"}))
     gemma = workspace.orchestrate(*start(workspace, text, "owner/gemma", "--experiment=fourth"))
     gemma.refused(2, "`model_type` is `gemma`, which has the activation `gelu`", "(given by --init-from)")
-    asked = [request.path for request in hub.requests if "owner/gemma/resolve" in request.path]
-    assert asked
-    assert all(path.endswith("config.json") for path in asked), "weights that cannot be used are not downloaded"
+    requested_paths = [request.path for request in hub.requests if "owner/gemma/resolve" in request.path]
+    assert requested_paths
+    assert all(path.endswith("config.json") for path in requested_paths), (
+        "weights that cannot be used are not downloaded"
+    )
     (repository / "tokenizer.json").rename(repository / "tokenizer.model")
     no_tokenizer = workspace.orchestrate(*start(workspace, text, "owner/tiny-llama", "--experiment=fourth"))
     no_tokenizer.refused(2, "has no tokenizer.json", "save_pretrained")
@@ -139,12 +141,12 @@ def test_a_tokenizer_that_does_not_fit_is_refused_before_anything_is_written(wor
 
 def test_contradicting_flags_are_refused(workspace: Workspace) -> None:
     text, checkpoint = pretrain(workspace)
-    refused = {
+    messages = {
         "--hidden-size=64": ("model.hidden_size: is 64, but the model in", "has 32", "--hidden-size"),
         "--vocab-size=512": ("leave out --vocab-size",),
         "--force-retrain-tokenizer": ("leave out --force-retrain-tokenizer",),
     }
-    for flag, words in refused.items():
+    for flag, words in messages.items():
         workspace.orchestrate(*start(workspace, text, checkpoint, flag)).refused(2, *words)
     workspace.orchestrate(*start(workspace, text, "./nowhere")).refused(2, "--init-from ./nowhere", "no such folder")
     (checkpoint / "model.safetensors").write_bytes(b"short")

@@ -19,7 +19,7 @@ MARK = b"\xef\xbb\xbf"
 GUARD = 30
 
 
-def made(workspace: Workspace) -> Path:
+def make_run(workspace: Workspace) -> Path:
     """Train a small run; return its folder."""
     text = workspace.write_text(characters=40_000)
     workspace.orchestrate(*TINY_MODEL, "--input", text, "--steps=3", "--experiment=made").succeeded()
@@ -43,13 +43,13 @@ def texts(*patterns: Path) -> list[str]:
 
 
 def test_pipes_and_devices_are_refused_wherever_a_file_is_named(workspace: Workspace) -> None:
-    folder, root = made(workspace), workspace.root
+    folder, root = make_run(workspace), workspace.root
     book = ("--input", root / "book.txt")
     device = root / "zero.txt"
     device.symlink_to("/dev/zero")
 
-    def refused(done: Finished, code: int, path: Path) -> None:
-        done.refused(code, path.name, "a device" if path == device else "a named pipe")
+    def refused(process: Finished, code: int, path: Path) -> None:
+        process.refused(code, path.name, "a device" if path == device else "a named pipe")
 
     for path in (pipe(root / "p.jsonl"), pipe(root / "p.parquet"), device):
         refused(workspace.orchestrate("--input", path, *TINY_MODEL, timeout=GUARD), 3, path)
@@ -57,12 +57,12 @@ def test_pipes_and_devices_are_refused_wherever_a_file_is_named(workspace: Works
     config = pipe(root / "p.yaml")
     refused(workspace.orchestrate("--config", config, timeout=GUARD), 2, config)
     refused(workspace.trainer("train", "--config", config, timeout=GUARD), 2, config)
-    named = pipe(root / "p.json")
-    refused(workspace.orchestrate(*book, *TINY_MODEL, "--tokenizer-json", named, timeout=GUARD), 2, named)
-    override = ("--override", f"tokenizer.special_tokens={named}")
-    refused(workspace.orchestrate(*book, *TINY_MODEL, *override, "--experiment=x", timeout=GUARD), 2, named)
-    override = ("--override", f"tokenizer.tokenizer_json={named}")
-    refused(workspace.trainer("plan", "--config", folder / "training.yaml", *override, timeout=GUARD), 2, named)
+    fifo = pipe(root / "p.json")
+    refused(workspace.orchestrate(*book, *TINY_MODEL, "--tokenizer-json", fifo, timeout=GUARD), 2, fifo)
+    override = ("--override", f"tokenizer.special_tokens={fifo}")
+    refused(workspace.orchestrate(*book, *TINY_MODEL, *override, "--experiment=x", timeout=GUARD), 2, fifo)
+    override = ("--override", f"tokenizer.tokenizer_json={fifo}")
+    refused(workspace.trainer("plan", "--config", folder / "training.yaml", *override, timeout=GUARD), 2, fifo)
     for path in (pipe(root / "prompt"), device):
         generate = ("generate", "--experiment=made", "--prompt-file", path)
         refused(workspace.trainer(*generate, timeout=GUARD), 2, path)
@@ -74,7 +74,7 @@ def test_pipes_and_devices_are_refused_wherever_a_file_is_named(workspace: Works
 
 @pytest.mark.parametrize("name", ["config.json", "model.safetensors", "MANIFEST.json", "tokenizer.json"])
 def test_a_pipe_in_a_checkpoint_is_damage(workspace: Workspace, name: str) -> None:
-    checkpoint = made(workspace) / "checkpoints" / "step-00000003"
+    checkpoint = make_run(workspace) / "checkpoints" / "step-00000003"
     pipe(checkpoint / name)
     workspace.trainer("checkpoint", "verify", checkpoint, timeout=GUARD).refused(5, name, "a named pipe")
     generate = ("generate", "--checkpoint", checkpoint, "--prompt=x")
@@ -98,20 +98,20 @@ def test_skipped_files_are_reported(workspace: Workspace) -> None:
     (folder / "a.jsonl").write_bytes(lines())
     (folder / "gone.jsonl").symlink_to("nothing.jsonl")
     pipe(folder / "pipe.jsonl")
-    done = workspace.orchestrate(
+    process = workspace.orchestrate(
         *TINY_MODEL, "--input", folder, "--steps=3", "--experiment=links", timeout=60
     ).succeeded()
     for note in (
         "gone.jsonl is skipped: it is a broken symbolic link",
         "pipe.jsonl is skipped: it is a named",
     ):
-        assert done.out.count(note) == 2, "by the pipeline and by the trainer"
-    done = workspace.trainer("evaluate", "--experiment=links", "--input", folder).succeeded()
-    assert "gone.jsonl is skipped" in done.err
+        assert process.out.count(note) == 2, "by the pipeline and by the trainer"
+    process = workspace.trainer("evaluate", "--experiment=links", "--input", folder).succeeded()
+    assert "gone.jsonl is skipped" in process.err
 
 
 def test_a_column_that_is_not_there_is_named_with_those_that_are(workspace: Workspace) -> None:
-    folder = made(workspace)
+    folder = make_run(workspace)
     other, parquet = workspace.root / "other.jsonl.gz", workspace.root / "other.parquet"
     other.write_bytes(gzip.compress(lines(column="content")))
     pq.write_table(pa.table({"n": [1, 2], "body": ["a", "b"], "tags": [["a"], []]}), parquet)
@@ -135,9 +135,9 @@ def test_a_column_that_is_not_there_is_named_with_those_that_are(workspace: Work
     )
     evaluated(numbers, "n").refused(3, "holds integers, not strings; no other column holds strings")
     override = ("--override", f"data.train_shards=[{other}]", "--override", "runtime.checkpoint.directory=elsewhere")
-    done = workspace.trainer("train", "--config", folder / "training.yaml", *override)
-    done.refused(3, "other.jsonl.gz has no text column `text`; its text columns are content")
-    assert "too small" not in done.out
+    process = workspace.trainer("train", "--config", folder / "training.yaml", *override)
+    process.refused(3, "other.jsonl.gz has no text column `text`; its text columns are content")
+    assert "too small" not in process.out
     workspace.orchestrate(*TINY_MODEL, "--input", other, "--experiment=x").refused(
         3, "no text column `text`", "content"
     )
@@ -158,7 +158,7 @@ def test_a_byte_order_mark_is_no_text(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_byte_order_mark_in_a_file_of_a_run_is_no_content(workspace: Workspace) -> None:
-    folder = made(workspace)
+    folder = make_run(workspace)
 
     def marked(path: Path) -> Path:
         path.write_bytes(MARK + path.read_bytes())
@@ -194,7 +194,7 @@ def renumbered(workspace: Workspace, name: str, gap: int) -> Path:
 
 
 def test_a_tokenizer_with_gaps_in_its_ids_trains_and_writes(workspace: Workspace) -> None:
-    made(workspace)
+    make_run(workspace)
     gaps = renumbered(workspace, "gaps.json", 50)
     flags = ("--input", workspace.root / "book.txt", "--tokenizer-json", gaps, "--steps=6", "--experiment=gaps")
     out = workspace.orchestrate(*TINY_MODEL, *flags).succeeded().out
@@ -208,9 +208,9 @@ def test_a_tokenizer_with_gaps_in_its_ids_trains_and_writes(workspace: Workspace
 
 
 def test_a_tokenizer_with_millions_of_unused_ids_is_refused(workspace: Workspace) -> None:
-    made(workspace)
-    for first, said in ((10_000_000, ("10000383", "384 tokens")), (3_000_000_000, ("30000003", "below 16777216"))):
+    make_run(workspace)
+    for first, phrases in ((10_000_000, ("10000383", "384 tokens")), (3_000_000_000, ("30000003", "below 16777216"))):
         huge = renumbered(workspace, "huge.json", first)
         flags = ("--input", workspace.root / "book.txt", "--tokenizer-json", huge, "--experiment=huge")
-        workspace.orchestrate(*TINY_MODEL, *flags).refused(2, "huge.json", *said)
+        workspace.orchestrate(*TINY_MODEL, *flags).refused(2, "huge.json", *phrases)
         assert not workspace.run_folder("huge").exists()

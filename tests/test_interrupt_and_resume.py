@@ -28,12 +28,12 @@ def tensorboard_steps(run: Path, tag: str) -> list[int]:
 def wait_for_line(process: subprocess.Popen[str], start: str) -> None:
     """Read the program's lines until one starts so."""
     assert process.stdout
-    seen = ""
+    output = ""
     for line in process.stdout:
-        seen += line
+        output += line
         if line.startswith(start):
             return
-    raise AssertionError(f"no line starts with {start!r}:\n{seen}")
+    raise AssertionError(f"no line starts with {start!r}:\n{output}")
 
 
 @pytest.mark.parametrize("launch", ["process", "bindings"])
@@ -50,8 +50,8 @@ def test_a_signal_saves_once_and_the_run_resumes(workspace: Workspace, launch: s
     out, _ = process.communicate(timeout=120)
     assert process.returncode == 128 + number, out
     assert "Traceback" not in out
-    (saved,) = workspace.checkpoints("stopped")
-    step = int(saved.removeprefix("step-"))
+    (checkpoint_name,) = workspace.checkpoints("stopped")
+    step = int(checkpoint_name.removeprefix("step-"))
     assert [row["step"] for row in workspace.metrics("stopped")] == list(range(1, step + 1))
     workspace.trainer(
         "train", "--config", workspace.run_folder("stopped") / "training.yaml", "--resume", "--max-steps", str(step + 3)
@@ -104,8 +104,8 @@ def test_tensorboard_reads_every_series_we_write(workspace: Workspace) -> None:
     events = EventAccumulator(str(workspace.run_folder("board") / "tensorboard"))
     events.Reload()
     tags = set(events.Tags()["scalars"])
-    wanted = "loss/train loss/validation learning_rate gradient_norm tokens_per_second memory_bytes"
-    assert tags >= set(wanted.split())
+    expected = "loss/train loss/validation learning_rate gradient_norm tokens_per_second memory_bytes"
+    assert tags >= set(expected.split())
     logged = [row["loss"] for row in workspace.metrics("board")]
     assert [event.value for event in events.Scalars("loss/train")] == pytest.approx(logged, rel=1e-6)
 
@@ -120,8 +120,8 @@ def test_a_corrupted_checkpoint_is_named_and_skipped(workspace: Workspace) -> No
     content[len(content) // 2] ^= 1
     path.write_bytes(content)
     before = weights(workspace, "hurt", 3)
-    done = workspace.trainer("train", "--config", run / "training.yaml", "--resume").succeeded()
-    assert "step-00000006" in done.err + done.out
+    process = workspace.trainer("train", "--config", run / "training.yaml", "--resume").succeeded()
+    assert "step-00000006" in process.err + process.out
     assert weights(workspace, "hurt", 3) == before
     for name in ("step-00000003", "step-00000006"):
         (run / "checkpoints" / name / "trainer_state.json").write_text("{}")

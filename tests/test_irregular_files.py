@@ -39,9 +39,9 @@ def test_a_model_s_files_are_regular(workspace: Workspace, model: Path, name: st
     (model / name).unlink()
     put(model / name)
     for program, command in ((TRAINER, ["generate", "--prompt=a"]), (ORCHESTRATE, ["export", "--format=hf"])):
-        done = workspace.command(*PATIENCE, program, *command, "--checkpoint", model)
-        assert done.code in (2, 5), (command, done)
-        assert name in done.err and "a bug" not in done.err
+        process = workspace.command(*PATIENCE, program, *command, "--checkpoint", model)
+        assert process.code in (2, 5), (command, process)
+        assert name in process.err and "a bug" not in process.err
 
 
 @pytest.mark.parametrize("put", [os.mkfifo, zero])
@@ -49,9 +49,9 @@ def test_the_index_of_weights_is_regular(workspace: Workspace, model: Path, put:
     (model / "model.safetensors").unlink()
     put(model / "model.safetensors.index.json")
     for program, command in ((TRAINER, ["generate", "--prompt=a"]), (ORCHESTRATE, ["export", "--format=hf"])):
-        done = workspace.command(*PATIENCE, program, *command, "--checkpoint", model)
-        assert done.code in (1, 2, 5), done
-        assert "model.safetensors.index.json" in done.err and "a bug" not in done.err
+        process = workspace.command(*PATIENCE, program, *command, "--checkpoint", model)
+        assert process.code in (1, 2, 5), process
+        assert "model.safetensors.index.json" in process.err and "a bug" not in process.err
 
 
 @pytest.mark.parametrize("put", [os.mkfifo, zero])
@@ -68,5 +68,5 @@ def test_a_run_s_files_are_regular(workspace: Workspace, name: str, put: Callabl
         (TRAINER, ["train", "--config=runs/E/training.yaml", "--resume"]),
         (ORCHESTRATE, ["export", "--experiment=E", "--format=hf", "--out=out"]),
     ):
-        done = workspace.command(*PATIENCE, program, *command)
-        assert done.code != 124 and "a bug" not in done.err, (command, done)
+        process = workspace.command(*PATIENCE, program, *command)
+        assert process.code != 124 and "a bug" not in process.err, (command, process)

@@ -145,11 +145,11 @@ def ask(script: str, asks: list[tuple[str, str | None, str]], hub: FakeHub, cach
     """Let a client answer in a process of its own: clients read the endpoint when they are imported."""
     environment = {**os.environ, **hub.environment(cache), "ORCHESTRATE_CACHE_ROOT": str(cache / "ours")}
     command = [sys.executable, "-c", script]
-    done = subprocess.run(
+    process = subprocess.run(
         command, input=json.dumps(asks), env=environment, capture_output=True, text=True, timeout=240, check=False
     )
-    assert done.returncode == 0, done.stderr[-3000:]
-    answers = json.loads(done.stdout.splitlines()[-1])
+    assert process.returncode == 0, process.stderr[-3000:]
+    answers = json.loads(process.stdout.splitlines()[-1])
     assert isinstance(answers, list)
     return answers
 
@@ -193,7 +193,7 @@ def test_a_downloaded_folder_has_the_same_splits(
 
 
 @pytest.mark.parametrize("title", LAYOUTS)
-def test_the_same_documents_in_the_same_order(title: str, answers: dict[Any, tuple[Any, Any]]) -> None:
+def test_our_documents_come_in_the_order_of_datasets(title: str, answers: dict[Any, tuple[Any, Any]]) -> None:
     for config, split in LAYOUTS[title].asks:
         theirs, ours = answers[title, config, split]
         if isinstance(theirs, list):

@@ -17,8 +17,8 @@ QUICK = [*TINY_MODEL, "--steps=3", "--evaluate-every=3", "--experiment=local"]
 
 
 def some_documents(count: int = 160) -> list[str]:
-    found = documents()
-    return [next(found) for _ in range(count)]
+    all_documents = documents()
+    return [next(all_documents) for _ in range(count)]
 
 
 def json_lines(column: str = "text") -> bytes:
@@ -49,7 +49,7 @@ def test_every_format_trains_and_evaluates(workspace: Workspace, kind: str) -> N
     assert workspace.metrics("local", "evaluation")[0]["bits_per_byte"] > 0
 
 
-def test_folders_globs_and_a_validation_set_of_ones_own(workspace: Workspace) -> None:
+def test_folders_globs_and_an_own_validation_set_are_read(workspace: Workspace) -> None:
     for kind in ("parquet", "jsonl.gz", "txt"):
         write(workspace.root / "text", kind)
     validation = write(workspace.root / "held", "jsonl")

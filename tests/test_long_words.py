@@ -26,16 +26,16 @@ def byte_level() -> pre_tokenizers.ByteLevel:
     return pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
 
 
-def drawn(letters: str) -> Callable[[int], str]:
+def draw_from(letters: str) -> Callable[[int], str]:
     return lambda size: "".join(random.Random(size).choices(letters, k=size))
 
 
 KINDS: dict[str, Callable[[int], str]] = {
     "spaces": lambda size: "name" + " " * size + "value",
     "rule": lambda size: "=" * size,
-    "dna": drawn("ACGT"),
-    "base64": drawn("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/"),
-    "cjk": drawn("".join(map(chr, range(0x4E00, 0x5200)))),
+    "dna": draw_from("ACGT"),
+    "base64": draw_from("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/"),
+    "cjk": draw_from("".join(map(chr, range(0x4E00, 0x5200)))),
 }
 
 
@@ -67,8 +67,8 @@ def test_only_words_that_are_too_long_are_split(monkeypatch: pytest.MonkeyPatch)
         parts = list(LongWords(byte_level()).parts(text))
         assert "".join(parts) == text
         expected = [word[at : at + 16].strip() for word in words(text) for at in range(0, len(word), 16)]
-        found = [word.strip() for part in parts for word in words(part)]
-        assert list(filter(None, found)) == list(filter(None, expected)), text
+        actual = [word.strip() for part in parts for word in words(part)]
+        assert list(filter(None, actual)) == list(filter(None, expected)), text
         assert len(parts) == 1 or max(map(len, words(text))) > 16, text
 
 
@@ -87,8 +87,8 @@ def by_the_library(texts: list[str], size: int) -> str:
 def test_ordinary_text_gives_the_library_s_tokenizer(tmp_path: Path) -> None:
     texts = [*islice(documents(), 60), "\u4e2d\u6587\u3002" * 300, "x = 1\n" + "-" * 79]
     ready = tokenizer.train(tmp_path / "made", request(), iter(texts), Silent())
-    kept = [text for number, text in enumerate(texts, start=1) if number % tokenizer.HELD_OUT_EVERY]
-    assert ready.path.read_text(encoding="utf-8") == by_the_library(kept, 600)
+    training_texts = [text for number, text in enumerate(texts, start=1) if number % tokenizer.HELD_OUT_EVERY]
+    assert ready.path.read_text(encoding="utf-8") == by_the_library(training_texts, 600)
     assert ready.facts is not None
     assert (ready.facts.split_words, ready.facts.left_out_characters) == (0, 0)
 
@@ -96,9 +96,9 @@ def test_ordinary_text_gives_the_library_s_tokenizer(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_word_of_any_length_is_trained_on_in_pieces(tmp_path: Path, kind: str) -> None:
     text = KINDS[kind](SIZE // 10)
-    sent = list(LongWords(byte_level()).parts(text))
-    assert "".join(sent) == text
-    assert max(len(word) for part in sent for word in words(part)) <= LONGEST_WORD
+    parts = list(LongWords(byte_level()).parts(text))
+    assert "".join(parts) == text
+    assert max(len(word) for part in parts for word in words(part)) <= LONGEST_WORD
     ready = tokenizer.train(tmp_path / "made", request(400), iter(["ordinary text " * 9, text]), Silent())
     assert ready.facts is not None
     assert ready.facts.split_words == (0 if kind == "base64" else 1)
@@ -109,14 +109,14 @@ def test_a_word_of_any_length_is_trained_on_in_pieces(tmp_path: Path, kind: str)
 
 def test_too_many_different_long_words_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(long_words, "LARGEST_VARIETY", 5000)
-    known = LongWords(byte_level())
-    lines = [drawn("abcdefgh")(64 + number) for number in range(200)]
-    sent = list(known.parts("\n".join(lines)))
-    assert known.variety < 5200
-    assert known.left_out == sum(map(len, lines)) - sum(len(part.replace("\n", "")) for part in sent)
-    assert known.left_out > 20_000
-    again = f"{lines[0]} again"
-    assert list(known.parts(again)) == [again], "what is known takes no more memory"
+    splitter = LongWords(byte_level())
+    lines = [draw_from("abcdefgh")(64 + number) for number in range(200)]
+    parts = list(splitter.parts("\n".join(lines)))
+    assert splitter.variety < 5200
+    assert splitter.left_out == sum(map(len, lines)) - sum(len(part.replace("\n", "")) for part in parts)
+    assert splitter.left_out > 20_000
+    repeated_line = f"{lines[0]} again"
+    assert list(splitter.parts(repeated_line)) == [repeated_line], "what is known takes no more memory"
 
 
 def test_a_long_word_is_told_and_its_tokenizer_reused(workspace: Workspace) -> None:
@@ -125,9 +125,9 @@ def test_a_long_word_is_told_and_its_tokenizer_reused(workspace: Workspace) -> N
     rows[7]["text"] = KINDS["spaces"](SIZE)
     text.write_text("".join(json.dumps(row) + "\n" for row in rows))
     flags: list[str | Path] = [*TINY_MODEL, "--input", text, "--launch=none", "--experiment=long"]
-    told = workspace.orchestrate(*flags).succeeded().out
-    assert f"1 word of more than {LONGEST_WORD} characters" in told
-    assert "merging pairs of tokens" in told
+    output = workspace.orchestrate(*flags).succeeded().out
+    assert f"1 word of more than {LONGEST_WORD} characters" in output
+    assert "merging pairs of tokens" in output
     assert "trained before" in workspace.orchestrate(*flags).succeeded().out
 
 

@@ -56,12 +56,12 @@ def test_a_resumed_lora_run_is_the_uninterrupted_one(
     workspace.trainer("train", "--config", config, "--resume", halves / "step-00000003").succeeded()
     assert same_files(whole / "step-00000006", halves / "step-00000006")
     assert workspace.losses("whole") == workspace.losses("halves")
-    saved = {path.name for path in (whole / "step-00000006").iterdir()}
-    assert {"adapter_config.json", "adapter_model.safetensors", "base_model.json", "tokenizer.json"} <= saved
-    assert not {"config.json", "model.safetensors"} & saved
-    described = json.loads((whole / "step-00000006" / "adapter_config.json").read_text())
-    assert (described["r"], described["lora_alpha"], described["lora_dropout"]) == (4, 8.0, 0.2)
-    assert described["base_model_name_or_path"] == str(base)
+    file_names = {path.name for path in (whole / "step-00000006").iterdir()}
+    assert {"adapter_config.json", "adapter_model.safetensors", "base_model.json", "tokenizer.json"} <= file_names
+    assert not {"config.json", "model.safetensors"} & file_names
+    adapter_config = json.loads((whole / "step-00000006" / "adapter_config.json").read_text())
+    assert (adapter_config["r"], adapter_config["lora_alpha"], adapter_config["lora_dropout"]) == (4, 8.0, 0.2)
+    assert adapter_config["base_model_name_or_path"] == str(base)
 
 
 def test_dropout_does_not_depend_on_the_micro_batch(workspace: Workspace, base: Path, text: Path) -> None:
@@ -74,40 +74,40 @@ def test_dropout_does_not_depend_on_the_micro_batch(workspace: Workspace, base: 
 
 def test_commands_load_the_model_and_its_adapters(workspace: Workspace, base: Path, text: Path) -> None:
     last = train(workspace, base, text, "tuned") / "step-00000006"
-    measured = workspace.metrics("tuned", "evaluation")
-    found = json.loads(workspace.trainer("evaluate", "--checkpoint", last, "--json").succeeded().out)
-    assert found["loss"] == measured[-1]["loss"]
-    assert measured[-1]["loss"] < measured[0]["loss"]
+    evaluations = workspace.metrics("tuned", "evaluation")
+    report = json.loads(workspace.trainer("evaluate", "--checkpoint", last, "--json").succeeded().out)
+    assert report["loss"] == evaluations[-1]["loss"]
+    assert evaluations[-1]["loss"] < evaluations[0]["loss"]
     generate = ("generate", "--checkpoint", last, "--prompt=def", "--max-tokens=4", "--temperature=0")
-    written = workspace.trainer(*generate).succeeded().out
+    completion = workspace.trainer(*generate).succeeded().out
 
     moved = workspace.root / "elsewhere"
     shutil.copytree(base, moved)
     shutil.rmtree(base)
-    gone = f"belong to the model in {base}, which is not there"
-    workspace.trainer(*generate).refused(2, gone)
-    workspace.trainer("evaluate", "--checkpoint", last).refused(2, gone)
+    missing_model = f"belong to the model in {base}, which is not there"
+    workspace.trainer(*generate).refused(2, missing_model)
+    workspace.trainer("evaluate", "--checkpoint", last).refused(2, missing_model)
     config = workspace.run_folder("tuned") / "training.yaml"
     longer = ("train", "--config", config, "--resume", "--override=scheduler.total_steps=8")
-    workspace.trainer(*longer).refused(2, gone)
-    assert workspace.trainer(*generate, f"--base-model={moved}").succeeded().out == written
+    workspace.trainer(*longer).refused(2, missing_model)
+    assert workspace.trainer(*generate, f"--base-model={moved}").succeeded().out == completion
 
     weights = (moved / "model.safetensors").read_bytes()
     (moved / "MANIFEST.json").unlink()
-    assert workspace.trainer(*generate, f"--base-model={moved}").succeeded().out == written
+    assert workspace.trainer(*generate, f"--base-model={moved}").succeeded().out == completion
     (moved / "model.safetensors").write_bytes(weights[:-1] + bytes([weights[-1] ^ 1]))
-    changed = f"model.safetensors in {moved} is not what the adapters in {last} were trained beside"
-    workspace.trainer(*generate, f"--base-model={moved}").refused(5, changed)
-    workspace.trainer(*longer, f"--override=model.init_from={moved}").refused(5, changed)
+    message = f"model.safetensors in {moved} is not what the adapters in {last} were trained beside"
+    workspace.trainer(*generate, f"--base-model={moved}").refused(5, message)
+    workspace.trainer(*longer, f"--override=model.init_from={moved}").refused(5, message)
     (moved / "model.safetensors").write_bytes(weights)
     workspace.trainer(*longer, f"--override=model.init_from={moved}").succeeded()
-    exported = workspace.orchestrate("export", "--format=hf", "--checkpoint", last)
-    exported.refused(2, "holds LoRA adapters, not a whole model")
+    export = workspace.orchestrate("export", "--format=hf", "--checkpoint", last)
+    export.refused(2, "holds LoRA adapters, not a whole model")
 
 
 def test_lora_settings_that_cannot_work_are_refused(workspace: Workspace, base: Path, text: Path) -> None:
     start = [f"--init-from={base}", f"--input={text}", "--experiment=refused", *RUN, *LORA, *CUT]
-    refused = {
+    messages = {
         "lora.target_modules=[q_proj, w_proj]": 'lora.target_modules[1]: is "w_proj", but must be `all-linear`',
         "lora.target_modules=linear": "must be `all-linear` or a list of q_proj, k_proj",
         "lora.target_modules=[]": "lora.target_modules: names no module",
@@ -116,7 +116,7 @@ def test_lora_settings_that_cannot_work_are_refused(workspace: Workspace, base: 
         "lora.dropout=1": "lora.dropout",
         "optimizer.algorithm=muon": "adapters (lora.rank) train with adamw",
     }
-    for override, sentence in refused.items():
+    for override, sentence in messages.items():
         workspace.orchestrate(*start, f"--override={override}").refused(2, sentence)
     without_base = [*TINY_MODEL, f"--input={text}", "--experiment=refused", "--override=lora.rank=4"]
     workspace.orchestrate(*without_base).refused(2, "adapters train beside the weights of a model")
@@ -126,8 +126,8 @@ def test_lora_settings_that_cannot_work_are_refused(workspace: Workspace, base: 
 def test_another_rank_is_refused_on_resume(workspace: Workspace, base: Path, text: Path) -> None:
     checkpoints = train(workspace, base, text, "tuned")
     config = checkpoints.parent / "training.yaml"
-    resumed = workspace.trainer("train", "--config", config, "--resume", "--override=lora.rank=8")
-    resumed.refused(2, "lora.rank was 4 and is 8")
+    process = workspace.trainer("train", "--config", config, "--resume", "--override=lora.rank=8")
+    process.refused(2, "lora.rank was 4 and is 8")
     plain = workspace.trainer("train", "--config", config, "--resume", "--override=lora.target_modules=[v_proj]")
     plain.refused(2, "lora.target_modules was")
 
@@ -146,13 +146,13 @@ def test_training_goes_on_from_a_run_s_adapters(workspace: Workspace, base: Path
 
 def test_a_run_s_adapters_are_listed(workspace: Workspace, base: Path, text: Path) -> None:
     train(workspace, base, text, "tuned")
-    listed = workspace.orchestrate("export", "--experiment=tuned", "--list").succeeded().out.splitlines()
+    lines = workspace.orchestrate("export", "--experiment=tuned", "--list").succeeded().out.splitlines()
     losses = {row["step"]: row["loss"] for row in workspace.metrics("tuned", "evaluation")}
-    assert [line.split()[:4] for line in listed[1:]] == [
+    assert [line.split()[:4] for line in lines[1:]] == [
         [f"step-0000000{step}", str(step), "4", f"{losses[step]:.4f}"] for step in (3, 6)
     ]
-    assert all("runs/base/checkpoints/step-00000008" in line for line in listed[1:])
-    assert listed[-1].split()[5] == "latest"
+    assert all("runs/base/checkpoints/step-00000008" in line for line in lines[1:])
+    assert lines[-1].split()[5] == "latest"
     workspace.orchestrate("export", "--experiment=base", "--list").refused(2, "there are no LoRA adapters in")
 
 
@@ -182,23 +182,23 @@ def test_adapters_that_cannot_be_exported_are_refused(workspace: Workspace, base
     (moved / "MANIFEST.json").unlink()
     weights.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
     shutil.rmtree(workspace.root / "tuned-hf")
-    changed = (f"model.safetensors in {moved} is not what the adapters in ", "were trained beside")
-    workspace.orchestrate(*merge, f"--base-model={moved}").refused(5, *changed)
+    phrases = (f"model.safetensors in {moved} is not what the adapters in ", "were trained beside")
+    workspace.orchestrate(*merge, f"--base-model={moved}").refused(5, *phrases)
     workspace.orchestrate("export", "--checkpoint", last, "--format=adapter", f"--base-model={moved}").refused(
-        5, *changed
+        5, *phrases
     )
     weights.write_bytes(whole)
 
     adapters = last / "adapter_model.safetensors"
     content = adapters.read_bytes()
     adapters.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
-    damaged: list[str | Path] = ["export", "--checkpoint", last, "--format=hf", "--merge", f"--base-model={moved}"]
-    workspace.orchestrate(*damaged).refused(5, "adapter_model.safetensors", "corrupted")
+    arguments: list[str | Path] = ["export", "--checkpoint", last, "--format=hf", "--merge", f"--base-model={moved}"]
+    workspace.orchestrate(*arguments).refused(5, "adapter_model.safetensors", "corrupted")
     (last / "MANIFEST.json").unlink()
     adapters.write_bytes(content[:-4] + b"\x00\x00\xc0\x7f")
-    workspace.orchestrate(*damaged).refused(5, "not finite")
+    workspace.orchestrate(*arguments).refused(5, "not finite")
     adapters.write_bytes(content[:-8])
-    workspace.orchestrate(*damaged).refused(5, "adapter_model.safetensors")
+    workspace.orchestrate(*arguments).refused(5, "adapter_model.safetensors")
     assert not list(workspace.root.glob("*-hf"))
 
 
@@ -242,11 +242,11 @@ def test_bad_adapters_are_refused_before_anything_is_written(
         if content is not None:
             (adapters / "adapter_model.safetensors").write_bytes(content)
         (adapters / "adapter_config.json").write_text(json.dumps(adapter_config))
-        refused = workspace.orchestrate(*flags, f"--lora-init-from={adapters}", f"--init-from={base}")
-        assert refused.code in (2, 5), refused
-        refused.refused(refused.code, str(adapters))
+        process = workspace.orchestrate(*flags, f"--lora-init-from={adapters}", f"--init-from={base}")
+        assert process.code in (2, 5), process
+        process.refused(process.code, str(adapters))
         assert contents(workspace.root / "runs") | contents(workspace.root / "artifacts") == before, words
-        assert words in refused.err or words == "rank", refused.err
+        assert words in process.err or words == "rank", process.err
 
 
 def contents(folder: Path) -> dict[Path, bytes]:

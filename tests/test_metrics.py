@@ -23,15 +23,15 @@ SAMPLES = [
 def read_until(process: subprocess.Popen[str], word: str) -> str:
     """Read the program's lines until one holds the word, and return that one."""
     assert process.stdout
-    seen = ""
+    output = ""
     for line in process.stdout:
-        seen += line
+        output += line
         if word in line:
             return line
-    raise AssertionError(f"no line holds {word!r}:\n{seen}")
+    raise AssertionError(f"no line holds {word!r}:\n{output}")
 
 
-def stopped(process: subprocess.Popen[str]) -> None:
+def interrupt(process: subprocess.Popen[str]) -> None:
     """Stop a run as Ctrl-C does."""
     process.send_signal(signal.SIGINT)
     out, _ = process.communicate(timeout=120)
@@ -55,7 +55,7 @@ def test_a_run_records_what_it_takes_of_the_machine(workspace: Workspace) -> Non
     process = workspace.start(ORCHESTRATE, *flags, "--override=runtime.utilization_every=1s")
     line = read_until(process, " cores ")
     assert line.startswith("step "), line
-    stopped(process)
+    interrupt(process)
     samples = workspace.metrics("machine", "utilization")
     assert samples
     for sample in samples:
@@ -71,18 +71,20 @@ def test_a_run_records_what_it_takes_of_the_machine(workspace: Workspace) -> Non
 def test_samples_are_on_the_screen_in_the_metrics_and_in_tensorboard(workspace: Workspace) -> None:
     text = workspace.write_text()
     flags = [*TINY_MODEL, "--input", str(text), "--steps=4", "--evaluate-every=2", "--tensorboard", *SAMPLES]
-    done = workspace.orchestrate(*flags, "--experiment=samples").succeeded()
+    process = workspace.orchestrate(*flags, "--experiment=samples").succeeded()
     samples = workspace.metrics("samples", "sample")
     assert [(row["step"], row["prompt"]) for row in samples] == [(step, text) for step in (2, 4) for text in PROMPTS]
     for prompt in PROMPTS:
-        assert done.out.count(f"  | {prompt}") == 2, done.out
+        assert process.out.count(f"  | {prompt}") == 2, process.out
     events = events_of(workspace, "samples")
     for index, prompt in enumerate(PROMPTS):
         tag = f"sample/{index + 1}"
         assert events.SummaryMetadata(tag).plugin_data.plugin_name == "text"
-        shown = [(event.step, event.tensor_proto.string_val[0].decode()) for event in events.Tensors(tag)]
-        written = [(row["step"], row["prompt"] + row["text"]) for row in samples if row["prompt"] == prompt]
-        assert shown == [(step, "\n".join(f"    {line}" for line in text.split("\n"))) for step, text in written]
+        tensorboard_texts = [(event.step, event.tensor_proto.string_val[0].decode()) for event in events.Tensors(tag)]
+        metrics_texts = [(row["step"], row["prompt"] + row["text"]) for row in samples if row["prompt"] == prompt]
+        assert tensorboard_texts == [
+            (step, "\n".join(f"    {line}" for line in text.split("\n"))) for step, text in metrics_texts
+        ]
 
 
 def test_a_stopped_run_resumes_with_the_samples_of_a_straight_one(workspace: Workspace) -> None:
@@ -129,17 +131,17 @@ def test_patience_ends_a_run_with_the_reason(workspace: Workspace) -> None:
     text = workspace.write_text()
     flags = [*TINY_MODEL, "--input", str(text), "--steps=100", "--evaluate-every=2", "--experiment=patience"]
     flags += ["--override=runtime.evaluation.patience=2", "--override=runtime.evaluation.min_delta=100"]
-    done = workspace.orchestrate(*flags).succeeded()
+    process = workspace.orchestrate(*flags).succeeded()
     reason = "evaluation has not improved by at least 100 for 2 evaluations (best "
-    assert reason in done.out
+    assert reason in process.out
     end = last_line(workspace, "patience")
     assert end["kind"] == "end"
     assert end["reason"].startswith(reason)
     assert end["reason"].endswith(" at step 2)")
-    assert "--resume --override runtime.evaluation.patience=null" in done.out
+    assert "--resume --override runtime.evaluation.patience=null" in process.out
     assert workspace.checkpoints("patience")[-1] == "step-00000006"
-    again = workspace.trainer("train", "--config", workspace.run_folder("patience") / "training.yaml", "--resume")
-    assert reason in again.succeeded().out
+    resumed_run = workspace.trainer("train", "--config", workspace.run_folder("patience") / "training.yaml", "--resume")
+    assert reason in resumed_run.succeeded().out
     assert last_line(workspace, "patience") == end
 
 
@@ -155,6 +157,6 @@ def test_a_slow_hub_is_named_as_what_holds_the_run_back(hub_workspace: Workspace
     process = hub_workspace.start(ORCHESTRATE, "train", "--config", config, *words)
     line = read_until(process, "advice: ")
     assert "% of the time training waits for data: raise data.num_workers (it is " in line
-    stopped(process)
+    interrupt(process)
     (advice,) = hub_workspace.metrics("slow", "advice")
     assert f"advice: {advice['text']}\n" == line

@@ -58,8 +58,8 @@ def test_a_resume_that_rewinds_the_file_is_noticed(path: Path) -> None:
     path.write_text(as_lines(train_rows(20)))
     file = MetricsFile()
     file.read(path, ALL)
-    resumed = [*train_rows(12), *(train_row(step, loss=9.0) for step in range(13, 40))]
-    for rows in (resumed[:12], resumed[:20], resumed):
+    resumed_rows = [*train_rows(12), *(train_row(step, loss=9.0) for step in range(13, 40))]
+    for rows in (resumed_rows[:12], resumed_rows[:20], resumed_rows):
         replacement = path.with_name("staged")
         replacement.write_text(as_lines(rows))
         replacement.replace(path)
@@ -80,15 +80,15 @@ def test_a_removed_file_is_an_empty_one(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "damaged",
+    "bad_line",
     [b"\x00\xff\xfe garbage", b"{}", b"[1]", b'"kind"', b'{"kind":"train"}', b'{"kind":"train","step":-1}',
      b'{"kind":"train","step":true}', b'{"kind":1,"step":1}', b'{"kind":"train","step":1', b"[" * 100_000,
      b'{"kind":"train","step":' + b"9" * 5000 + b"}"],
     ids=lambda line: repr(line[:30]),
 )  # fmt: skip
-def test_a_damaged_line_is_counted_and_left_out(path: Path, damaged: bytes) -> None:
+def test_a_damaged_line_is_counted_and_left_out(path: Path, bad_line: bytes) -> None:
     before, after = train_rows(2), [train_row(3)]
-    path.write_bytes(as_lines(before).encode() + damaged + b"\n\n" + as_lines(after).encode())
+    path.write_bytes(as_lines(before).encode() + bad_line + b"\n\n" + as_lines(after).encode())
     metrics = read(path)
     assert (metrics.damaged, metrics.lines, metrics.step) == (1, 3, 3)
 

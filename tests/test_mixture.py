@@ -48,29 +48,29 @@ def mixed(workspace: Workspace) -> Path:
 
 def test_a_mixture_is_trained_on_from_config_to_proof(hub_workspace: Workspace, hub_root: Path) -> None:
     config = mixed(hub_workspace)
-    told = hub_workspace.orchestrate(
+    process = hub_workspace.orchestrate(
         "--config", config, "--experiment=mix", "--vocab-size=384", "--steps=8"
     ).succeeded()
     commit = Repository(hub_root, "datasets", "HuggingFaceFW/fineweb").commit()
     for words in ("50.0% HuggingFaceFW/fineweb at " + commit[:12], "30.0% book.txt", "20.0% notes/*.jsonl: 2 files"):
-        assert words in told.out, told.out
+        assert words in process.out, process.out
     run = hub_workspace.run_folder("mix")
     assert not (run / "streaming_config.json").exists()
     assert commit in (run / "training.yaml").read_text()
     resolved = json.loads((run / "resolved_config.json").read_text())
     assert resolved["data"]["mixture"][0]["revision"] == commit
-    found = hub_workspace.orchestrate("validate-data", run, "--replay=1", "--replay=8", "--json").succeeded()
-    report = json.loads(found.out)
+    proof = hub_workspace.orchestrate("validate-data", run, "--replay=1", "--replay=8", "--json").succeeded()
+    report = json.loads(proof.out)
     assert [part["sequences"] for part in report["components"]] == [20, 12, 8]
     assert report["problems"] == []
     parts = hub_workspace.metrics("mix", "evaluation")[-1]["components"]
     assert [part["share"] for part in parts] == [0.5, 0.3, 0.2]
-    told = hub_workspace.orchestrate("evaluate", "--experiment=mix").succeeded()
-    assert "20.0% " in told.out
+    process = hub_workspace.orchestrate("evaluate", "--experiment=mix").succeeded()
+    assert "20.0% " in process.out
     more = hub_workspace.orchestrate("--experiment=mix", "--resume", "--steps=10").succeeded()
     assert "step 10/10" in more.out
-    given = hub_workspace.command(hub_workspace.python, "-c", STREAM).succeeded()
-    assert json.loads(given.out) == [10, 6, 4]
+    streamed = hub_workspace.command(hub_workspace.python, "-c", STREAM).succeeded()
+    assert json.loads(streamed.out) == [10, 6, 4]
 
 
 def test_a_tokenizer_is_retrained_when_the_mixture_changes(hub_workspace: Workspace) -> None:

@@ -15,7 +15,7 @@ NEWEST = "using the newest run, {}"
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
+def trained_workspace(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
     """A workspace with the runs `first`, and `second`, which is newer. Tests leave them as they are."""
     workspace = Workspace(tmp_path_factory.mktemp("runs"))
     workspace.write_text()
@@ -29,9 +29,9 @@ Here = Callable[..., Finished]
 
 
 @pytest.fixture
-def here(trained: Workspace, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Here:
+def here(trained_workspace: Workspace, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Here:
     """Run `orchestrate` in this process, in the folder of the trained runs."""
-    monkeypatch.chdir(trained.root)
+    monkeypatch.chdir(trained_workspace.root)
 
     def run(*words: str) -> Finished:
         capfd.readouterr()
@@ -51,16 +51,16 @@ def names_of(workspace: Workspace, run: str) -> list[str]:
     ]  # fmt: skip
 
 
-def test_a_model_is_found_by_every_name_of_its_run(trained: Workspace) -> None:
-    expected = trained.trainer("generate", "--experiment=first", *ASK).succeeded().out
-    for name in names_of(trained, "first"):
-        assert trained.trainer("generate", name, *ASK).succeeded().out == expected, name
-        assert "2 steps" in trained.trainer("validate-data", name).succeeded().out
+def test_a_model_is_found_by_every_name_of_its_run(trained_workspace: Workspace) -> None:
+    expected = trained_workspace.trainer("generate", "--experiment=first", *ASK).succeeded().out
+    for name in names_of(trained_workspace, "first"):
+        assert trained_workspace.trainer("generate", name, *ASK).succeeded().out == expected, name
+        assert "2 steps" in trained_workspace.trainer("validate-data", name).succeeded().out
 
 
-def test_a_config_is_found_by_every_name_of_its_run(trained: Workspace, here: Here) -> None:
-    folder = trained.run_folder("first").resolve()
-    for name in names_of(trained, "first"):
+def test_a_config_is_found_by_every_name_of_its_run(trained_workspace: Workspace, here: Here) -> None:
+    folder = trained_workspace.run_folder("first").resolve()
+    for name in names_of(trained_workspace, "first"):
         assert _native.config_of_run(name).resolve() == folder / "training.yaml"
         assert _native.run_directory(name).resolve() == folder
     assert here("plan", "first").code == here("plan", "--config=runs/first/training.yaml").code == 0
@@ -79,18 +79,18 @@ def test_a_config_is_found_by_every_name_of_its_run(trained: Workspace, here: He
     ],
     ids=lambda command: command[0],
 )
-def test_the_newest_run_is_taken_and_named(trained: Workspace, here: Here, command: list[str]) -> None:
-    assert NEWEST.format(trained.run_folder("second")) in here(*command).succeeded().err
+def test_the_newest_run_is_taken_and_named(trained_workspace: Workspace, here: Here, command: list[str]) -> None:
+    assert NEWEST.format(trained_workspace.run_folder("second")) in here(*command).succeeded().err
     name, *rest = command
     rest = ["--out=exported-by-name" if word.startswith("--out") else word for word in rest]
     assert "newest" not in here(name, "first", *rest).succeeded().err
 
 
-def test_a_command_that_cannot_use_the_run_says_so(trained: Workspace, here: Here) -> None:
-    trained.trainer("train", "first").refused(2, "--resume", "first")
-    trained.trainer("train").refused(2, NEWEST.format(trained.run_folder("second")))
+def test_a_command_that_cannot_use_the_run_says_so(trained_workspace: Workspace, here: Here) -> None:
+    trained_workspace.trainer("train", "first").refused(2, "--resume", "first")
+    trained_workspace.trainer("train").refused(2, NEWEST.format(trained_workspace.run_folder("second")))
     here("chat", "first", "--once=hi").refused(2, "chat template")
-    assert trained.trainer("checkpoint", "list", "first").succeeded().out.count("latest") == 1
+    assert trained_workspace.trainer("checkpoint", "list", "first").succeeded().out.count("latest") == 1
 
 
 def test_a_missing_run_is_told_with_the_newest_ones(here: Here) -> None:
@@ -102,12 +102,12 @@ def test_a_missing_run_is_told_with_the_newest_ones(here: Here) -> None:
     ]  # fmt: skip
     for words in with_run:
         position = 2 if words[0] == "push" else 1
-        done = here(*words[:position], "third", *words[position:]).refused(2, "third", "no file or directory")
-        assert "the newest runs are: second, first" in done.err, words
+        process = here(*words[:position], "third", *words[position:]).refused(2, "third", "no file or directory")
+        assert "the newest runs are: second, first" in process.err, words
     here("plan", "smoke_cpu").refused(2, "--preset smoke_cpu")
 
 
-def test_a_run_in_place_of_a_command_is_told_from_one(trained: Workspace, here: Here) -> None:
+def test_a_run_in_place_of_a_command_is_told_from_one(trained_workspace: Workspace, here: Here) -> None:
     for run in ("first", "runs/first"):
         here(run, "--resume").refused(2, f"{run} is a run: `orchestrate --resume {run}`")
     here("third", "--resume").refused(2, "there is no command third")
@@ -115,19 +115,22 @@ def test_a_run_in_place_of_a_command_is_told_from_one(trained: Workspace, here: 
 
 def test_two_names_at_once_are_refused(here: Here) -> None:
     flags = {"generate": ["--experiment=first", *ASK], "plan": ["--config=x.yaml"], "export": ["--checkpoint=x"]}
-    for command, given in flags.items():
-        here(command, "second", *given).refused(2)
+    for command, arguments in flags.items():
+        here(command, "second", *arguments).refused(2)
 
 
-def test_runs_are_listed_newest_first(trained: Workspace, here: Here) -> None:
+def test_runs_are_listed_newest_first(trained_workspace: Workspace, here: Here) -> None:
     heading, second, first = here("runs").succeeded().out.splitlines()
     assert heading.split() == ["run", "state", "step", "loss", "held-out", "size", "age"]
     assert second.split()[:5] == ["second", "finished", "2", "of", "2"]
     assert first.startswith("first ")
     rows = [json.loads(line) for line in here("runs", "--json").succeeded().out.splitlines()]
     assert [row["run"] for row in rows] == ["second", "first"]
-    assert rows[0]["loss"] == trained.losses("second")[-1]
-    assert rows[0]["bytes"] > (trained.run_folder("second") / "checkpoints/latest/model.safetensors").stat().st_size
+    assert rows[0]["loss"] == trained_workspace.losses("second")[-1]
+    assert (
+        rows[0]["bytes"]
+        > (trained_workspace.run_folder("second") / "checkpoints/latest/model.safetensors").stat().st_size
+    )
 
 
 def test_without_any_run_that_is_said(
@@ -136,30 +139,30 @@ def test_without_any_run_that_is_said(
     monkeypatch.chdir(tmp_path)
     assert cli._run(["runs"]) == 0
     assert cli._run(["generate", *ASK]) == 2
-    said = capfd.readouterr()
-    assert "there are no runs in" in said.out
-    assert "there is no run in" in said.err
+    captured = capfd.readouterr()
+    assert "there are no runs in" in captured.out
+    assert "there is no run in" in captured.err
 
 
-def test_a_resume_takes_the_run_by_name(trained: Workspace, tmp_path: Path) -> None:
-    copied = Workspace(tmp_path)
-    trained.command("cp", "-a", trained.root / "runs", tmp_path / "runs").succeeded()
+def test_a_resume_takes_the_run_by_name(trained_workspace: Workspace, tmp_path: Path) -> None:
+    workspace = Workspace(tmp_path)
+    trained_workspace.command("cp", "-a", trained_workspace.root / "runs", tmp_path / "runs").succeeded()
     more = ["--override", "scheduler.total_steps=3"]
-    copied.trainer("train", "first", "--resume", *more).succeeded()
-    copied.trainer("train", "--resume", "runs/second/checkpoints/latest", *more).succeeded()
+    workspace.trainer("train", "first", "--resume", *more).succeeded()
+    workspace.trainer("train", "--resume", "runs/second/checkpoints/latest", *more).succeeded()
     for run in ("first", "second"):
-        assert [row["step"] for row in copied.metrics(run)] == [1, 2, 3]
-        assert str((copied.run_folder(run) / "checkpoints" / "latest").readlink()) == "step-00000003"
+        assert [row["step"] for row in workspace.metrics(run)] == [1, 2, 3]
+        assert str((workspace.run_folder(run) / "checkpoints" / "latest").readlink()) == "step-00000003"
     # Its config still says 2 steps.
-    assert "ends at step 2" in copied.trainer("train", "first", "--resume").succeeded().out
-    assert "3 of 3" in copied.orchestrate("runs").succeeded().out
+    assert "ends at step 2" in workspace.trainer("train", "first", "--resume").succeeded().out
+    assert "3 of 3" in workspace.orchestrate("runs").succeeded().out
 
 
-def test_a_text_file_of_an_earlier_version_is_followed(trained: Workspace, tmp_path: Path) -> None:
-    trained.command("cp", "-a", trained.root / "runs", tmp_path / "runs").succeeded()
-    copied = Workspace(tmp_path)
-    latest = copied.run_folder("first") / "checkpoints" / "latest"
+def test_a_text_file_of_an_earlier_version_is_followed(trained_workspace: Workspace, tmp_path: Path) -> None:
+    trained_workspace.command("cp", "-a", trained_workspace.root / "runs", tmp_path / "runs").succeeded()
+    workspace = Workspace(tmp_path)
+    latest = workspace.run_folder("first") / "checkpoints" / "latest"
     latest.unlink()
     latest.write_text("step-00000002\n")
-    for named in (["first/checkpoints/latest"], ["--checkpoint", latest]):
-        copied.trainer("generate", *named, *ASK).succeeded()
+    for arguments in (["first/checkpoints/latest"], ["--checkpoint", latest]):
+        workspace.trainer("generate", *arguments, *ASK).succeeded()

@@ -36,20 +36,20 @@ def become_another_machine() -> None:
 
 def elsewhere(folder: Path) -> dict[str, str]:
     """The environment of another machine, on which nobody has a home."""
-    kept = {name: value for name, value in os.environ.items() if name not in ("HOME", "LANG", "USER", "LOGNAME")}
+    environment = {name: value for name, value in os.environ.items() if name not in ("HOME", "LANG", "USER", "LOGNAME")}
     # rustup finds its toolchains by the home.
     home = Path.home()
-    rust = {"RUSTUP_HOME": str(home / ".rustup"), "CARGO_HOME": str(home / ".cargo")} | kept
+    rust = {"RUSTUP_HOME": str(home / ".rustup"), "CARGO_HOME": str(home / ".cargo")} | environment
     return rust | ELSEWHERE | {"LD_PRELOAD": str(stand_in(folder))}
 
 
 def run(folder: Path, *command: str | Path) -> str:
-    done = subprocess.run(
+    process = subprocess.run(
         [str(word) for word in command], cwd=REPOSITORY, env=elsewhere(folder), preexec_fn=become_another_machine,
         capture_output=True, text=True, errors="replace", stdin=subprocess.DEVNULL, timeout=600, check=False,
     )  # fmt: skip
-    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
-    return done.stdout
+    assert process.returncode == 0, process.stdout[-4000:] + process.stderr[-2000:]
+    return process.stdout
 
 
 @pytest.mark.slow
@@ -62,8 +62,8 @@ def test_the_suite_passes_on_another_machine(tmp_path: Path) -> None:
 def test_the_trainer_s_tests_pass_on_another_machine(tmp_path: Path) -> None:
     build = ["cargo", "test", "-p", "training", "--lib", "--locked", "--no-run", "--message-format=json"]
     built = subprocess.run(build, cwd=REPOSITORY, capture_output=True, text=True, check=True).stdout
-    found = (json.loads(line) for line in built.splitlines() if line.startswith("{"))
-    (program,) = [line["executable"] for line in found if line.get("executable") and line["profile"]["test"]]
+    messages = (json.loads(line) for line in built.splitlines() if line.startswith("{"))
+    (program,) = [line["executable"] for line in messages if line.get("executable") and line["profile"]["test"]]
     assert "test result: ok" in run(tmp_path, program, *RUST)
 
 
@@ -71,5 +71,5 @@ def test_another_machine_has_its_own_processor_and_cores(workspace: Workspace) -
     config = workspace.root / "training.yaml"
     config.write_text((REPOSITORY / "configs" / "smoke_cpu.yaml").read_text())
     overrides = ["--override=model.vocab_size=300", "--override=runtime.device=cpu"]
-    told = json.loads(run(workspace.root, TRAINER, "plan", "--json", "--config", config, *overrides))
-    assert told["device"]["name"] == f"{PROCESSOR}, 1 thread"
+    plan = json.loads(run(workspace.root, TRAINER, "plan", "--json", "--config", config, *overrides))
+    assert plan["device"]["name"] == f"{PROCESSOR}, 1 thread"

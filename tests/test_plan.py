@@ -27,14 +27,14 @@ def test_the_table_has_every_gpu_of_the_help(workspace: Workspace) -> None:
 
 @pytest.mark.parametrize("gpu", GPUS)
 def test_a_preset_is_planned_for_every_gpu(workspace: Workspace, gpu: str) -> None:
-    planned = plan(workspace, "--preset=1b", f"--gpu={gpu}")
-    slow, fast = planned["speed"]["tokens_per_second"]
+    report = plan(workspace, "--preset=1b", f"--gpu={gpu}")
+    slow, fast = report["speed"]["tokens_per_second"]
     assert 0 < slow < fast
-    assert planned["shortage"] is None
-    assert planned["device"]["memory_bytes"] == _native.gpu_table()[gpu]["memory_bytes"]
-    late, early = planned["training_time"]["end_dates"]
+    assert report["shortage"] is None
+    assert report["device"]["memory_bytes"] == _native.gpu_table()[gpu]["memory_bytes"]
+    late, early = report["training_time"]["end_dates"]
     assert early <= late
-    assert [fit["activation_recompute"] for fit in planned["largest_micro_batches"]][-1] == "block"
+    assert [fit["activation_recompute"] for fit in report["largest_micro_batches"]][-1] == "block"
 
 
 def test_tokens_and_prices_scale_the_run(workspace: Workspace) -> None:
@@ -82,21 +82,21 @@ def test_several_machines_need_a_network(workspace: Workspace) -> None:
 
 
 def test_ranks_on_one_cpu_take_the_exchange_longer(workspace: Workspace) -> None:
-    planned = plan(workspace, f"--config={tiny_config(workspace)}", "--gpu=this", "--ranks=2",
+    report = plan(workspace, f"--config={tiny_config(workspace)}", "--gpu=this", "--ranks=2",
                    "--override=data.sequences_per_step=8")  # fmt: skip
-    exchange = planned["speed"]["exchange"]
+    exchange = report["speed"]["exchange"]
     assert exchange["link"] == "loopback (gloo)"
-    assert exchange["bytes_per_rank"] == pytest.approx(4 * planned["parameters"], rel=0.2), "padding of the vocabulary"
+    assert exchange["bytes_per_rank"] == pytest.approx(4 * report["parameters"], rel=0.2), "padding of the vocabulary"
     assert 0 < exchange["efficiency"][0] < exchange["efficiency"][1] < 1
 
 
 def test_apply_writes_a_config_that_fits(workspace: Workspace) -> None:
     out = workspace.root / "fits.yaml"
-    asked = ("--preset=1b", "--gpu=rtx4090", "--override=data.batch_size=32")
-    before = plan(workspace, *asked)
+    arguments = ("--preset=1b", "--gpu=rtx4090", "--override=data.batch_size=32")
+    before = plan(workspace, *arguments)
     assert before["shortage"] is not None
     assert {option["name"] for option in before["options"]} >= {"shorter sequences", "smaller micro-batch"}
-    text = workspace.orchestrate("plan", *asked, f"--apply={out}").succeeded().out
+    text = workspace.orchestrate("plan", *arguments, f"--apply={out}").succeeded().out
     assert "does not fit" in text
     assert f"wrote {out}, which fits and takes the same tokens per step" in text
     after = plan(workspace, f"--config={out}", "--gpu=rtx4090")
@@ -104,17 +104,17 @@ def test_apply_writes_a_config_that_fits(workspace: Workspace) -> None:
     assert after["tokens_per_step"] == before["tokens_per_step"]
     assert f"data.batch_size: {after['micro_batch']} (was 32)" in text
     assert RunConfig.load_for_planning(out).to_dict()["data"]["batch_size"] == after["micro_batch"]
-    workspace.orchestrate("plan", *asked, f"--apply={out}").refused(2, "there is such a file")
+    workspace.orchestrate("plan", *arguments, f"--apply={out}").refused(2, "there is such a file")
 
 
 def test_nothing_is_written_if_nothing_fits(workspace: Workspace) -> None:
     out = workspace.root / "fits.yaml"
-    asked = ("plan", "--preset=1b", "--gpu=rtx4090", "--memory=1GB")
-    assert workspace.orchestrate(*asked).succeeded().out.endswith("\nNo combination of these is enough.\n")
-    refused = workspace.orchestrate(*asked, f"--apply={out}").refused(4, "does not fit")
-    assert refused.out.endswith("\nNo combination of these is enough.\n")
+    arguments = ("plan", "--preset=1b", "--gpu=rtx4090", "--memory=1GB")
+    assert workspace.orchestrate(*arguments).succeeded().out.endswith("\nNo combination of these is enough.\n")
+    process = workspace.orchestrate(*arguments, f"--apply={out}").refused(4, "does not fit")
+    assert process.out.endswith("\nNo combination of these is enough.\n")
     assert not out.exists()
-    workspace.orchestrate(*asked, f"--apply={out}", "--json").refused(4, "does not fit")
+    workspace.orchestrate(*arguments, f"--apply={out}", "--json").refused(4, "does not fit")
     assert not out.exists()
 
 
@@ -141,10 +141,10 @@ def test_a_bad_value_is_a_sentence(workspace: Workspace, option: str, words: str
 
 
 def test_a_shipped_config_is_named_in_errors(workspace: Workspace) -> None:
-    refused = workspace.orchestrate("plan", "--preset=25m", "--override=data.batch_size=0").refused(
+    process = workspace.orchestrate("plan", "--preset=25m", "--override=data.batch_size=0").refused(
         2, "data.batch_size"
     )
-    assert refused.err.startswith("orchestrate: 25m: data.batch_size: ")
+    assert process.err.startswith("orchestrate: 25m: data.batch_size: ")
 
 
 def test_an_assumed_gpu_is_told(workspace: Workspace) -> None:
@@ -156,10 +156,10 @@ def test_an_assumed_gpu_is_told(workspace: Workspace) -> None:
 
 
 def test_electricity_of_a_cpu_needs_its_watts(workspace: Workspace) -> None:
-    asked = ("plan", f"--config={tiny_config(workspace)}", "--price-per-kwh=0.3")
-    text = workspace.orchestrate(*asked).succeeded().out
+    arguments = ("plan", f"--config={tiny_config(workspace)}", "--price-per-kwh=0.3")
+    text = workspace.orchestrate(*arguments).succeeded().out
     assert text.endswith("cost       electricity: add --watts, what this machine draws\n")
-    assert "kWh at 150 W, 0.00\n" in workspace.orchestrate(*asked, "--watts=150").succeeded().out
+    assert "kWh at 150 W, 0.00\n" in workspace.orchestrate(*arguments, "--watts=150").succeeded().out
 
 
 def tiny_config(workspace: Workspace) -> Path:
@@ -188,7 +188,7 @@ def test_bench_replaces_the_prediction(workspace: Workspace) -> None:
     assert predicted["source"] == "calibration"
     report = json.loads(workspace.trainer("bench", f"--config={config}", "--steps=3", "--json").succeeded().out)
     assert report["prediction"]["step_milliseconds"][0] > 0
-    measured = plan(workspace, f"--config={config}", "--gpu=this")["speed"]
-    assert measured["source"] == "bench"
-    assert measured["step_seconds"][0] * 1e3 == pytest.approx(report["median_step_milliseconds"])
+    measured_speed = plan(workspace, f"--config={config}", "--gpu=this")["speed"]
+    assert measured_speed["source"] == "bench"
+    assert measured_speed["step_seconds"][0] * 1e3 == pytest.approx(report["median_step_milliseconds"])
     assert len(list((REPOSITORY / "configs").glob("*.yaml"))) == len(_native.presets())

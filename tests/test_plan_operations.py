@@ -36,7 +36,7 @@ def cell(row: str, number: int) -> float:
 def seconds(gpu: str) -> dict[str, float]:
     """Return the time of each operation of a step by a roofline that is written here once more, from the sizes."""
     flops, bandwidth, gemm, forward, backward, memory = RATES[gpu]
-    blocks, once = MICRO_BATCHES * LAYERS, MICRO_BATCHES
+    blocks, batches = MICRO_BATCHES * LAYERS, MICRO_BATCHES
     row, attention = 2 * TOKENS * HIDDEN, TOKENS * SEQUENCE * HIDDEN
     parameters = LAYERS * (HIDDEN * (PACKED + HIDDEN + 3 * INTERMEDIATE) + 2 * HIDDEN) + (VOCABULARY + 1) * HIDDEN
 
@@ -50,21 +50,21 @@ def seconds(gpu: str) -> dict[str, float]:
     times = {
         "attention forward": blocks * 2 * attention / (flops * forward),
         "attention backward": blocks * 5 * attention / (flops * backward),
-        "add_rms_norm forward": moved(2 * blocks - once, 4 * row) + moved(once, 2 * row),
+        "add_rms_norm forward": moved(2 * blocks - batches, 4 * row) + moved(batches, 2 * row),
         "add_rms_norm backward": moved(2 * blocks, 4 * row),
         "add_rms_norm normalize": moved(2 * blocks, 2 * row),
         "rope forward": moved(blocks, 2 * 2 * TOKENS * 40 * 64),
         "rope backward": moved(blocks, 2 * 2 * TOKENS * 40 * 64),
         "swiglu forward": moved(blocks, 2 * 3 * TOKENS * INTERMEDIATE),
         "swiglu backward": moved(blocks, 2 * 6 * TOKENS * INTERMEDIATE),
-        "head logits": matmul(4 * once, 2048, VOCABULARY, HIDDEN, 4),
-        "head softmax and gradient": moved(4 * once, 10 * 2048 * VOCABULARY),
-        "head dX": matmul(4 * once, 2048, HIDDEN, VOCABULARY, 2),
-        "head dW": matmul(4 * once, VOCABULARY, HIDDEN, 2048, 8),
-        "embedding forward": moved(once, 2 * row),
-        "embedding backward": moved(once, 5 * row),
-        "last norm forward": moved(once, 4 * row),
-        "last norm backward": moved(once, 5 * row),
+        "head logits": matmul(4 * batches, 2048, VOCABULARY, HIDDEN, 4),
+        "head softmax and gradient": moved(4 * batches, 10 * 2048 * VOCABULARY),
+        "head dX": matmul(4 * batches, 2048, HIDDEN, VOCABULARY, 2),
+        "head dW": matmul(4 * batches, VOCABULARY, HIDDEN, 2048, 8),
+        "embedding forward": moved(batches, 2 * row),
+        "embedding backward": moved(batches, 5 * row),
+        "last norm forward": moved(batches, 4 * row),
+        "last norm backward": moved(batches, 5 * row),
         "grad_norm forward": moved(1, 4 * parameters),
         "gradients zero": moved(1, 4 * parameters),
         "adamw step": moved(1, 28 * parameters),
@@ -115,5 +115,5 @@ def test_a_cpu_without_rates_is_refused(workspace: Workspace) -> None:
 
 @pytest.mark.parametrize("gpu", RATES)
 def test_the_decision_quotes_the_printed_table(workspace: Workspace, gpu: str) -> None:
-    printed = table(workspace, f"--gpu={gpu}")
-    assert printed in DECISION.read_text(), f"run plan --gpu {gpu} --operations"
+    output = table(workspace, f"--gpu={gpu}")
+    assert output in DECISION.read_text(), f"run plan --gpu {gpu} --operations"

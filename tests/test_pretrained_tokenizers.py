@@ -49,13 +49,15 @@ PROMPT = "def main(arguments):\n    return caf\u00e9 \u4e2d\u6587"
 
 def fuzz(count: int) -> Iterator[str]:
     """Yield random texts of characters that tokenizers treat differently, and of any others."""
-    chosen = random.Random(0)
+    generator = random.Random(0)
     for _ in range(count):
         pieces = []
-        for _ in range(chosen.randrange(1, 40)):
-            alphabet = chosen.choice([*ALPHABETS, ""])
-            low, high = chosen.choice([(0, 0x250), (0x250, 0xD800), (0xE000, 0x20000)])
-            pieces.append("".join(chosen.choices(alphabet, k=4)) if alphabet else chr(chosen.randrange(low, high)))
+        for _ in range(generator.randrange(1, 40)):
+            alphabet = generator.choice([*ALPHABETS, ""])
+            low, high = generator.choice([(0, 0x250), (0x250, 0xD800), (0xE000, 0x20000)])
+            pieces.append(
+                "".join(generator.choices(alphabet, k=4)) if alphabet else chr(generator.randrange(low, high))
+            )
         yield "".join(pieces)
 
 
@@ -84,14 +86,14 @@ def test_ids_are_those_of_the_tokenizers_package(tmp_path: Path, kind: str) -> N
     sources = list(documents())[:2000]
     texts = [*sources, *fuzz(3000)]
     tokenizer = tiny_tokenizers.train(kind, sources[:400], 2000)
-    written = tiny_tokenizers.write(tokenizer, kind, tmp_path / "tokenizer")
+    tokenizer_folder = tiny_tokenizers.write(tokenizer, kind, tmp_path / "tokenizer")
     text = write_lines(tmp_path / "text.jsonl", texts)
     config = tmp_path / "training.yaml"
-    config.write_text(CONFIG.format(tokenizer=written, text=text, longest=LONGEST))
+    config.write_text(CONFIG.format(tokenizer=tokenizer_folder, text=text, longest=LONGEST))
     expected = Counter(tuple(tiny_tokenizers.encode(tokenizer, text)) for text in texts)
-    found = Counter(streamed(config))
-    assert found.total() == len(texts)
-    assert (found - expected, expected - found) == (Counter(), Counter())
+    actual = Counter(streamed(config))
+    assert actual.total() == len(texts)
+    assert (actual - expected, expected - actual) == (Counter(), Counter())
 
 
 def read(path: Path) -> dict[str, Any]:
@@ -149,19 +151,19 @@ def test_training_and_generation_agree_on_bos(workspace: Workspace, kind: str) -
     assert (checkpoint / "tokenizer_config.json").read_bytes() == (model / "tokenizer_config.json").read_bytes()
 
     workspace.trainer("validate-data", run, "--replay=1", "--replay=4").succeeded()
-    again = json.loads(workspace.trainer("evaluate", "--checkpoint", checkpoint, "--json").succeeded().out)
-    assert again["loss"] == pytest.approx(workspace.metrics("second", "evaluation")[-1]["loss"], rel=1e-6)
-    assert again["bits_per_byte"] > 0
+    report = json.loads(workspace.trainer("evaluate", "--checkpoint", checkpoint, "--json").succeeded().out)
+    assert report["loss"] == pytest.approx(workspace.metrics("second", "evaluation")[-1]["loss"], rel=1e-6)
+    assert report["bits_per_byte"] > 0
 
     moved = workspace.root / "alone"
     shutil.copytree(checkpoint, moved)
-    found = orchestrator.generate(moved, PROMPT, max_tokens=12, temperature=0.0, device="cpu")
-    expected = greedy_ids(moved, tiny_tokenizers.encode(tokenizer, PROMPT), len(found.tokens))
-    assert found.tokens == expected
+    completion = orchestrator.generate(moved, PROMPT, max_tokens=12, temperature=0.0, device="cpu")
+    expected = greedy_ids(moved, tiny_tokenizers.encode(tokenizer, PROMPT), len(completion.tokens))
+    assert completion.tokens == expected
 
     resume = ["--experiment=second", "--resume", "--steps=6"]
-    changed = workspace.orchestrate(*resume, f"--override=data.bos={str(not adds_bos).lower()}")
-    changed.refused(2, "data.bos")
+    process = workspace.orchestrate(*resume, f"--override=data.bos={str(not adds_bos).lower()}")
+    process.refused(2, "data.bos")
     shutil.rmtree(model)
     workspace.orchestrate(*resume).succeeded()
 
@@ -172,18 +174,18 @@ def test_printed_text_keeps_its_spaces(workspace: Workspace) -> None:
     train_on(workspace, make_model(workspace, "llama_2", text), text, *longer)
     checkpoint = workspace.run_folder("second") / "checkpoints" / "step-00000150"
     tokenizer = Tokenizer.from_file(str(checkpoint / "tokenizer.json"))
-    compared = 0
+    comparisons = 0
     for seed, prompt in enumerate(["", "def", "return caf\u00e9", "x = \u4e2d\u6587", "a  "]):
         words = ("generate", "--checkpoint", checkpoint, "--prompt", prompt, "--max-tokens=30", f"--seed={seed}")
-        printed = workspace.trainer(*words).succeeded().out
+        output = workspace.trainer(*words).succeeded().out
         answer = json.loads(workspace.trainer(*words, "--json").succeeded().out)
         whole = tokenizer.decode([*tiny_tokenizers.encode(tokenizer, prompt), *answer["tokens"]])
         assert prompt + answer["completion"] == whole
         # Bytes that are no text are replaced one by one as they come.
-        if "\ufffd" not in printed:
-            assert printed == f"{whole}\n"
-            compared += " " in answer["completion"]
-    assert compared > 1
+        if "\ufffd" not in output:
+            assert output == f"{whole}\n"
+            comparisons += " " in answer["completion"]
+    assert comparisons > 1
 
 
 def test_a_config_decides_on_bos(workspace: Workspace) -> None:
@@ -194,9 +196,9 @@ def test_a_config_decides_on_bos(workspace: Workspace) -> None:
     assert read(run / "resolved_config.json")["data"]["bos"] is False
     assert read(checkpoint / "tokenizer_config.json")["add_bos_token"] is False
     tokenizer = Tokenizer.from_file(str(checkpoint / "tokenizer.json"))
-    found = orchestrator.generate(checkpoint, PROMPT, max_tokens=8, temperature=0.0, device="cpu")
+    completion = orchestrator.generate(checkpoint, PROMPT, max_tokens=8, temperature=0.0, device="cpu")
     ids = tokenizer.encode(PROMPT, add_special_tokens=False).ids
-    assert found.tokens == greedy_ids(checkpoint, ids, len(found.tokens))
+    assert completion.tokens == greedy_ids(checkpoint, ids, len(completion.tokens))
 
     shutil.rmtree(run)
     (model / "tokenizer_config.json").write_text("{}")
@@ -218,6 +220,6 @@ def test_the_end_of_documents_needs_no_name(workspace: Workspace) -> None:
     (workspace.root / "special_tokens.txt").write_text("<|eot_id|>\n")
     ends = {"eos_token_id": [2, 1]}
     (model / "generation_config.json").write_text(json.dumps(ends))
-    named = f"--override=tokenizer.special_tokens={workspace.root / 'special_tokens.txt'}"
-    checkpoint = train_on(workspace, model, text, named)
+    override = f"--override=tokenizer.special_tokens={workspace.root / 'special_tokens.txt'}"
+    checkpoint = train_on(workspace, model, text, override)
     assert read(checkpoint / "config.json")["eos_token_id"] == 1, "<|end_of_text|>, not the end of a turn"

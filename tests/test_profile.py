@@ -25,14 +25,14 @@ SLICES = """
 
 
 @pytest.fixture(scope="module")
-def profiled(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
+def profiled_workspace(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
     """A run `E` of 8 steps on two threads, of which three are profiled; evaluations and checkpoints after 3 and 6."""
     workspace = Workspace(tmp_path_factory.mktemp("profiled"), {"RAYON_NUM_THREADS": "2"})
     flags = "--steps=8 --evaluate-every=3 --checkpoint-every=3 --seq-len=256 --batch-size=8 --experiment=E".split()
     sizes = "--hidden-size=128 --intermediate-size=256".split()
-    typed = [*TINY_MODEL, *sizes, *flags, f"--profile={FIRST}-{LAST}", f"--input={workspace.write_text()}"]
-    shown = workspace.orchestrate(*typed).succeeded().out
-    (workspace.root / "shown.txt").write_text(shown)
+    arguments = [*TINY_MODEL, *sizes, *flags, f"--profile={FIRST}-{LAST}", f"--input={workspace.write_text()}"]
+    output = workspace.orchestrate(*arguments).succeeded().out
+    (workspace.root / "shown.txt").write_text(output)
     return workspace
 
 
@@ -41,8 +41,8 @@ def profile_folder(workspace: Workspace) -> Path:
 
 
 @pytest.fixture(scope="module")
-def trace(profiled: Workspace) -> Trace:
-    return Trace(profile_folder(profiled) / f"trace-{FIRST}-{LAST}.json")
+def trace(profiled_workspace: Workspace) -> Trace:
+    return Trace(profile_folder(profiled_workspace) / f"trace-{FIRST}-{LAST}.json")
 
 
 @pytest.fixture(scope="module")
@@ -63,9 +63,11 @@ def table(text: str, head: str) -> dict[str, list[float]]:
 
 
 @pytest.mark.slow
-def test_perfetto_reads_every_event(profiled: Workspace, trace: Trace, slices: dict[int, dict[str, Any]]) -> None:
-    written = json.loads((profile_folder(profiled) / f"trace-{FIRST}-{LAST}.json").read_text())
-    complete = [event for event in written["traceEvents"] if event["ph"] == "X"]
+def test_perfetto_reads_every_event(
+    profiled_workspace: Workspace, trace: Trace, slices: dict[int, dict[str, Any]]
+) -> None:
+    trace_file = json.loads((profile_folder(profiled_workspace) / f"trace-{FIRST}-{LAST}.json").read_text())
+    complete = [event for event in trace_file["traceEvents"] if event["ph"] == "X"]
     assert trace.problems() == []
     assert len(slices) == len(complete) > 100
 
@@ -102,18 +104,18 @@ def test_the_threads_of_the_pool_show_their_tasks(slices: dict[int, dict[str, An
     for row in operations:
         spans.setdefault(row["name"], []).append((row["ts"], row["ts"] + row["dur"]))
     for row in tasks:
-        inside = any(start <= row["ts"] and row["ts"] + row["dur"] <= end for start, end in spans[row["name"]])
-        assert inside, row
+        is_inside = any(start <= row["ts"] and row["ts"] + row["dur"] <= end for start, end in spans[row["name"]])
+        assert is_inside, row
 
 
-def test_the_parts_add_up_to_the_steps_of_the_metrics(profiled: Workspace) -> None:
-    summary = (profile_folder(profiled) / f"summary-{FIRST}-{LAST}.txt").read_text()
+def test_the_parts_add_up_to_the_steps_of_the_metrics(profiled_workspace: Workspace) -> None:
+    summary = (profile_folder(profiled_workspace) / f"summary-{FIRST}-{LAST}.txt").read_text()
     parts = table(summary, "part, per step")
     total = parts.pop("step")[0]
     assert sum(row[0] for row in parts.values()) == pytest.approx(total, rel=0.001)
     assert {"gemm", "attention", "head_and_loss", "optimizer", "data_wait", "evaluation", "save"} <= parts.keys()
     # Save and evaluation are in the line of the step after them.
-    rows = {row["step"]: row for row in profiled.metrics("E")}
+    rows = {row["step"]: row for row in profiled_workspace.metrics("E")}
     steps = sum(rows[step]["step_seconds"] for step in range(FIRST, LAST + 1))
     between = sum(
         rows[step][name] for step in range(FIRST + 1, LAST + 2) for name in ("save_seconds", "evaluation_seconds")
@@ -121,10 +123,10 @@ def test_the_parts_add_up_to_the_steps_of_the_metrics(profiled: Workspace) -> No
     assert total == pytest.approx(1e3 * (steps + between) / (LAST - FIRST + 1), rel=0.02)
 
 
-def test_every_part_stands_beside_its_roofline(profiled: Workspace) -> None:
-    shown = (profiled.root / "shown.txt").read_text()
-    summary = (profile_folder(profiled) / f"summary-{FIRST}-{LAST}.txt").read_text()
-    assert summary.strip() in shown
+def test_every_part_stands_beside_its_roofline(profiled_workspace: Workspace) -> None:
+    output = (profiled_workspace.root / "shown.txt").read_text()
+    summary = (profile_folder(profiled_workspace) / f"summary-{FIRST}-{LAST}.txt").read_text()
+    assert summary.strip() in output
     assert re.search(r"roofline: \d+\.\d+ GFLOP/s and \d+\.\d+ GB/s, measured with these threads", summary)
     for head in ("part, per step", "operation, per step"):
         rows = table(summary, head)
@@ -134,23 +136,23 @@ def test_every_part_stands_beside_its_roofline(profiled: Workspace) -> None:
             assert reached == pytest.approx(100 * roofline / milliseconds, abs=1.5), (name, rows[name])
 
 
-def test_a_profile_changes_no_bit(profiled: Workspace) -> None:
+def test_a_profile_changes_no_bit(profiled_workspace: Workspace) -> None:
     shutil.copytree(
-        profiled.run_folder("E"),
-        profiled.run_folder("plain"),
+        profiled_workspace.run_folder("E"),
+        profiled_workspace.run_folder("plain"),
         ignore=shutil.ignore_patterns("checkpoints", "profile", "*.jsonl"),
     )
-    config = profiled.run_folder("plain") / "training.yaml"
-    profiled.trainer("train", "--config", config).succeeded()
-    assert profiled.losses("plain") == profiled.losses("E")
+    config = profiled_workspace.run_folder("plain") / "training.yaml"
+    profiled_workspace.trainer("train", "--config", config).succeeded()
+    assert profiled_workspace.losses("plain") == profiled_workspace.losses("E")
 
 
 @pytest.fixture
-def prepared(profiled: Workspace, workspace: Workspace) -> Workspace:
+def prepared_workspace(profiled_workspace: Workspace, workspace: Workspace) -> Workspace:
     """The run, not trained yet."""
     left_out = shutil.ignore_patterns("checkpoints", "profile", "*.jsonl")
-    shutil.copytree(profiled.run_folder("E"), workspace.run_folder("E"), ignore=left_out)
-    shutil.copy(profiled.root / "book.txt", workspace.root / "book.txt")
+    shutil.copytree(profiled_workspace.run_folder("E"), workspace.run_folder("E"), ignore=left_out)
+    shutil.copy(profiled_workspace.root / "book.txt", workspace.root / "book.txt")
     return workspace
 
 
@@ -158,10 +160,13 @@ def train(workspace: Workspace, *arguments: str) -> list[str]:
     return [str(TRAINER), "train", "--config", str(workspace.run_folder("E") / "training.yaml"), *arguments]
 
 
-def test_a_count_profiles_steps_after_the_first_two(prepared: Workspace) -> None:
-    done = prepared.command(*train(prepared, "--profile=2")).succeeded()
-    assert "profile of steps 3-4" in done.out
-    assert sorted(path.name for path in profile_folder(prepared).iterdir()) == ["summary-3-4.txt", "trace-3-4.json"]
+def test_a_count_profiles_steps_after_the_first_two(prepared_workspace: Workspace) -> None:
+    process = prepared_workspace.command(*train(prepared_workspace, "--profile=2")).succeeded()
+    assert "profile of steps 3-4" in process.out
+    assert sorted(path.name for path in profile_folder(prepared_workspace).iterdir()) == [
+        "summary-3-4.txt",
+        "trace-3-4.json",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -175,28 +180,35 @@ def test_a_count_profiles_steps_after_the_first_two(prepared: Workspace) -> None
         ("9", "training ends with step 8"),
     ],
 )
-def test_steps_that_there_are_not_are_refused(prepared: Workspace, steps: str, problem: str) -> None:
-    before = sorted(prepared.run_folder("E").rglob("*"))
-    prepared.command(*train(prepared, f"--profile={steps}")).refused(2, "--profile", problem)
-    assert sorted(prepared.run_folder("E").rglob("*")) == before
-    typed = [*TINY_MODEL, "--steps=8", f"--profile={steps}", "--experiment=new", "--input", "book.txt"]
-    prepared.orchestrate(*typed).refused(2, "--profile", problem)
-    assert not prepared.run_folder("new").exists()
+def test_steps_that_there_are_not_are_refused(prepared_workspace: Workspace, steps: str, problem: str) -> None:
+    before = sorted(prepared_workspace.run_folder("E").rglob("*"))
+    prepared_workspace.command(*train(prepared_workspace, f"--profile={steps}")).refused(2, "--profile", problem)
+    assert sorted(prepared_workspace.run_folder("E").rglob("*")) == before
+    arguments = [*TINY_MODEL, "--steps=8", f"--profile={steps}", "--experiment=new", "--input", "book.txt"]
+    prepared_workspace.orchestrate(*arguments).refused(2, "--profile", problem)
+    assert not prepared_workspace.run_folder("new").exists()
 
 
-def test_steps_before_a_resume_are_refused(prepared: Workspace) -> None:
-    prepared.command(*train(prepared, "--max-steps=5")).succeeded()
-    prepared.command(*train(prepared, "--resume", "--profile=5-6")).refused(2, "begins after step 5")
-    done = prepared.command(*train(prepared, "--resume", "--profile=6")).refused(2, "training ends with step 8")
-    assert "profile of" not in done.out
-    assert "profile of step 7" in prepared.command(*train(prepared, "--resume", "--profile=7-7")).succeeded().out
+def test_steps_before_a_resume_are_refused(prepared_workspace: Workspace) -> None:
+    prepared_workspace.command(*train(prepared_workspace, "--max-steps=5")).succeeded()
+    prepared_workspace.command(*train(prepared_workspace, "--resume", "--profile=5-6")).refused(
+        2, "begins after step 5"
+    )
+    process = prepared_workspace.command(*train(prepared_workspace, "--resume", "--profile=6")).refused(
+        2, "training ends with step 8"
+    )
+    assert "profile of" not in process.out
+    assert (
+        "profile of step 7"
+        in prepared_workspace.command(*train(prepared_workspace, "--resume", "--profile=7-7")).succeeded().out
+    )
 
 
 def test_a_profile_without_training_is_refused(workspace: Workspace) -> None:
     workspace.orchestrate("--dataset=demo", "--profile=3", "--launch=none").refused(2, "--profile", "--launch none")
 
 
-def test_a_full_disk_ends_the_profile_and_not_the_training(prepared: Workspace) -> None:
+def test_a_full_disk_ends_the_profile_and_not_the_training(prepared_workspace: Workspace) -> None:
     limit = (FILE_SIZE, resource.getrlimit(resource.RLIMIT_FSIZE)[1])
     small = [
         "--override=scheduler.total_steps=60",
@@ -204,23 +216,24 @@ def test_a_full_disk_ends_the_profile_and_not_the_training(prepared: Workspace) 
         "--override=model.intermediate_size=64",
     ]
     process = subprocess.run(
-        train(prepared, *small, "--profile=5-60"), cwd=prepared.root, env=prepared.environment, text=True,
-        capture_output=True, check=False, preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, limit),
+        train(prepared_workspace, *small, "--profile=5-60"), cwd=prepared_workspace.root,
+        env=prepared_workspace.environment, text=True, capture_output=True, check=False,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, limit),
     )  # fmt: skip
     assert process.returncode == 1, process.stdout + process.stderr
     assert "trace-5-60.json: File too large" in process.stderr
-    assert prepared.checkpoints("E")[-1] == "step-00000060"
-    assert list(profile_folder(prepared).iterdir()) == []
+    assert prepared_workspace.checkpoints("E")[-1] == "step-00000060"
+    assert list(profile_folder(prepared_workspace).iterdir()) == []
 
 
 @pytest.mark.slow
 def test_the_guides_profile_runs_as_written(workspace: Workspace) -> None:
     guide = (REPOSITORY / "docs/guide/tuning.md").read_text(encoding="utf-8")
     (command,) = re.findall(r"^orchestrate .*--profile.*$", guide, re.MULTILINE)
-    shown = workspace.orchestrate(*command.split()[1:], *TINY_MODEL).succeeded().out
-    (printed,) = re.findall(r"```text\n(profile of.*?)```", guide, re.DOTALL)
+    output = workspace.orchestrate(*command.split()[1:], *TINY_MODEL).succeeded().out
+    (guide_output,) = re.findall(r"```text\n(profile of.*?)```", guide, re.DOTALL)
     for head in ("part, per step", "operation, per step"):
-        written, real = table(printed, head), table(shown, head)
-        assert written.keys() <= real.keys() | {"data_wait"}
+        guide_rows, actual_rows = table(guide_output, head), table(output, head)
+        assert guide_rows.keys() <= actual_rows.keys() | {"data_wait"}
     for path in re.findall(r"`(runs/profiled/profile/[^`]+)`", guide):
         assert (workspace.root / path).is_file(), path

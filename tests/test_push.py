@@ -50,9 +50,9 @@ def workspace(tmp_path: Path, hub: FakeHub) -> Workspace:
 
 def pushed(workspace: Workspace, *flags: str | Path) -> str:
     """Push `E`; return what is printed."""
-    done = workspace.orchestrate("push", "alice/tiny", "--experiment=E", *flags).succeeded()
-    assert TOKEN not in done.out + done.err
-    return done.out
+    process = workspace.orchestrate("push", "alice/tiny", "--experiment=E", *flags).succeeded()
+    assert TOKEN not in process.out + process.err
+    return process.out
 
 
 def exported(workspace: Workspace, name: str = "exported") -> dict[str, bytes]:
@@ -69,7 +69,7 @@ def downloaded(workspace: Workspace, revision: str) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
-def sent(hub: FakeHub) -> list[str]:
+def uploads_of(hub: FakeHub) -> list[str]:
     """Return the large files that arrived, each as often as it was sent."""
     return [request.path for request in hub.requests if request.method == "PUT" and request.status == 200]
 
@@ -111,10 +111,10 @@ def test_a_trained_model_arrives_as_it_was_exported(workspace: Workspace, hub: F
 def test_the_tag_of_a_step_stays_keeps_and_moves(workspace: Workspace, hub: FakeHub) -> None:
     pushed(workspace)
     first = downloaded(workspace, STEP)
-    again = pushed(workspace)
-    assert "repository alice/tiny, private, there already" in again
-    assert "the Hub has these files already" in again
-    assert f"tag        {STEP}, there already" in again
+    second_push = pushed(workspace)
+    assert "repository alice/tiny, private, there already" in second_push
+    assert "the Hub has these files already" in second_push
+    assert f"tag        {STEP}, there already" in second_push
     assert commits(hub) == 1
 
     run = workspace.run_folder("E")
@@ -123,7 +123,7 @@ def test_the_tag_of_a_step_stays_keeps_and_moves(workspace: Workspace, hub: Fake
     former = hub.uploads.refs["alice/tiny"]["tags"][STEP]
     moved = pushed(workspace)
     assert f"tag        {STEP}, moved from {former[:12]}" in moved
-    assert len(sent(hub)) == 1, "the weights did not change"
+    assert len(uploads_of(hub)) == 1, "the weights did not change"
     assert b"5.0000" in downloaded(workspace, STEP)["README.md"]
     assert downloaded(workspace, former) == first
 
@@ -134,18 +134,18 @@ def test_fewer_shards_leave_none_of_the_former(workspace: Workspace, hub: FakeHu
     hub.uploads.edit("alice/tiny", dict.fromkeys([*shards, "notes.txt"], "of another model"))
     pushed(workspace, "--message=Fewer shards")
     assert hub.uploads.messages == [f"Upload E, {STEP}", "Fewer shards"]
-    left = downloaded(workspace, "main").keys()
-    assert {"model.safetensors", "notes.txt"} < left
-    assert not left & set(shards)
+    remaining = downloaded(workspace, "main").keys()
+    assert {"model.safetensors", "notes.txt"} < remaining
+    assert not remaining & set(shards)
 
 
 def test_public_is_asked_for_and_only_for_a_new_repository(workspace: Workspace, hub: FakeHub) -> None:
     assert "repository alice/tiny, public, made by alice" in pushed(workspace, "--public")
     assert not hub.uploads.private
-    done = workspace.orchestrate("push", "team/tiny", "--experiment=E").succeeded()
-    assert "repository team/tiny, private" in done.out
-    done = workspace.orchestrate("push", "team/tiny", "--experiment=E", "--public").succeeded()
-    assert "team/tiny stays private" in done.err
+    process = workspace.orchestrate("push", "team/tiny", "--experiment=E").succeeded()
+    assert "repository team/tiny, private" in process.out
+    process = workspace.orchestrate("push", "team/tiny", "--experiment=E", "--public").succeeded()
+    assert "team/tiny stays private" in process.err
     assert hub.uploads.private == {"team/tiny"}
 
 
@@ -181,11 +181,11 @@ def test_a_stopped_push_is_continued_with_the_rest(workspace: Workspace, hub: Fa
     hub.faults.add("/lfs-store/", "stall", skip=1)
     process = workspace.start(ORCHESTRATE, "push", "alice/tiny", "--experiment=E", shards)
     # The first of the files is asked about once it has arrived.
-    uploads, verified = 0, False
-    while uploads < 2 or not verified:
+    uploads, is_verified = 0, False
+    while uploads < 2 or not is_verified:
         path = moments.get(timeout=120)
         uploads += "/lfs-store/" in path
-        verified = verified or path.endswith("/verify")
+        is_verified = is_verified or path.endswith("/verify")
     second = workspace.orchestrate("push", "alice/tiny", "--experiment=E")
     second.refused(2, "another push to alice/tiny is running")
     os.killpg(process.pid, number)
@@ -195,9 +195,9 @@ def test_a_stopped_push_is_continued_with_the_rest(workspace: Workspace, hub: Fa
     assert {path.name for path in (hub.root / "models/alice/tiny").iterdir()} == {".gitattributes"}
     assert staged(workspace) == (number == signal.SIGKILL)
 
-    assert len(sent(hub)) == 1
+    assert len(uploads_of(hub)) == 1
     assert f"tag        {STEP}\n" in pushed(workspace, shards)
-    assert len(sent(hub)) == len(set(sent(hub))) == 2
+    assert len(uploads_of(hub)) == len(set(uploads_of(hub))) == 2
     assert {"model-00002-of-00002.safetensors", "model.safetensors.index.json"} < downloaded(workspace, "main").keys()
     assert not staged(workspace)
 
@@ -211,11 +211,11 @@ def test_a_cut_connection_is_tried_again(workspace: Workspace, hub: FakeHub) -> 
 
 def test_a_failure_is_a_sentence_and_leaves_the_repository(workspace: Workspace, hub: FakeHub) -> None:
     push = ["push", "alice/tiny", "--experiment=E"]
-    again = "Push again"
+    advice = "Push again"
     failures: tuple[tuple[str, Kind | Refusal, tuple[str, ...]], ...] = (
-        ("/lfs-store/", "403", ("was not sent", "403", again)),
-        ("/commit/", "500", ("the Hub answered 500", again)),
-        ("/commit/", "409", ("was changed by somebody else", again)),
+        ("/lfs-store/", "403", ("was not sent", "403", advice)),
+        ("/commit/", "500", ("the Hub answered 500", advice)),
+        ("/commit/", "409", ("was changed by somebody else", advice)),
     )
     for path, kind, words in failures:
         hub.faults.add(path, kind)
@@ -223,11 +223,11 @@ def test_a_failure_is_a_sentence_and_leaves_the_repository(workspace: Workspace,
         assert {path.name for path in (hub.root / "models/alice/tiny").iterdir()} == {".gitattributes"}
     assert not staged(workspace)
     hub.faults.add("/commit/", "reset")
-    workspace.orchestrate(*push).refused(1, "the push of alice/tiny to", again)
+    workspace.orchestrate(*push).refused(1, "the push of alice/tiny to", advice)
     hub.faults.add("/tag/", "500")
-    workspace.orchestrate(*push).refused(1, "the Hub answered 500", again)
+    workspace.orchestrate(*push).refused(1, "the Hub answered 500", advice)
     assert f"tag        {STEP}\n" in pushed(workspace)
-    assert len(sent(hub)) == 1
+    assert len(uploads_of(hub)) == 1
 
 
 def test_a_link_in_the_cache_is_not_followed(workspace: Workspace, hub: FakeHub) -> None:
@@ -247,8 +247,8 @@ def test_a_link_in_the_cache_is_not_followed(workspace: Workspace, hub: FakeHub)
 def test_missing_permissions_of_the_token_are_named(workspace: Workspace, hub: FakeHub) -> None:
     def refused(code: int, *words: str, repository: str = "alice/tiny", **environment: str) -> None:
         other = Workspace(workspace.root, {**workspace.extra_environment, **environment})
-        done = other.orchestrate("push", repository, "--experiment=E").refused(code, *words)
-        assert TOKEN not in done.out + done.err
+        process = other.orchestrate("push", repository, "--experiment=E").refused(code, *words)
+        assert TOKEN not in process.out + process.err
 
     refused(2, "needs a token", "https://huggingface.co/settings/tokens", "hf auth login", HF_TOKEN="")
     refused(2, "does not accept the token in HF_TOKEN", HF_TOKEN="hf_other")
@@ -266,10 +266,10 @@ def test_missing_permissions_of_the_token_are_named(workspace: Workspace, hub: F
 
 
 def test_a_dry_run_lists_files_and_asks_the_hub_nothing(workspace: Workspace, hub: FakeHub) -> None:
-    told = workspace.orchestrate("push", "alice/tiny", "E", "--dry-run").succeeded().out
+    output = workspace.orchestrate("push", "alice/tiny", "E", "--dry-run").succeeded().out
     for name in ("README.md", "config.json", "model.safetensors", "tokenizer.json"):
-        assert name in told
-    assert "nothing was sent to alice/tiny" in told
+        assert name in output
+    assert "nothing was sent to alice/tiny" in output
     assert not hub.requests
 
 
@@ -308,8 +308,10 @@ def test_with_xet_the_same_commit_is_asked_for(monkeypatch: pytest.MonkeyPatch, 
             return head
 
         def create_commit(self, repository: str, operations: list[Any], **options: str) -> SimpleNamespace:
-            calls["commit"] = [(type(made).__name__, made.path_in_repo) for made in operations], options
-            calls["bytes"] = {made.path_in_repo: Path(made.path_or_fileobj).stat().st_size for made in operations[:-1]}
+            calls["commit"] = [(type(operation).__name__, operation.path_in_repo) for operation in operations], options
+            calls["bytes"] = {
+                operation.path_in_repo: Path(operation.path_or_fileobj).stat().st_size for operation in operations[:-1]
+            }
             return SimpleNamespace(oid="b" * 40)
 
         def list_repo_refs(self, _repository: str) -> SimpleNamespace:

@@ -93,7 +93,7 @@ def test_states_of_any_kind_are_survived(run: Path) -> None:
     state = TokenStream(config).state()
     for path in places(state):
         for value in NUMBERS:
-            survive(read_on, config, changed(state, path, value))
+            survive(read_on, config, with_part(state, path, value))
 
 
 def test_values_nested_too_deeply_are_a_value_error() -> None:
@@ -132,7 +132,7 @@ def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
         yield from places(part, (*path, key))
 
 
-def changed(value: Any, path: tuple[Any, ...], part: Any) -> Any:
+def with_part(value: Any, path: tuple[Any, ...], part: Any) -> Any:
     """Return a copy of the value with another part at a path."""
     value = copy.deepcopy(value)
     place = value

@@ -21,9 +21,9 @@ def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> run.Bench:
 
 
 def test_every_row_is_a_valid_config(bench: run.Bench) -> None:
-    known = list(bench.known_rows().values())
-    assert len({row.name for row in known}) == len(set(known))
-    for row in known:
+    all_rows = list(bench.known_rows().values())
+    assert len({row.name for row in all_rows}) == len(set(all_rows))
+    for row in all_rows:
         RunConfig.load(run.HERE / f"{row.config}.yaml", overrides=bench.overrides(row))
 
 
@@ -46,15 +46,15 @@ def test_a_stopped_row_resumes_and_gets_a_result(bench: run.Bench) -> None:
 
 def test_a_sweep_keeps_the_better_half_until_one_row_wins_by_its_mean_loss(bench: run.Bench) -> None:
     bench.results.mkdir()
-    swept = rows.contenders()
-    for number, row in enumerate(swept["adamw"]):
+    sweep_rows = rows.contenders()
+    for number, row in enumerate(sweep_rows["adamw"]):
         for seed in row.seeds():
             # The last of the finalists has the lowest loss with the first seed, but not on average.
             loss = 3.0 + number / 100 + (0.2 * (seed.seed - 22) if number == 5 else 0.0)
             curve = [[row.steps // 4, 1, 1.0, 4.0 - number / 100], [row.steps, 2, 2.0, loss]]
             (bench.results / f"{seed.name}.json").write_text(json.dumps({"text": bench.text, "curve": curve}))
-    assert [row.name for row in bench.finalists(swept["adamw"])] == [f"10m-adamw-0.00{rate}" for rate in (5, 3, 2)]
-    assert bench.winner(swept["adamw"]).name == "10m-adamw-0.002"
+    assert [row.name for row in bench.finalists(sweep_rows["adamw"])] == [f"10m-adamw-0.00{rate}" for rate in (5, 3, 2)]
+    assert bench.winner(sweep_rows["adamw"]).name == "10m-adamw-0.002"
     assert "10m-muon-0.005-half-recipe-polar-express-seed23" in bench.known_rows()
 
 
@@ -121,8 +121,8 @@ def test_means_over_seeds_are_compared_by_the_times_of_each_machine() -> None:
 
 def test_rows_are_grouped_by_all_but_the_seed() -> None:
     names = ["10m-adamw-0.001", "10m-adamw-0.001-seed22", "10m-adamw-0.001-pytorch", "10m-adamw-0.001-seed22-pytorch"]
-    found = report.groups({name: {"row": name} for name in names})
-    assert {name: len(seeds) for name, seeds in found.items()} == {"10m-adamw-0.001": 2, "10m-adamw-0.001-pytorch": 2}
+    groups = report.groups({name: {"row": name} for name in names})
+    assert {name: len(seeds) for name, seeds in groups.items()} == {"10m-adamw-0.001": 2, "10m-adamw-0.001-pytorch": 2}
 
 
 def test_changes_of_a_recipe_are_compared_by_pairs_of_seeds() -> None:

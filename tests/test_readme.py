@@ -15,8 +15,8 @@ def test_the_python_example_runs(workspace: Workspace) -> None:
     out = workspace.command(workspace.python, "-c", example).succeeded().out
     assert "parameters" in out
     assert workspace.checkpoints("first") == ["step-00000004"]
-    resumed = example.replace("Trainer(config) ", 'Trainer.resume("runs/first") ').replace("1e-3", "2e-3")
-    workspace.command(workspace.python, "-c", resumed).succeeded()
+    resumed_example = example.replace("Trainer(config) ", 'Trainer.resume("runs/first") ').replace("1e-3", "2e-3")
+    workspace.command(workspace.python, "-c", resumed_example).succeeded()
 
 
 def test_the_commands_that_need_no_network_run(workspace: Workspace) -> None:

@@ -20,7 +20,7 @@ COMMANDS = [
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory, pretrained: Path) -> Path:
+def trained_run(tmp_path_factory: pytest.TempPathFactory, pretrained: Path) -> Path:
     """The folder of a run with two checkpoints."""
     workspace = Workspace(tmp_path_factory.mktemp("trained"))
     rows = write_rows(workspace.root / "rows.jsonl")
@@ -40,9 +40,9 @@ def trained(tmp_path_factory: pytest.TempPathFactory, pretrained: Path) -> Path:
 class LiveRun:
     """A run whose newest checkpoint is OLD until a command reads it; then the run has saved NEWEST and removed OLD."""
 
-    def __init__(self, workspace: Workspace, trained: Path) -> None:
+    def __init__(self, workspace: Workspace, trained_run: Path) -> None:
         self.workspace, self.run = workspace, workspace.run_folder("chat")
-        shutil.copytree(trained, self.run, symlinks=True)  # makes the workspace's folder too
+        shutil.copytree(trained_run, self.run, symlinks=True)  # makes the workspace's folder too
         self.checkpoints = self.run / "checkpoints"
         (self.checkpoints / NEWEST).rename(self.checkpoints / "later")
         for pointer in ("latest", "best"):
@@ -67,70 +67,80 @@ class LiveRun:
 
 
 @pytest.fixture
-def live(workspace: Workspace, trained: Path) -> LiveRun:
-    return LiveRun(workspace, trained)
+def live_run(workspace: Workspace, trained_run: Path) -> LiveRun:
+    return LiveRun(workspace, trained_run)
 
 
 @pytest.mark.parametrize("at", ["MANIFEST.json", "model.safetensors"])
 @pytest.mark.parametrize("words", COMMANDS)
-def test_the_next_checkpoint_is_read(live: LiveRun, words: list[str], at: str) -> None:
-    done = live.command(ORCHESTRATE, *words, live.run, at=at).succeeded()
-    assert live.has_gone_on()
-    assert "corrupted" not in done.out + done.err
-    again = live.workspace.orchestrate(*[word.replace("--out=out", "--out=bis") for word in words], live.run)
+def test_the_next_checkpoint_is_read(live_run: LiveRun, words: list[str], at: str) -> None:
+    process = live_run.command(ORCHESTRATE, *words, live_run.run, at=at).succeeded()
+    assert live_run.has_gone_on()
+    assert "corrupted" not in process.out + process.err
+    second_process = live_run.workspace.orchestrate(
+        *[word.replace("--out=out", "--out=bis") for word in words], live_run.run
+    )
     if words[0] != "evaluate":
-        expected = again.succeeded().out.replace("bis", "out")
-        assert [line for line in done.out.splitlines() if OLD not in line] == expected.splitlines()
+        expected = second_process.succeeded().out.replace("bis", "out")
+        assert [line for line in process.out.splitlines() if OLD not in line] == expected.splitlines()
 
 
 @pytest.mark.parametrize("at", ["config.json", "tokenizer.json", "trainer_state.json"])
-def test_an_export_is_of_one_checkpoint(workspace: Workspace, trained: Path, at: str) -> None:
+def test_an_export_is_of_one_checkpoint(workspace: Workspace, trained_run: Path, at: str) -> None:
     """Whichever of its reads finds the checkpoint removed."""
     expected = None
     for opening in range(1, 30):
-        live = LiveRun(Workspace(workspace.root / str(opening)), trained)
-        live.command(ORCHESTRATE, "export", "--format=hf", "--out=out", live.run, at=at, opening=opening).succeeded()
-        exported = {path.name: path.read_bytes() for path in (live.workspace.root / "out").iterdir()}
-        if not live.has_gone_on():
+        live_run = LiveRun(Workspace(workspace.root / str(opening)), trained_run)
+        live_run.command(
+            ORCHESTRATE, "export", "--format=hf", "--out=out", live_run.run, at=at, opening=opening
+        ).succeeded()
+        files = {path.name: path.read_bytes() for path in (live_run.workspace.root / "out").iterdir()}
+        if not live_run.has_gone_on():
             assert opening > 2, "it is verified and read"
             return
-        expected = expected or exported
-        assert exported == expected, f"opening {opening}"
+        expected = expected or files
+        assert files == expected, f"opening {opening}"
     raise AssertionError("it is read without end")
 
 
 @pytest.mark.parametrize("pointer", ["latest", "best"])
 @pytest.mark.parametrize("words", [COMMANDS[0], COMMANDS[-1]])
-def test_a_link_is_followed_again(live: LiveRun, words: list[str], pointer: str) -> None:
-    live.command(ORCHESTRATE, *words, live.checkpoints / pointer).succeeded()
-    assert live.has_gone_on()
+def test_a_link_is_followed_again(live_run: LiveRun, words: list[str], pointer: str) -> None:
+    live_run.command(ORCHESTRATE, *words, live_run.checkpoints / pointer).succeeded()
+    assert live_run.has_gone_on()
 
 
 @pytest.mark.parametrize("words", COMMANDS)
-def test_a_named_checkpoint_says_that_it_was_removed(live: LiveRun, words: list[str]) -> None:
-    said = (
-        f"there is no checkpoint {live.checkpoints / OLD}: it was removed",
-        f"newest is {live.checkpoints / NEWEST}",
+def test_a_named_checkpoint_says_that_it_was_removed(live_run: LiveRun, words: list[str]) -> None:
+    phrases = (
+        f"there is no checkpoint {live_run.checkpoints / OLD}: it was removed",
+        f"newest is {live_run.checkpoints / NEWEST}",
     )
-    live.command(ORCHESTRATE, *words, live.checkpoints / OLD).refused(2, *said)
-    for named in (["--checkpoint", live.checkpoints / OLD], [live.checkpoints / OLD], [f"chat/checkpoints/{OLD}"]):
-        live.workspace.orchestrate(*words, *named).refused(2, "it was removed", NEWEST)
+    live_run.command(ORCHESTRATE, *words, live_run.checkpoints / OLD).refused(2, *phrases)
+    for arguments in (
+        ["--checkpoint", live_run.checkpoints / OLD],
+        [live_run.checkpoints / OLD],
+        [f"chat/checkpoints/{OLD}"],
+    ):
+        live_run.workspace.orchestrate(*words, *arguments).refused(2, "it was removed", NEWEST)
 
 
 @pytest.mark.parametrize("program", [ORCHESTRATE, TRAINER])
 @pytest.mark.parametrize("at", ["MANIFEST.json", "model.safetensors", "trainer_state.json"])
-def test_data_are_validated_up_to_the_next_checkpoint(live: LiveRun, program: Path, at: str) -> None:
-    done = live.command(program, "validate-data", live.run, at=at).succeeded()
-    assert live.has_gone_on() and "up to step 4" in done.out
+def test_data_are_validated_up_to_the_next_checkpoint(live_run: LiveRun, program: Path, at: str) -> None:
+    process = live_run.command(program, "validate-data", live_run.run, at=at).succeeded()
+    assert live_run.has_gone_on() and "up to step 4" in process.out
 
 
 @pytest.mark.parametrize(("verb", "at"), [("list", "MANIFEST.json"), ("verify", "model.safetensors")])
-def test_a_removed_checkpoint_is_not_called_corrupted(live: LiveRun, verb: str, at: str) -> None:
-    done = live.command(TRAINER, "checkpoint", verb, live.run, at=at).succeeded()
-    assert live.has_gone_on() and "corrupted" not in done.out + done.err
-    live.workspace.trainer("checkpoint", verb, live.checkpoints / OLD).refused(2, "it was removed", NEWEST)
+def test_a_removed_checkpoint_is_not_called_corrupted(live_run: LiveRun, verb: str, at: str) -> None:
+    process = live_run.command(TRAINER, "checkpoint", verb, live_run.run, at=at).succeeded()
+    assert live_run.has_gone_on() and "corrupted" not in process.out + process.err
+    live_run.workspace.trainer("checkpoint", verb, live_run.checkpoints / OLD).refused(2, "it was removed", NEWEST)
 
 
-def test_resuming_at_a_removed_checkpoint_names_the_newest(live: LiveRun) -> None:
-    removed = live.checkpoints / "step-00000001"
-    live.workspace.orchestrate("--resume", removed, "--steps=6").refused(2, f"no checkpoint {removed}", OLD)
+def test_resuming_at_a_removed_checkpoint_names_the_newest(live_run: LiveRun) -> None:
+    removed_checkpoint = live_run.checkpoints / "step-00000001"
+    live_run.workspace.orchestrate("--resume", removed_checkpoint, "--steps=6").refused(
+        2, f"no checkpoint {removed_checkpoint}", OLD
+    )

@@ -45,14 +45,14 @@ def test_each_row_is_shown_with_its_text(workspace: Workspace, kind: str) -> Non
     replay = [f"--replay={step}" for step in steps]
     report = json.loads(workspace.orchestrate("validate-data", "run", *replay, "--json").succeeded().out)
     assert [batch["step"] for batch in report["batches"]] == steps == report["replayed"]
-    seen: set[int] = set()
+    all_numbers: set[int] = set()
     for sequence in (sequence for batch in report["batches"] for sequence in batch["sequences"]):
         numbers = [numbered(row, path, kind) for row in sequence["rows"]]
-        shown = [int(row) for row in re.findall(r"\(row (\d+)\)", sequence["text"])]
+        shown_rows = [int(row) for row in re.findall(r"\(row (\d+)\)", sequence["text"])]
         # The first row may have begun in another sequence, and the last one may end in the next.
-        assert any(shown == numbers[first:last] for first in (0, 1) for last in (None, -1)), sequence
-        seen |= set(numbers)
-    assert len(seen) == report["components"][0]["epochs"][0]["documents"] > ROWS / 2
+        assert any(shown_rows == numbers[first:last] for first in (0, 1) for last in (None, -1)), sequence
+        all_numbers |= set(numbers)
+    assert len(all_numbers) == report["components"][0]["epochs"][0]["documents"] > ROWS / 2
 
 
 def numbered(row: dict[str, Any], path: Path, kind: str) -> int:
@@ -67,16 +67,16 @@ def test_conversations_are_shown_with_their_rows(workspace: Workspace, pretraine
     report = json.loads(workspace.orchestrate("validate-data", "chat", "--replay=2", "--json").succeeded().out)
     (batch,) = report["batches"]
     for sequence in batch["sequences"]:
-        asked = [int(number) for number in re.findall(r"What is (\d+)\?", sequence["text"])]
-        assert asked == [row["row"] for row in sequence["rows"]]
+        question_numbers = [int(number) for number in re.findall(r"What is (\d+)\?", sequence["text"])]
+        assert question_numbers == [row["row"] for row in sequence["rows"]]
 
 
 def test_a_replayed_step_fits_a_terminal(workspace: Workspace) -> None:
     path = write(workspace.root, "jsonl")
     workspace.orchestrate(*FLAGS, f"--input={path}", "--experiment=run").succeeded()
     for program in (workspace.orchestrate, workspace.trainer):
-        said = program("validate-data", "run", "--replay=2").succeeded().out
-        assert "step 2: its batch was rebuilt and is identical" in said
-        assert re.search(r"sequence 1 of 4\n +text\.jsonl, row group 0, rows? \d+", said), said
-        assert re.search(r"^ +\| .*word", said, re.MULTILINE), said
-        assert max(map(len, said.splitlines())) <= 80
+        output = program("validate-data", "run", "--replay=2").succeeded().out
+        assert "step 2: its batch was rebuilt and is identical" in output
+        assert re.search(r"sequence 1 of 4\n +text\.jsonl, row group 0, rows? \d+", output), output
+        assert re.search(r"^ +\| .*word", output, re.MULTILINE), output
+        assert max(map(len, output.splitlines())) <= 80

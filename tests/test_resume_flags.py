@@ -16,7 +16,7 @@ STARTED = ["--input=book.txt", "--experiment=run", "--steps=4", "--schedule=cosi
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
+def trained_workspace(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
     """A workspace with a finished run of 4 steps on a falling learning rate."""
     workspace = Workspace(tmp_path_factory.mktemp("resumed"))
     workspace.write_text()
@@ -26,12 +26,12 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
 
 @pytest.fixture
 def here(
-    trained: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    trained_workspace: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> Here:
     """Run `orchestrate` in this process, in a copy of the folder."""
-    trained.command("cp", "-a", f"{trained.root}/.", tmp_path).succeeded()
+    trained_workspace.command("cp", "-a", f"{trained_workspace.root}/.", tmp_path).succeeded()
     config = tmp_path / "runs" / "run" / "training.yaml"
-    config.write_text(config.read_text().replace(str(trained.root), str(tmp_path)))
+    config.write_text(config.read_text().replace(str(trained_workspace.root), str(tmp_path)))
     monkeypatch.chdir(tmp_path)
 
     def run(*words: str) -> Finished:
@@ -43,7 +43,7 @@ def here(
 
 
 @pytest.mark.parametrize(
-    ("flags", "said"),
+    ("flags", "phrases"),
     [
         (["--vocab-size=500"], ["--vocab-size 500", "384"]),
         (["--tokenizer-json=nowhere.json"], ["--tokenizer-json", "nowhere.json"]),
@@ -65,17 +65,17 @@ def here(
     ],
     ids=lambda part: part[0] if part[0].startswith("--") and "=" in part[0] else "",
 )
-def test_another_value_is_refused_with_both(here: Here, flags: list[str], said: list[str]) -> None:
+def test_another_value_is_refused_with_both(here: Here, flags: list[str], phrases: list[str]) -> None:
     Path("other.json").write_text("{}")
     other = Path("runs/run/training.yaml").read_text().replace("learning_rate: 0.003", "learning_rate: 0.5")
     Path("other.yaml").write_text(other)
-    here("--experiment=run", "--resume", "--steps=5", *flags).refused(2, *said)
+    here("--experiment=run", "--resume", "--steps=5", *flags).refused(2, *phrases)
 
 
 def test_the_same_command_line_is_accepted(here: Here) -> None:
-    done = here(*TINY_MODEL, *STARTED, "--resume").succeeded()
-    assert "nothing is left to train: the run is at step 4 and ends at step 4" in done.out + done.err
-    assert "--resume --steps 8" in done.out
+    process = here(*TINY_MODEL, *STARTED, "--resume").succeeded()
+    assert "nothing is left to train: the run is at step 4 and ends at step 4" in process.out + process.err
+    assert "--resume --steps 8" in process.out
 
 
 def test_the_runs_own_config_and_tokenizer_are_accepted(here: Here) -> None:
@@ -84,57 +84,57 @@ def test_the_runs_own_config_and_tokenizer_are_accepted(here: Here) -> None:
 
 
 def test_an_end_before_the_checkpoint_is_told(here: Here) -> None:
-    done = here("--experiment=run", "--resume", "--steps=3").succeeded()
-    assert "nothing is left to train: the run is at step 4 and ends at step 3" in done.out + done.err
-    assert "if an earlier session was given more steps, give them again" in done.out + done.err
+    process = here("--experiment=run", "--resume", "--steps=3").succeeded()
+    assert "nothing is left to train: the run is at step 4 and ends at step 3" in process.out + process.err
+    assert "if an earlier session was given more steps, give them again" in process.out + process.err
 
 
 def test_a_stopped_session_names_the_flags_to_repeat(here: Here, capfd: pytest.CaptureFixture[str]) -> None:
     overrides = ["scheduler.total_steps=9", "data.sequence_length=32", "runtime.logging.tensorboard=false"]
     job = launch.Job(Path("runs/run/training.yaml"), overrides, resume="latest")
     summary.show_stopped(job, Roots.from_environment().location("run", None))
-    wanted = "--experiment run --resume --steps 9 --override runtime.logging.tensorboard=false\n"
-    assert wanted in capfd.readouterr().out
+    expected = "--experiment run --resume --steps 9 --override runtime.logging.tensorboard=false\n"
+    assert expected in capfd.readouterr().out
 
 
 def test_an_extended_schedule_tells_the_rates(here: Here) -> None:
-    done = here("--experiment=run", "--resume", "--steps=8").succeeded()
-    said = done.out + done.err
-    assert "the learning rate was 0 at step 4, and is 1.5e-3 at step 5 and 0 at step 8" in said
-    assert "scheduler.strategy=constant and optimizer.learning_rate=3.0e-4" in said
+    process = here("--experiment=run", "--resume", "--steps=8").succeeded()
+    output = process.out + process.err
+    assert "the learning rate was 0 at step 4, and is 1.5e-3 at step 5 and 0 at step 8" in output
+    assert "scheduler.strategy=constant and optimizer.learning_rate=3.0e-4" in output
 
 
 def test_a_bare_resume_takes_the_newest_run(here: Here) -> None:
-    done = here("--resume", "--steps=5").succeeded()
-    assert "using the newest run," in done.err
-    assert "orchestrate --experiment run --resume" in done.out
+    process = here("--resume", "--steps=5").succeeded()
+    assert "using the newest run," in process.err
+    assert "orchestrate --experiment run --resume" in process.out
     here("--resume", "run/checkpoints/step-00000004", "--steps=6").succeeded()
 
 
 @pytest.fixture
-def continued(here: Here) -> Path:
+def start_checkpoint(here: Here) -> Path:
     """A run that starts from the newest checkpoint of the run; return that checkpoint."""
     flags = ["--init-from=run", "--input=book.txt", "--experiment=continued", "--steps=2", "--preset=smoke_cpu"]
     here(*flags, "--seq-len=32", "--batch-size=2", "--grad-accum=2", "--device=cpu").succeeded()
     return Path("runs/run/checkpoints/step-00000004").absolute()
 
 
-def test_the_model_of_the_start_is_accepted(here: Here, continued: Path) -> None:
-    linked = continued.with_name("linked")
-    linked.symlink_to(continued)
-    names = ["run", str(continued), "runs/run/checkpoints/latest", "runs/run", str(linked)]
-    for number, named in enumerate(names):
-        resumed = here("--experiment=continued", "--resume", f"--init-from={named}", f"--steps={3 + number}")
-        assert f"step {3 + number}" in resumed.succeeded().out
-    continued.rename(continued.with_name("gone"))
-    here("--experiment=continued", "--resume", f"--init-from={continued}", "--steps=9").succeeded()
+def test_the_model_of_the_start_is_accepted(here: Here, start_checkpoint: Path) -> None:
+    link = start_checkpoint.with_name("linked")
+    link.symlink_to(start_checkpoint)
+    names = ["run", str(start_checkpoint), "runs/run/checkpoints/latest", "runs/run", str(link)]
+    for number, name in enumerate(names):
+        process = here("--experiment=continued", "--resume", f"--init-from={name}", f"--steps={3 + number}")
+        assert f"step {3 + number}" in process.succeeded().out
+    start_checkpoint.rename(start_checkpoint.with_name("gone"))
+    here("--experiment=continued", "--resume", f"--init-from={start_checkpoint}", "--steps=9").succeeded()
 
 
-def test_another_model_of_the_start_is_refused(here: Here, continued: Path) -> None:
-    other = continued.parent / "other"
+def test_another_model_of_the_start_is_refused(here: Here, start_checkpoint: Path) -> None:
+    other = start_checkpoint.parent / "other"
     other.mkdir()
-    for named in (str(other), "nowhere", "owner/name"):
-        refused = here("--experiment=continued", "--resume", f"--init-from={named}", "--steps=3")
-        refused.refused(2, f"--init-from {named} is not its {continued}")
+    for model in (str(other), "nowhere", "owner/name"):
+        process = here("--experiment=continued", "--resume", f"--init-from={model}", "--steps=3")
+        process.refused(2, f"--init-from {model} is not its {start_checkpoint}")
     adapters = here("--experiment=continued", "--resume", f"--lora-init-from={other}", "--steps=3")
     adapters.refused(2, f"it was started without --lora-init-from ({other})")

@@ -26,11 +26,11 @@ def train(workspace: Workspace, experiment: str, text: Path, *more: str) -> Path
 
 def answers(workspace: Workspace, *model: str) -> list[object]:
     """Return the texts that both programs generate with a model, and the losses that they measure."""
-    found: list[object] = []
+    values: list[object] = []
     for program in (workspace.orchestrate, workspace.trainer):
-        found.append(json.loads(program("generate", *model, *SAMPLE).succeeded().out)["completion"])
-        found.append(json.loads(program("evaluate", *model, "--json").succeeded().out)["loss"])
-    return found
+        values.append(json.loads(program("generate", *model, *SAMPLE).succeeded().out)["completion"])
+        values.append(json.loads(program("evaluate", *model, "--json").succeeded().out)["loss"])
+    return values
 
 
 def contents(folder: Path) -> dict[str, tuple[int, bytes]]:
@@ -83,11 +83,11 @@ def test_relocated_run_shows_each_step_once(workspace: Workspace, relocate: str)
     before = others.read_bytes()
     shutil.rmtree(relocated / "checkpoints/step-00000004")
     for steps in (5, 6):
-        resumed = workspace.orchestrate("--run-dir", relocated, "--experiment=exp", "--resume", f"--steps={steps}")
-        resumed.succeeded()
+        resumed_run = workspace.orchestrate("--run-dir", relocated, "--experiment=exp", "--resume", f"--steps={steps}")
+        resumed_run.succeeded()
         assert tensorboard_steps(relocated, "loss/train") == list(range(1, steps + 1))
-    logged = [json.loads(line) for line in (relocated / "metrics.jsonl").read_text().splitlines()]
-    assert [row["step"] for row in logged if row["kind"] == "train"] == [1, 2, 3, 4, 5, 6]
+    metrics_rows = [json.loads(line) for line in (relocated / "metrics.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in metrics_rows if row["kind"] == "train"] == [1, 2, 3, 4, 5, 6]
     assert others.read_bytes() == before
     if relocate == "copy":
         assert tensorboard_steps(run, "loss/train") == [1, 2, 3, 4]
@@ -104,9 +104,9 @@ def test_copied_run_is_verified_by_its_own_files(workspace: Workspace) -> None:
     copy = workspace.run_folder("copy")
     shutil.copytree(run, copy, symlinks=True)
     weights = copy / "checkpoints/step-00000004/model.safetensors"
-    damaged = bytearray(weights.read_bytes())
-    damaged[-1] ^= 1
-    weights.write_bytes(damaged)
+    content = bytearray(weights.read_bytes())
+    content[-1] ^= 1
+    weights.write_bytes(content)
     workspace.trainer("checkpoint", "verify", copy).refused(5, "step-00000004")
     workspace.trainer("checkpoint", "verify", run).succeeded()
 
@@ -124,8 +124,8 @@ def test_run_of_an_older_version_follows_its_folder(workspace: Workspace) -> Non
     workspace.trainer("evaluate", "--checkpoint", run).succeeded()
     workspace.trainer("validate-data", run, "--replay", "4").succeeded()
     (workspace.root / "tokenizer.json").unlink()
-    resumed = workspace.trainer("train", "--config", run / "training.yaml", "--resume").succeeded()
-    assert "the tokenizer is the checkpoint's" in resumed.err + resumed.out
+    resumed_run = workspace.trainer("train", "--config", run / "training.yaml", "--resume").succeeded()
+    assert "the tokenizer is the checkpoint's" in resumed_run.err + resumed_run.out
 
 
 @pytest.mark.parametrize("launch", ["process", "bindings"])
@@ -137,13 +137,13 @@ def test_refused_command_leaves_a_live_run_as_it_is(workspace: Workspace, launch
     try:
         wait_for_line(process, "step 1/")
         run = workspace.run_folder("live")
-        written = contents(run)
+        live_contents = contents(run)
         for _ in range(2):
-            again = workspace.orchestrate(
+            second_run = workspace.orchestrate(
                 *flags, "--learning-rate=0.5", "--force-retrain-tokenizer", "--vocab-size=300"
             )
-            again.refused(2, "is in use by process", str(run))
-        assert contents(run) == written
+            second_run.refused(2, "is in use by process", str(run))
+        assert contents(run) == live_contents
         assert len(json.loads((run / "tokenizer/tokenizer.json").read_text())["model"]["vocab"]) > 300
     finally:
         process.terminate()
@@ -183,8 +183,8 @@ def test_runs_of_one_default_name_keep_their_tokenizers(workspace: Workspace) ->
     workspace.orchestrate("--input", a, "--run-dir", first, "--resume", "--steps=6").succeeded()
 
 
-def nothing_was_done(workspace: Workspace, refused: Finished) -> None:
-    assert "training" not in refused.out
+def nothing_was_done(workspace: Workspace, process: Finished) -> None:
+    assert "training" not in process.out
     assert not (workspace.root / "artifacts").exists()
 
 
@@ -192,11 +192,11 @@ def test_resume_of_a_misspelt_experiment_is_refused(workspace: Workspace) -> Non
     text = workspace.write_text()
     train(workspace, "exp", text)
     shutil.rmtree(workspace.root / "artifacts")
-    refused = workspace.orchestrate(*SHORT, "--input", text, "--experiment=exq", "--resume")
-    nothing_was_done(workspace, refused.refused(2, "exq", "exp"))
+    misspelt_run = workspace.orchestrate(*SHORT, "--input", text, "--experiment=exq", "--resume")
+    nothing_was_done(workspace, misspelt_run.refused(2, "exq", "exp"))
     assert not workspace.run_folder("exq").exists()
-    missing = workspace.orchestrate(*SHORT, "--experiment=exp", "--resume", workspace.root / "nowhere")
-    missing.refused(2, "nowhere")
+    process = workspace.orchestrate(*SHORT, "--experiment=exp", "--resume", workspace.root / "nowhere")
+    process.refused(2, "nowhere")
     assert not (workspace.root / "artifacts").exists()
 
 
@@ -210,16 +210,16 @@ def test_prepared_run_resumes_at_step_zero(workspace: Workspace) -> None:
 def test_unwritable_folder_is_refused_before_any_work(workspace: Workspace) -> None:
     text = workspace.write_text()
     (workspace.root / "file").write_text("not a folder")
-    refused = workspace.orchestrate(*SHORT, "--input", text, "--run-dir", workspace.root / "file" / "run")
-    nothing_was_done(workspace, refused.refused(2, "cannot write into the run directory", "file/run"))
+    refused_process = workspace.orchestrate(*SHORT, "--input", text, "--run-dir", workspace.root / "file" / "run")
+    nothing_was_done(workspace, refused_process.refused(2, "cannot write into the run directory", "file/run"))
     if shutil.which("setpriv") and os.geteuid() == 0:
         closed = workspace.root / "closed"
         closed.mkdir(mode=0o755)
         command = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "--inh-caps=-all", "--"]
         config = workspace.root / "closed" / "training.yaml"
         config.write_text("model: {hidden_size: 32}\n")
-        done = subprocess.run([*command, str(TRAINER), "--version"], capture_output=True, check=False)
-        if done.returncode == 0:
+        process = subprocess.run([*command, str(TRAINER), "--version"], capture_output=True, check=False)
+        if process.returncode == 0:
             run = workspace.command(*command, ORCHESTRATE, *SHORT, "--input", text, "--run-dir", closed)
             nothing_was_done(workspace, run.refused(2, "cannot write into the run directory"))
 

@@ -52,15 +52,15 @@ def test_chat_run_resumes_without_its_tokenizer(
     if not with_model:
         shutil.rmtree(model)
     shutil.rmtree(workspace.root / "artifacts", ignore_errors=True)
-    told = workspace.orchestrate("--resume", run, "--steps=5").succeeded().out
-    assert "tokenizer.json does not exist: the tokenizer is the checkpoint's" in told
-    assert f"is restored to {run / 'tokenizer'}" in told
+    output = workspace.orchestrate("--resume", run, "--steps=5").succeeded().out
+    assert "tokenizer.json does not exist: the tokenizer is the checkpoint's" in output
+    assert f"is restored to {run / 'tokenizer'}" in output
     for name in FILES:
         last = Path("checkpoints", "step-00000005", name)
         assert (run / last).read_bytes() == (straight / last).read_bytes(), name
     assert (run / "tokenizer/chat_template.jinja").read_text() == TEMPLATE
-    again = workspace.orchestrate("--resume", run, "--steps=6").succeeded().out
-    assert "does not exist" not in again
+    second_output = workspace.orchestrate("--resume", run, "--steps=6").succeeded().out
+    assert "does not exist" not in second_output
 
 
 def test_a_corrupted_template_is_not_restored(workspace: Workspace, model: Path) -> None:
@@ -68,12 +68,12 @@ def test_a_corrupted_template_is_not_restored(workspace: Workspace, model: Path)
     shutil.rmtree(run / "tokenizer")
     template = run / "checkpoints/step-00000003/chat_template.jinja"
     template.write_text(template.read_text().replace("[", "<"))
-    refused = workspace.orchestrate("--resume", run, "--steps=5")
-    refused.refused(5, "step-00000003", "chat_template.jinja is not what was written")
+    process = workspace.orchestrate("--resume", run, "--steps=5")
+    process.refused(5, "step-00000003", "chat_template.jinja is not what was written")
     assert not (run / "tokenizer").exists()
 
 
-def changed(tokenizer_json: Path) -> None:
+def swap_tokens(tokenizer_json: Path) -> None:
     """Exchange two tokens of a vocabulary, so that texts have other ids."""
     content = json.loads(tokenizer_json.read_text())
     vocabulary = content["model"]["vocab"]
@@ -89,7 +89,7 @@ def test_a_changed_tokenizer_of_a_checkpoint_is_refused(workspace: Workspace, mo
     checkpoint = start(workspace, model, "chat", 1) / "checkpoints/step-00000001"
     workspace.orchestrate(*command, "--checkpoint", checkpoint).succeeded()
     shutil.rmtree(workspace.root / "out", ignore_errors=True)
-    changed(checkpoint / "tokenizer.json")
+    swap_tokens(checkpoint / "tokenizer.json")
     programs = [workspace.orchestrate] + ([workspace.trainer] if command[0] in ("generate", "evaluate") else [])
     for program in programs:
         program(*command, "--checkpoint", checkpoint).refused(
@@ -99,6 +99,6 @@ def test_a_changed_tokenizer_of_a_checkpoint_is_refused(workspace: Workspace, mo
 
 def test_data_are_validated_with_the_runs_tokenizer(workspace: Workspace, model: Path) -> None:
     run = start(workspace, model, "chat", 1)
-    changed(run / "tokenizer/tokenizer.json")
-    refused = workspace.orchestrate("validate-data", run)
-    refused.refused(2, f"{run / 'tokenizer/tokenizer.json'} is not the tokenizer", f"{run}/checkpoints/step-00000001")
+    swap_tokens(run / "tokenizer/tokenizer.json")
+    process = workspace.orchestrate("validate-data", run)
+    process.refused(2, f"{run / 'tokenizer/tokenizer.json'} is not the tokenizer", f"{run}/checkpoints/step-00000001")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from test_held_back import stand_in
-from test_metrics import read_until, stopped
+from test_metrics import interrupt, read_until
 from workspace import ORCHESTRATE, TINY_MODEL, TRAINER, Workspace
 
 LONG = [*TINY_MODEL, "--steps=1000000", "--checkpoint-every=1000000", "--evaluate-every=1000000", "--no-tensorboard"]
@@ -34,14 +34,14 @@ def start(workspace: Workspace, launch: str, *flags: str) -> subprocess.Popen[st
 def test_a_warning_saves_and_training_continues(workspace: Workspace, launch: str, number: signal.Signals) -> None:
     process = start(workspace, launch)
     process.send_signal(number)
-    told = read_until(process, f"{number.name}: saving step ")
-    assert "training continues" in told
+    message = read_until(process, f"{number.name}: saving step ")
+    assert "training continues" in message
     read_until(process, "checkpoint")
-    saved = workspace.checkpoints("job")
-    assert len(saved) == 1
+    checkpoint_names = workspace.checkpoints("job")
+    assert len(checkpoint_names) == 1
     read_until(process, "step ")
-    stopped(process)
-    assert workspace.checkpoints("job")[0] == saved[0], "the last one is saved beside it"
+    interrupt(process)
+    assert workspace.checkpoints("job")[0] == checkpoint_names[0], "the last one is saved beside it"
 
 
 @pytest.mark.parametrize("launch", LAUNCHES[1:])

@@ -21,7 +21,7 @@ IMPATIENT = "data.network_patience=1s"
 
 
 @pytest.fixture(params=["environment", "file"])
-def private(request: pytest.FixtureRequest, hub_root: Path, tmp_path: Path) -> Iterator[tuple[FakeHub, Workspace]]:
+def private_hub(request: pytest.FixtureRequest, hub_root: Path, tmp_path: Path) -> Iterator[tuple[FakeHub, Workspace]]:
     """A Hub whose data sets need the token, and a workspace that has it in HF_TOKEN or in its usual file."""
     with FakeHub(hub_root, token=CANARY) as hub:
         home = tmp_path / "hf"
@@ -33,10 +33,10 @@ def private(request: pytest.FixtureRequest, hub_root: Path, tmp_path: Path) -> I
         yield hub, Workspace(tmp_path, environment)
 
 
-def secret(finished: Finished) -> Finished:
+def secret(process: Finished) -> Finished:
     """Check that a program did not print the token, and return it."""
-    assert CANARY not in finished.out + finished.err
-    return finished
+    assert CANARY not in process.out + process.err
+    return process
 
 
 def assert_kept(workspace: Workspace, hub: FakeHub) -> None:
@@ -58,10 +58,10 @@ def family(first: Popen[str]) -> list[Path]:
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):
             parent = int(stat.read_text().rpartition(")")[2].split()[1])
             children.setdefault(parent, []).append(int(stat.parent.name))
-    found = [first.pid]
-    for process in found:
-        found += children.get(process, [])
-    return [Path("/proc") / str(process) for process in found]
+    pids = [first.pid]
+    for pid in pids:
+        pids += children.get(pid, [])
+    return [Path("/proc") / str(pid) for pid in pids]
 
 
 @pytest.mark.parametrize("address", [f"http://user:{CANARY}@127.0.0.1:9", f"http://127.0.0.1:9/hub?key={CANARY}"])
@@ -75,8 +75,8 @@ def test_no_message_tells_what_an_address_holds(workspace: Workspace, address: s
             ["doctor", "--json"], ["push", "alice/tiny", "--experiment=M"],
             ["finetune", "--model=alice/tiny", "--input=book.txt"], [*run, "--override=data.network_patience=0s"],
         ):  # fmt: skip
-            done = secret(there.orchestrate(*command))
-            assert "127.0.0.1:9" in done.out + done.err, (command, done)
+            process = secret(there.orchestrate(*command))
+            assert "127.0.0.1:9" in process.out + process.err, (command, process)
 
 
 def test_urls_in_texts_are_shown_without_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -86,8 +86,8 @@ def test_urls_in_texts_are_shown_without_secrets(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.slow
-def test_runs_that_fail_do_not_tell_the_token(private: tuple[FakeHub, Workspace]) -> None:
-    hub, workspace = private
+def test_runs_that_fail_do_not_tell_the_token(private_hub: tuple[FakeHub, Workspace]) -> None:
+    hub, workspace = private_hub
     secret(workspace.orchestrate(*STREAM, "--experiment=made")).succeeded()
     run = workspace.run_folder("made")
     resume = ("train", "--config", run / "training.yaml", "--resume", "--override", "scheduler.total_steps=50")
@@ -117,25 +117,27 @@ def test_runs_that_fail_do_not_tell_the_token(private: tuple[FakeHub, Workspace]
 
 
 @pytest.mark.parametrize("launch", ["process", "bindings"])
-def test_no_list_of_processes_and_no_interrupt_tells_the_token(private: tuple[FakeHub, Workspace], launch: str) -> None:
-    hub, workspace = private
+def test_no_list_of_processes_and_no_interrupt_tells_the_token(
+    private_hub: tuple[FakeHub, Workspace], launch: str
+) -> None:
+    hub, workspace = private_hub
     flags = ("--steps=100000", f"--launch={launch}", "--experiment=listed")
     process = workspace.start(ORCHESTRATE, *STREAM, *flags)
     assert process.stdout
-    printed = ""
+    output = ""
     for line in process.stdout:
-        printed += line
+        output += line
         if line.startswith("step 3/"):
             break
     processes = family(process)
     names = [(folder / "cmdline").read_bytes() for folder in processes]
     variables = [(folder / "environ").read_bytes() for folder in processes]
     process.send_signal(signal.SIGINT)
-    printed += process.communicate(timeout=120)[0]
-    assert process.returncode == 130, printed[-2000:]
-    assert CANARY not in printed
+    output += process.communicate(timeout=120)[0]
+    assert process.returncode == 130, output[-2000:]
+    assert CANARY not in output
     assert any(TRAINER.name.encode() in name for name in names) == (launch == "process")
     assert not any(CANARY.encode() in name for name in names)
-    given = "HF_TOKEN" in workspace.extra_environment
-    assert all((CANARY.encode() in variable) == given for variable in variables)
+    has_token = "HF_TOKEN" in workspace.extra_environment
+    assert all((CANARY.encode() in variable) == has_token for variable in variables)
     assert_kept(workspace, hub)

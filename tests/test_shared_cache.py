@@ -16,30 +16,30 @@ def content_requests(hub: FakeHub) -> int:
 
 
 def test_a_second_epoch_and_a_second_run_ask_for_no_content(hub_workspace: Workspace, hub: FakeHub) -> None:
-    once, twice = prepare(hub_workspace, DATASET, SAMPLES, "once", "twice")
-    for run, epochs in ((once, 1), (twice, 2)):
+    one_epoch, two_epochs = prepare(hub_workspace, DATASET, SAMPLES, "once", "twice")
+    for run, epochs in ((one_epoch, 1), (two_epochs, 2)):
         config = run.folder / "training.yaml"
         config.write_text(config.read_text().replace("cache_limit: 1B", "").replace("epochs: 1", f"epochs: {epochs}"))
     hub.requests.clear()
-    assert not once.live()
+    assert not one_epoch.live()
     assert content_requests(hub) > 0
     hub.requests.clear()
-    assert not twice.live()
+    assert not two_epochs.live()
     assert content_requests(hub) == 0
-    assert [epoch["finished"] for epoch in twice.proof()["components"][0]["epochs"]] == [True, True]
+    assert [epoch["finished"] for epoch in two_epochs.proof()["components"][0]["epochs"]] == [True, True]
 
 
 def test_runs_side_by_side_share_a_small_cache(hub_workspace: Workspace, hub: FakeHub) -> None:
     names = ("alone", "left", "middle", "right")
-    alone, *beside = prepare(hub_workspace, DATASET, SAMPLES, *names)
-    for run in beside:
+    first_run, *neighbours = prepare(hub_workspace, DATASET, SAMPLES, *names)
+    for run in neighbours:
         config = run.folder / "training.yaml"
         config.write_text(config.read_text().replace("cache_limit: 1B", "cache_limit: 2MiB"))
-    assert not alone.live()
+    assert not first_run.live()
     with ThreadPoolExecutor() as threads:
-        assert not any(threads.map(KilledRun.live, beside))
-    for run in beside:
-        assert run.results() == alone.results()
+        assert not any(threads.map(KilledRun.live, neighbours))
+    for run in neighbours:
+        assert run.results() == first_run.results()
         assert run.proof()["problems"] == []
     blocks = [path for path in (hub_workspace.root / "cache/blocks").rglob("*") if path.is_file()]
     assert blocks

@@ -25,8 +25,8 @@ def prepared(workspace: Workspace, *experiments: str) -> list[KilledRun]:
     for experiment in experiments:
         workspace.orchestrate(*flags, f"--experiment={experiment}").succeeded()
         config = workspace.run_folder(experiment) / "training.yaml"
-        written = config.read_text()
-        staged = re.sub(r"(?m)^stages: null$", f"stages: {STAGES}", written)
+        config_text = config.read_text()
+        staged = re.sub(r"(?m)^stages: null$", f"stages: {STAGES}", config_text)
         staged = re.sub(r"(?m)^  total_steps: .*$", "  total_steps: null", staged)
         staged = re.sub(r"(?m)^  max_position_embeddings: .*$", "  max_position_embeddings: 64", staged)
         config.write_text(staged)
@@ -35,22 +35,22 @@ def prepared(workspace: Workspace, *experiments: str) -> list[KilledRun]:
 
 def test_a_killed_run_ends_with_the_bits_of_a_straight_one(workspace: Workspace) -> None:
     """Killed by SIGKILL after a number of lines drawn by lot, so that many kills are around the boundaries."""
-    straight, killed = prepared(workspace, "straight", "killed")
-    straight.live()
+    straight_run, killed_run = prepared(workspace, "straight", "killed")
+    straight_run.live()
     lot, kills = random.Random(11), 0
-    while killed.live(lot.randrange(4, 16)):
+    while killed_run.live(lot.randrange(4, 16)):
         kills += 1
     assert kills >= 3
-    assert killed.results() == straight.results()
-    proof = killed.proof()
+    assert killed_run.results() == straight_run.results()
+    proof = killed_run.proof()
     assert proof["problems"] == []
     left_out = sum(row["left_out_sequences"] for row in workspace.metrics("straight", "stage"))
     assert proof["components"][0].get("left_out", 0) == left_out > 0
-    begun = [(row["stage"], row["sequence_length"]) for row in workspace.metrics("killed", "stage")]
-    assert begun == [(0, 16), (1, 64), (2, 32)]
-    lines = [line for line in straight.printed if ": stage " in line]
+    stages = [(row["stage"], row["sequence_length"]) for row in workspace.metrics("killed", "stage")]
+    assert stages == [(0, 16), (1, 64), (2, 32)]
+    lines = [line for line in straight_run.lines if ": stage " in line]
     assert [line.split(":")[1].split(",")[0] for line in lines] == [f" stage {n} of 3 begins" for n in (1, 2, 3)]
-    assert any("stage 2/3" in line for line in straight.printed)
+    assert any("stage 2/3" in line for line in straight_run.lines)
 
 
 def test_plan_and_watch_know_the_stages(workspace: Workspace) -> None:
@@ -65,8 +65,8 @@ def test_plan_and_watch_know_the_stages(workspace: Workspace) -> None:
     workspace.trainer("bench", "--config", config).refused(2, "bench", "stages=null")
 
     workspace.trainer("train", "--config", config, "--max-steps", "12").succeeded()
-    shown = json.loads(workspace.orchestrate("watch", "staged", "--once", "--json").succeeded().out)
-    assert (shown["stage"], shown["stages"], shown["total_steps"]) == (1, 3, 23)
+    status = json.loads(workspace.orchestrate("watch", "staged", "--once", "--json").succeeded().out)
+    assert (status["stage"], status["stages"], status["total_steps"]) == (1, 3, 23)
     assert "stage 2 of 3" in workspace.orchestrate("watch", "staged", "--once").succeeded().out
     report = workspace.trainer("evaluate", "--experiment", "staged", "--json").succeeded()
     assert json.loads(report.out)["tokens"] % 64 == 0, "in sequences of the checkpoint's stage"
@@ -86,9 +86,9 @@ def test_the_eta_counts_the_tokens_of_later_stages(tmp_path: Path) -> None:
     file = metrics_file.MetricsFile()
     file.read(run / "metrics.jsonl", 1 << 20)
     lock = trainer_lock.TrainerLock(trainer_lock.Held.YES)
-    found = status.assess(run, file.metrics, lock, removed=False, now=0.0)
-    assert found.seconds_per_step == 2.0, "that of the current stage"
-    assert found.eta == pytest.approx(2.0 * (99 + 2 * 100))
+    assessment = status.assess(run, file.metrics, lock, removed=False, now=0.0)
+    assert assessment.seconds_per_step == 2.0, "that of the current stage"
+    assert assessment.eta == pytest.approx(2.0 * (99 + 2 * 100))
     assert as_lines(rows) == (run / "metrics.jsonl").read_text()
 
 
@@ -102,11 +102,11 @@ def test_the_guides_commands_run_as_written(workspace: Workspace) -> None:
     workspace.orchestrate(*prepare).succeeded()
     config = workspace.run_folder("staged") / "training.yaml"
     config.write_text(config.read_text().replace("stages: null\n", stages))
-    planned = workspace.orchestrate(*plan).succeeded().out
+    plan_output = workspace.orchestrate(*plan).succeeded().out
     for line in re.findall(r"(?m)^(?:stages )? +\d: steps .*? alone", guide):
-        assert line in planned, f"{line!r} is not in\n{planned}"
+        assert line in plan_output, f"{line!r} is not in\n{plan_output}"
     # The whole run takes minutes: one boundary is enough.
-    shown = workspace.orchestrate(*train, "--max-steps", "42", timeout=600).succeeded().out
+    output = workspace.orchestrate(*train, "--max-steps", "42", timeout=600).succeeded().out
     (line,) = re.findall(r"(?m)^step 41: stage 2 of 3 begins.*$", guide)
-    assert line in shown
+    assert line in output
     assert "problem" not in workspace.orchestrate(*validate).succeeded().out

@@ -17,31 +17,31 @@ LINES, COLUMNS = 24, 80
 def test_orchestrate_alone_is_a_start_screen(workspace: Workspace) -> None:
     for environment in ({}, {"LC_ALL": "C", "PYTHONIOENCODING": "ascii"}, {"TERM": "dumb", "COLUMNS": "20"}):
         workspace.extra_environment = dict(environment)
-        told = workspace.orchestrate().succeeded()
-        lines = told.out.splitlines()
-        assert len(lines) <= LINES and max(map(len, lines)) <= COLUMNS, told.out
+        process = workspace.orchestrate().succeeded()
+        lines = process.out.splitlines()
+        assert len(lines) <= LINES and max(map(len, lines)) <= COLUMNS, process.out
         for word in ("--dataset demo", "--input", "--dataset HuggingFaceFW", "finetune", "watch", "doctor", "--help"):
-            assert word in told.out
-        assert told.err == ""
+            assert word in process.out
+        assert process.err == ""
     assert list(workspace.root.iterdir()) == []
 
 
 def test_every_command_of_the_start_screen_exists(workspace: Workspace) -> None:
     workspace.extra_environment["COLUMNS"] = "200"
-    told = workspace.orchestrate().out
-    named = set(re.findall(r"^  orchestrate ([a-z]+)", told, re.MULTILINE))
-    assert named == {"finetune", "watch", "runs", "generate", "doctor"}
-    assert named <= cli.COMMANDS
-    options = set(re.findall(r"(--[a-z-]+)", told))
-    known = "".join(workspace.orchestrate(*command, "--help").out for command in ([], ["finetune"], ["generate"]))
-    assert all(option in known for option in options)
+    screen = workspace.orchestrate().out
+    command_names = set(re.findall(r"^  orchestrate ([a-z]+)", screen, re.MULTILINE))
+    assert command_names == {"finetune", "watch", "runs", "generate", "doctor"}
+    assert command_names <= cli.COMMANDS
+    options = set(re.findall(r"(--[a-z-]+)", screen))
+    help_text = "".join(workspace.orchestrate(*command, "--help").out for command in ([], ["finetune"], ["generate"]))
+    assert all(option in help_text for option in options)
 
 
 def test_a_start_screen_that_nobody_reads_is_no_error(workspace: Workspace) -> None:
     for redirected in ("| true", ">&-"):
-        done = workspace.command("bash", "-c", f"set -o pipefail; {ORCHESTRATE} {redirected}")
-        assert "Traceback" not in done.err
-        assert done.code in (0, 1)
+        process = workspace.command("bash", "-c", f"set -o pipefail; {ORCHESTRATE} {redirected}")
+        assert "Traceback" not in process.err
+        assert process.code in (0, 1)
 
 
 def test_both_programs_tell_their_version(workspace: Workspace) -> None:
@@ -67,7 +67,7 @@ FAILURES: list[tuple[BaseException, int, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("failure", "code", "told"), FAILURES, ids=lambda value: type(value).__name__)
+@pytest.mark.parametrize(("failure", "code", "message"), FAILURES, ids=lambda value: type(value).__name__)
 @pytest.mark.parametrize("place", ["_with_resume_values", "app"])
 def test_every_error_is_one_sentence(
     monkeypatch: pytest.MonkeyPatch,
@@ -75,17 +75,17 @@ def test_every_error_is_one_sentence(
     place: str,
     failure: BaseException,
     code: int,
-    told: str,
+    message: str,
 ) -> None:
     def fail(*_arguments: Any, **_named: Any) -> None:
         raise failure
 
     monkeypatch.setattr(cli, place, fail)
     assert cli._run(["doctor"]) == code
-    printed = capfd.readouterr().err
-    assert printed.startswith("orchestrate: ") and printed.count("\n") == 1
-    assert told in printed
-    assert ("a bug" in printed) == ("a bug" in told)
+    output = capfd.readouterr().err
+    assert output.startswith("orchestrate: ") and output.count("\n") == 1
+    assert message in output
+    assert ("a bug" in output) == ("a bug" in message)
 
 
 def test_an_incomplete_package_is_one_sentence(workspace: Workspace) -> None:
@@ -97,6 +97,6 @@ def test_ignored_signals_do_not_reach_programs_of_tests(workspace: Workspace) ->
     """What `nohup` and a background job ignore would be ignored by every program that a test starts."""
     script = "import signal; print([signal.getsignal(n).name for n in (signal.SIGHUP, signal.SIGTERM, signal.SIGQUIT)])"
     assert workspace.command(workspace.python, "-c", script).succeeded().out.split() == str(["SIG_DFL"] * 3).split()
-    shown = workspace.command("grep", "SigIgn", "/proc/self/status").succeeded().out
-    ignored = int(shown.split()[1], 16)
+    output = workspace.command("grep", "SigIgn", "/proc/self/status").succeeded().out
+    ignored = int(output.split()[1], 16)
     assert not any(ignored & 1 << (number - 1) for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM))

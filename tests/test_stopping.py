@@ -25,7 +25,7 @@ SIGNALS = [signal.SIGINT, signal.SIGTERM]
 
 
 @pytest.fixture
-def silent() -> Iterator[socket.socket]:
+def silent_hub() -> Iterator[socket.socket]:
     """A Hub that accepts connections and never answers."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         server.settimeout(120)
@@ -61,13 +61,13 @@ def test_ctrl_c_during_imports_is_one_sentence(
     assert (result.code, result.err) == (130, "orchestrate: stopped by Ctrl-C\n")
 
 
-def silent_workspace(root: Path, silent: socket.socket) -> Workspace:
-    return Workspace(root, {"HF_ENDPOINT": f"http://127.0.0.1:{silent.getsockname()[1]}"})
+def silent_workspace(root: Path, silent_hub: socket.socket) -> Workspace:
+    return Workspace(root, {"HF_ENDPOINT": f"http://127.0.0.1:{silent_hub.getsockname()[1]}"})
 
 
-def wait_until_asked(silent: socket.socket) -> socket.socket:
+def wait_until_asked(silent_hub: socket.socket) -> socket.socket:
     """Wait for a request to the silent Hub; return its connection."""
-    connection, _ = silent.accept()
+    connection, _ = silent_hub.accept()
     assert connection.recv(1)
     return connection
 
@@ -108,12 +108,12 @@ def assert_stopped(process: subprocess.Popen[str], number: signal.Signals) -> st
 @pytest.mark.parametrize("number", SIGNALS)
 @pytest.mark.parametrize("command", ["train", "evaluate", "validate-data", "orchestrate", "orchestrate validate-data"])
 def test_a_silent_hub_outlasts_no_signal(
-    hub_workspace: Workspace, silent: socket.socket, command: str, number: signal.Signals
+    hub_workspace: Workspace, silent_hub: socket.socket, command: str, number: signal.Signals
 ) -> None:
     (run,) = prepare(hub_workspace, DATASET, SAMPLES, "trained")
     config = run.folder / "training.yaml"
     hub_workspace.trainer("train", "--config", config, "--max-steps=2").succeeded()
-    workspace = silent_workspace(hub_workspace.root, silent)
+    workspace = silent_workspace(hub_workspace.root, silent_hub)
     words: dict[str, list[str | Path]] = {
         "train": [TRAINER, "train", "--config", config, "--resume"],
         "evaluate": [TRAINER, "evaluate", "--experiment=trained"],
@@ -122,7 +122,7 @@ def test_a_silent_hub_outlasts_no_signal(
         "orchestrate validate-data": [ORCHESTRATE, "validate-data", run.folder],
     }
     process = workspace.start(*words[command])
-    with wait_until_asked(silent):
+    with wait_until_asked(silent_hub):
         assert_stopped(process, number)
 
 
@@ -134,8 +134,8 @@ def test_the_pipeline_says_what_it_waits_for_and_stops(
     hub.faults.add(place, "503", count=10_000)
     process = hub_workspace.start(ORCHESTRATE, *STREAM)
     assert process.stdout
-    told = next((line for line in process.stdout if "waiting for the Hub" in line), "nothing")
-    assert "it answered 503" in told
+    message = next((line for line in process.stdout if "waiting for the Hub" in line), "nothing")
+    assert "it answered 503" in message
     out = assert_stopped(process, number)
     assert out.count("waiting for the Hub") <= 1, "not a line for each attempt"
     assert not hub_workspace.run_folder("waits").exists()
@@ -205,13 +205,13 @@ except KeyboardInterrupt:
 
 @pytest.mark.parametrize("call", CALLS)
 def test_python_calls_that_list_raise_keyboard_interrupt(
-    hub_workspace: Workspace, silent: socket.socket, call: str
+    hub_workspace: Workspace, silent_hub: socket.socket, call: str
 ) -> None:
     (run,) = prepare(hub_workspace, DATASET, SAMPLES, "trained")
     hub_workspace.trainer("train", "--config", run.folder / "training.yaml", "--max-steps=2").succeeded()
-    workspace = silent_workspace(hub_workspace.root, silent)
+    workspace = silent_workspace(hub_workspace.root, silent_hub)
     process = workspace.start(workspace.python, "-c", CALL.format(call=CALLS[call]), run.folder)
-    with wait_until_asked(silent):
+    with wait_until_asked(silent_hub):
         process.send_signal(signal.SIGINT)
         out, _ = process.communicate(timeout=GUARD)
     assert (process.returncode, out) == (0, "interrupted\n")
@@ -259,8 +259,8 @@ def test_reading_from_python_is_interrupted_and_loses_nothing(
     assert process.stdout
     assert process.stdout.readline() == "ready\n"
     process.send_signal(signal.SIGINT)
-    told = process.stdout.readline()
-    assert told == "interrupted\n", told + process.communicate("")[0]
+    message = process.stdout.readline()
+    assert message == "interrupted\n", message + process.communicate("")[0]
     hub.faults.clear()
     out, _ = process.communicate("go\n", timeout=120)
     assert json.loads(out) == [1, 1, 2], out
@@ -276,10 +276,10 @@ with stopping_the_trainer() as stopping:
 """
 
 
-@pytest.mark.parametrize(("ignored", "code", "said"), [(True, 0, "why it has ended\n"), (False, 143, "")])
+@pytest.mark.parametrize(("ignored", "code", "output"), [(True, 0, "why it has ended\n"), (False, 143, "")])
 def test_a_run_that_has_failed_says_why_before_a_signal_ends_it(
-    workspace: Workspace, ignored: bool, code: int, said: str
+    workspace: Workspace, ignored: bool, code: int, output: str
 ) -> None:
     """torchrun sends SIGTERM as soon as it sees that another rank has ended."""
-    done = workspace.command(workspace.python, "-c", SAYS_WHY.format(ignored=ignored))
-    assert (done.code, done.out) == (code, said)
+    process = workspace.command(workspace.python, "-c", SAYS_WHY.format(ignored=ignored))
+    assert (process.code, process.out) == (code, output)

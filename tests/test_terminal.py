@@ -18,7 +18,7 @@ PROGRAMS = {"orchestrate": ORCHESTRATE, "transformer-candle": TRAINER}
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
+def trained_workspace(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
     workspace = Workspace(tmp_path_factory.mktemp("trained"))
     text = workspace.write_text(characters=40_000)
     workspace.orchestrate(*TINY_MODEL, "--input", text, "--steps=4", "--experiment=talk").succeeded()
@@ -33,21 +33,21 @@ def on_a_terminal(workspace: Workspace, *command: str | Path) -> str:
         stdin=subprocess.DEVNULL, stdout=theirs, stderr=theirs,
     )  # fmt: skip
     os.close(theirs)
-    printed = b""
+    output = b""
     try:
         while piece := os.read(ours, 65536):
-            printed += piece
+            output += piece
     except OSError:  # Linux raises it once the program has closed the terminal
         pass
     finally:
         os.close(ours)
         process.wait(timeout=60)
-    return printed.decode()
+    return output.decode()
 
 
-def obeyed(printed: str) -> list[str]:
+def obeyed(output: str) -> list[str]:
     """Return the parts of the output that would control the terminal; our programs print only colours and lines."""
-    return [part for part in ("\x1b[2J", "\x1b]", "\x07", "\x9b", "\u202e", "\u2066", "b\rc") if part in printed]
+    return [part for part in ("\x1b[2J", "\x1b]", "\x07", "\x9b", "\u202e", "\u2066", "b\rc") if part in output]
 
 
 @pytest.mark.parametrize("program", PROGRAMS.values(), ids=PROGRAMS)
@@ -68,11 +68,14 @@ def obeyed(printed: str) -> list[str]:
     ],
     ids=lambda command: command[0].replace(HOSTILE, "hostile") + str(len(command)),
 )
-def test_errors_escape_what_they_quote(trained: Workspace, program: Path, command: list[str]) -> None:
-    assert trained.command(program, *command).code in (2, 3)
-    for printed in (trained.command(program, *command).err, on_a_terminal(trained, program, *command)):
-        assert obeyed(printed) == []
-        assert "2J" in printed
+def test_errors_escape_what_they_quote(trained_workspace: Workspace, program: Path, command: list[str]) -> None:
+    assert trained_workspace.command(program, *command).code in (2, 3)
+    for output in (
+        trained_workspace.command(program, *command).err,
+        on_a_terminal(trained_workspace, program, *command),
+    ):
+        assert obeyed(output) == []
+        assert "2J" in output
 
 
 @pytest.mark.parametrize("launch", ["process", "bindings"])
@@ -80,15 +83,15 @@ def test_a_run_escapes_the_names_that_it_shows(workspace: Workspace, launch: str
     text = workspace.write_text(f"{HOSTILE}/book.txt", characters=40_000)
     flags = [*TINY_MODEL, "--input", str(text.relative_to(workspace.root)), "--steps=4", f"--launch={launch}"]
     folder = workspace.root / f"run{HOSTILE}"
-    printed = on_a_terminal(workspace, ORCHESTRATE, *flags, "--experiment=named", "--run-dir", folder)
-    assert "What it learnt" in printed, printed
-    assert obeyed(printed) == []
-    assert ESCAPED in printed
+    output = on_a_terminal(workspace, ORCHESTRATE, *flags, "--experiment=named", "--run-dir", folder)
+    assert "What it learnt" in output, output
+    assert obeyed(output) == []
+    assert ESCAPED in output
     assert (folder / "checkpoints" / "latest").exists()
 
 
 @pytest.mark.parametrize("program", PROGRAMS.values(), ids=PROGRAMS)
-def test_text_is_exact_in_a_pipe_and_escaped_on_a_terminal(trained: Workspace, program: Path) -> None:
+def test_text_is_exact_in_a_pipe_and_escaped_on_a_terminal(trained_workspace: Workspace, program: Path) -> None:
     ask: list[str | Path] = [
         program,
         "generate",
@@ -98,10 +101,12 @@ def test_text_is_exact_in_a_pipe_and_escaped_on_a_terminal(trained: Workspace, p
         "--prompt",
         f"{HOSTILE}\n\tx",
     ]
-    assert trained.command(*ask).succeeded().out.startswith(f"{HOSTILE}\n\tx".replace("\r", "\n"))  # read as text
-    printed = on_a_terminal(trained, *ask).replace("\r\n", "\n")
-    assert printed.startswith(f"{ESCAPED}\n\tx")
-    assert obeyed(printed) == []
-    answer = on_a_terminal(trained, *ask, "--json")
+    assert (
+        trained_workspace.command(*ask).succeeded().out.startswith(f"{HOSTILE}\n\tx".replace("\r", "\n"))
+    )  # read as text
+    output = on_a_terminal(trained_workspace, *ask).replace("\r\n", "\n")
+    assert output.startswith(f"{ESCAPED}\n\tx")
+    assert obeyed(output) == []
+    answer = on_a_terminal(trained_workspace, *ask, "--json")
     assert obeyed(answer) == []
     assert json.loads(answer)["prompt"] == f"{HOSTILE}\n\tx"

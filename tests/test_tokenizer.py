@@ -45,27 +45,27 @@ def test_compression_is_reported_of_held_out_text(tmp_path: Path) -> None:
     texts = [("quokka " if number % 50 == 0 else "panda ") * 30 for number in range(1, 301)]
     facts = trained(tmp_path / "made", iter(texts))
     held_out = texts[49::50]
-    made = Tokenizer.from_file(str(tmp_path / "made/tokenizer.json"))
-    tokens = sum(len(encoding) for encoding in made.encode_batch(held_out))
+    trained_tokenizer = Tokenizer.from_file(str(tmp_path / "made/tokenizer.json"))
+    tokens = sum(len(encoding) for encoding in trained_tokenizer.encode_batch(held_out))
     assert facts.documents == len(texts) - len(held_out)
     assert facts.held_out_bytes == sum(map(len, held_out))
     assert facts.bytes_per_token == facts.held_out_bytes / tokens
     assert facts.tokens_per_word == tokens / (30 * len(held_out))
-    assert "panda" in made.get_vocab()
-    assert "uo" not in made.get_vocab()
+    assert "panda" in trained_tokenizer.get_vocab()
+    assert "uo" not in trained_tokenizer.get_vocab()
 
 
 def test_an_endless_source_is_read_to_the_budget_and_no_further(tmp_path: Path) -> None:
-    taken = list[int]()
+    numbers = list[int]()
 
     def texts() -> Iterator[str]:
         for number in count():
-            taken.append(number)
+            numbers.append(number)
             yield f"{number} green bottles hanging on the wall, " * 25
 
     facts = trained(tmp_path / "made", texts(), max_documents=10**9, max_bytes=200_000)
     assert 200_000 <= facts.bytes < 202_000
-    assert len(taken) == facts.documents + len(taken) // 50
+    assert len(numbers) == facts.documents + len(numbers) // 50
 
 
 def test_a_source_of_few_documents_spares_none(tmp_path: Path) -> None:
@@ -85,13 +85,15 @@ def test_progress_is_printed_in_plain_lines_without_a_terminal(workspace: Worksp
 
 def test_one_document_is_counted_in_the_singular(workspace: Workspace) -> None:
     (workspace.root / "one.txt").write_text("a page of text\n")
-    done = workspace.orchestrate("--input=one.txt", "--vocab-size=300", "--experiment=one", "--launch=none").succeeded()
-    assert "from 1 document, " in done.out
+    process = workspace.orchestrate(
+        "--input=one.txt", "--vocab-size=300", "--experiment=one", "--launch=none"
+    ).succeeded()
+    assert "from 1 document, " in process.out
 
 
 def test_a_tokenizer_that_is_not_there_is_not_skipped(workspace: Workspace) -> None:
-    done = workspace.orchestrate(*DEMO, "--experiment=new", "--skip-tokenizer")
-    done.refused(2, "artifacts/tokenizer/new/tokenizer.json is not there: leave out the flag to train one")
+    process = workspace.orchestrate(*DEMO, "--experiment=new", "--skip-tokenizer")
+    process.refused(2, "artifacts/tokenizer/new/tokenizer.json is not there: leave out the flag to train one")
 
 
 def test_a_terminal_shows_a_bar(workspace: Workspace) -> None:
@@ -100,11 +102,11 @@ def test_a_terminal_shows_a_bar(workspace: Workspace) -> None:
     if child == 0:
         os.chdir(workspace.root)
         os.execve(command[0], command, {**workspace.environment, "TERM": "xterm"})
-    shown = b"".join(iter(lambda: _read(terminal), b"")).decode()
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0, shown
-    assert "merging pairs of tokens" in shown
-    assert "━" in shown
-    assert "bytes per token" in shown
+    screen = b"".join(iter(lambda: _read(terminal), b"")).decode()
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0, screen
+    assert "merging pairs of tokens" in screen
+    assert "━" in screen
+    assert "bytes per token" in screen
 
 
 def _read(terminal: int) -> bytes:
@@ -124,7 +126,7 @@ def test_a_cached_gpt2_tokenizer_is_compared(workspace: Workspace) -> None:
     (cached / "refs").mkdir()
     (cached / "refs/main").write_text(snapshot.name)
     shutil.copy(workspace.root / "artifacts/tokenizer/first/tokenizer.json", snapshot)
-    beside = Workspace(workspace.root, {"HF_HOME": str(workspace.root / "hf")})
-    out = beside.orchestrate(*DEMO, "--experiment=second").succeeded().out
+    with_cache = Workspace(workspace.root, {"HF_HOME": str(workspace.root / "hf")})
+    out = with_cache.orchestrate(*DEMO, "--experiment=second").succeeded().out
     ours = out.split(" bytes per token")[0].split()[-1]
     assert f"GPT-2's: {ours} bytes per token" in out

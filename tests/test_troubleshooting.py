@@ -24,7 +24,7 @@ def commands() -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def first(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
+def guide_workspace(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
     """A small run called as the guide calls it, with a checkpoint at step 4."""
     workspace = Workspace(tmp_path_factory.mktemp("guide"))
     workspace.write_text("my_texts/book.txt")
@@ -47,12 +47,12 @@ def run(workspace: Workspace, line: str) -> Finished:
 
 
 @pytest.mark.parametrize("line", commands())
-def test_a_command_of_the_guide_works(first: Workspace, line: str) -> None:
-    done = run(first, line)
+def test_a_command_of_the_guide_works(guide_workspace: Workspace, line: str) -> None:
+    process = run(guide_workspace, line)
     if line == "orchestrate doctor":  # says what this machine has
-        assert done.code in (0, 2)
+        assert process.code in (0, 2)
     else:
-        done.succeeded()
+        process.succeeded()
 
 
 def test_the_guide_types_commands() -> None:
@@ -71,17 +71,17 @@ def test_the_memory_of_each_remedy_is_the_plans(workspace: Workspace) -> None:
     assert whole == pytest.approx(30.31, rel=0.02)
     rows = re.findall(r"^\| [^|]+ \| `([^`]+=[^`]+)` \| ([\d.]+) GB \| ([\d.]+) GB \|", GUIDE, re.MULTILINE)
     assert len(rows) == 7
-    for overrides, memory, saved in rows:
+    for overrides, memory, saved_bytes in rows:
         assert gigabytes(workspace, *overrides.split()) == pytest.approx(float(memory), rel=0.02)
-        assert float(memory) + float(saved) == pytest.approx(30.31, abs=0.011)
+        assert float(memory) + float(saved_bytes) == pytest.approx(30.31, abs=0.011)
 
 
 def test_the_speeds_follow_from_the_flops() -> None:
     step = FLOPS_PER_TOKEN * TOKENS
     for speed in (0.8, 1.0, PEAK / step, 0.8 * PEAK / step):
-        shown = f"{speed:.1f}" if speed >= 0.5 else f"{speed:.3f}"
+        text = f"{speed:.1f}" if speed >= 0.5 else f"{speed:.3f}"
         flops = speed * step / 1e12
-        assert re.search(rf"\| {shown} \| ({flops:,.0f}|{flops:,.1f}) \|", GUIDE), (shown, flops)
+        assert re.search(rf"\| {text} \| ({flops:,.0f}|{flops:,.1f}) \|", GUIDE), (text, flops)
     assert f"{0.8 * PEAK / FLOPS_PER_TOKEN:,.0f} tokens/s" in GUIDE
     for rate in (64, 32, 16):
         seconds = 10.55 / rate
@@ -96,8 +96,8 @@ def test_links_between_the_guides_lead_somewhere() -> None:
             path = (page.parent / target).resolve() if target else page
             assert path.exists(), f"{page.name}: {target}"
             if anchor and path.suffix == ".md":
-                linked = path.read_text(encoding="utf-8")
-                titles = re.findall(r"^#+ (.*)$", linked, re.MULTILINE)
+                content = path.read_text(encoding="utf-8")
+                titles = re.findall(r"^#+ (.*)$", content, re.MULTILINE)
                 anchors = {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
-                anchors.update(re.findall(r'(?:id|name)="([^"]+)"', linked))
+                anchors.update(re.findall(r'(?:id|name)="([^"]+)"', content))
                 assert anchor in anchors, f"{page.name}: {target}#{anchor}"

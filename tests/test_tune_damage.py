@@ -8,10 +8,10 @@ import sqlite3
 from pathlib import Path
 
 import pytest
-from test_tune import SPACE, prepared_once, study_folder, tune
+from test_tune import SPACE, prepared_folder, study_folder, tune
 from workspace import Workspace
 
-__all__ = ["prepared_once"]
+__all__ = ["prepared_folder"]
 
 ALTERED = {
     "text for a loss": "UPDATE trial_values SET value = 'low'",
@@ -41,10 +41,10 @@ ALTERED = {
 
 
 @pytest.fixture(scope="module")
-def searched_once(prepared_once: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def study_root(prepared_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a study of two trials."""
     workspace = Workspace(tmp_path_factory.mktemp("searched"))
-    shutil.copytree(prepared_once / "runs", workspace.root / "runs")
+    shutil.copytree(prepared_folder / "runs", workspace.root / "runs")
     (workspace.root / "space.yaml").write_text(SPACE)
     tune(workspace, "--trials=2", "--seeds=0", "--pruner=none").succeeded()
     return workspace.root
@@ -52,8 +52,8 @@ def searched_once(prepared_once: Path, tmp_path_factory: pytest.TempPathFactory)
 
 @pytest.mark.slow
 @pytest.mark.parametrize("what", ALTERED)
-def test_altered_values_of_a_study_are_one_sentence(searched_once: Path, workspace: Workspace, what: str) -> None:
-    shutil.copytree(searched_once, workspace.root, dirs_exist_ok=True)
+def test_altered_values_of_a_study_are_one_sentence(study_root: Path, workspace: Workspace, what: str) -> None:
+    shutil.copytree(study_root, workspace.root, dirs_exist_ok=True)
     with contextlib.closing(sqlite3.connect(study_folder(workspace) / "study.db")) as database, database:
         database.execute(ALTERED[what])
     for trials in (2, 3):

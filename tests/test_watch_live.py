@@ -206,9 +206,9 @@ def test_a_pipe_gets_a_line_for_each_change_until_the_end(workspace: Workspace) 
 def test_a_closed_pipe_ends_the_lines(workspace: Workspace) -> None:
     trainer = start(workspace)
     try:
-        done = workspace.command("bash", "-c", '"$@" | head -1', "bash", *WATCH, "watched")
-        assert done.succeeded().out.startswith("watched: running")
-        assert done.err == ""
+        process = workspace.command("bash", "-c", '"$@" | head -1', "bash", *WATCH, "watched")
+        assert process.succeeded().out.startswith("watched: running")
+        assert process.err == ""
         assert trainer.poll() is None
     finally:
         trainer.kill()
@@ -228,16 +228,16 @@ def test_the_metrics_of_a_run_hold_what_the_panel_reads(workspace: Workspace) ->
     """The keys that watch reads are those that the trainer writes."""
     text = workspace.write_text()
     workspace.orchestrate(*TINY_MODEL, "--input", text, "--steps=6", "--evaluate-every=3", "--experiment=e").succeeded()
-    shown = json.loads(workspace.orchestrate("watch", "e", "--once", "--json").succeeded().out)
-    assert (shown["state"], shown["detail"]) == ("ended", "all steps are done")
-    assert (shown["step"], shown["total_steps"], shown["progress"]) == (6, 6, 1.0)
+    status = json.loads(workspace.orchestrate("watch", "e", "--once", "--json").succeeded().out)
+    assert (status["state"], status["detail"]) == ("ended", "all steps are done")
+    assert (status["step"], status["total_steps"], status["progress"]) == (6, 6, 1.0)
     train, evaluations = workspace.metrics("e"), workspace.metrics("e", "evaluation")
-    assert shown["train"] == train[-1]
-    assert shown["evaluation"] == evaluations[-1]
-    assert shown["best_evaluation"] == min(evaluations, key=lambda row: float(row["loss"]))
-    assert shown["checkpoint"]["path"] == str(workspace.run_folder("e") / "checkpoints" / "step-00000006")
+    assert status["train"] == train[-1]
+    assert status["evaluation"] == evaluations[-1]
+    assert status["best_evaluation"] == min(evaluations, key=lambda row: float(row["loss"]))
+    assert status["checkpoint"]["path"] == str(workspace.run_folder("e") / "checkpoints" / "step-00000006")
     waits, steps = (sum(row[key] for row in train) for key in ("data_wait_seconds", "step_seconds"))
-    between = shown["shares"].get("save", 0) + shown["shares"].get("evaluation", 0)
-    assert shown["shares"]["data_wait"] == pytest.approx(waits / steps * (1 - between))
-    assert sum(shown["shares"].values()) == pytest.approx(1)
-    assert Path(shown["directory"]) == workspace.run_folder("e")
+    between = status["shares"].get("save", 0) + status["shares"].get("evaluation", 0)
+    assert status["shares"]["data_wait"] == pytest.approx(waits / steps * (1 - between))
+    assert sum(status["shares"].values()) == pytest.approx(1)
+    assert Path(status["directory"]) == workspace.run_folder("e")

@@ -38,13 +38,13 @@ def test_the_wheel_is_abi3_and_typed(wheel: Path) -> None:
 def test_the_cuda_extra_installs_libraries_a_driver_lacks(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         (name,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
-        needed = [line for line in archive.read(name).decode().splitlines() if "extra == 'cuda'" in line]
-    assert {line.split()[1].split("~")[0] for line in needed} == {
+        requirements = [line for line in archive.read(name).decode().splitlines() if "extra == 'cuda'" in line]
+    assert {line.split()[1].split("~")[0] for line in requirements} == {
         "nvidia-cublas",
         "nvidia-curand",
         "nvidia-cuda-runtime",
     }
-    assert all("sys_platform == 'linux'" in line for line in needed)
+    assert all("sys_platform == 'linux'" in line for line in requirements)
 
 
 def test_the_wheel_trains_in_a_clean_environment(wheel: Path, workspace: Workspace) -> None:

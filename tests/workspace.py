@@ -76,11 +76,11 @@ class Workspace:
         return keep | own | self.extra_environment
 
     def command(self, *command: str | Path, folder: Path | None = None, timeout: float = 300) -> Finished:
-        done = subprocess.run(
+        process = subprocess.run(
             [str(word) for word in command], cwd=folder or self.root, env=self.environment, text=True,
             capture_output=True, timeout=timeout, check=False, stdin=subprocess.DEVNULL,
         )  # fmt: skip
-        return Finished(done.returncode, done.stdout, done.stderr)
+        return Finished(process.returncode, process.stdout, process.stderr)
 
     def orchestrate(self, *arguments: str | Path, timeout: float = 300) -> Finished:
         return self.command(ORCHESTRATE, *arguments, timeout=timeout)
@@ -111,8 +111,8 @@ class Workspace:
         return [row["loss"] for row in self.metrics(experiment)]
 
     def checkpoints(self, experiment: str) -> list[str]:
-        found = (self.run_folder(experiment) / "checkpoints").glob("step-*")
-        return sorted(path.name for path in found)
+        folders = (self.run_folder(experiment) / "checkpoints").glob("step-*")
+        return sorted(path.name for path in folders)
 
     def write_text(self, name: str = "book.txt", characters: int = 120_000) -> Path:
         """Write a text file of Python sources below the root; return its path."""

@@ -35,7 +35,7 @@ PEERS = {
 def write_model(folder: Path) -> None:
     """Write the config of a model of this shape into a folder; neither side reads its weights."""
     model: dict[str, Any] = yaml.safe_load(SHAPE.read_text())["model"]
-    described = {
+    config = {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
         "num_hidden_layers": model.pop("num_layers"),
@@ -43,7 +43,7 @@ def write_model(folder: Path) -> None:
         "rms_norm_eps": 1e-5,
         **model,
     }
-    (folder / "config.json").write_text(json.dumps(described))
+    (folder / "config.json").write_text(json.dumps(config))
 
 
 def measure(programs: Programs, contender: str, steps: int) -> Row:
@@ -93,12 +93,12 @@ def main() -> None:
         programs = Programs.build(Path(folder), arguments.threads)
         write_model(programs.scratch)
         for number in range(arguments.rounds):
-            measured = {}
+            measurements = {}
             for contender in dict.fromkeys([*OURS, *arguments.contender]):
-                measured[contender] = measure(programs, contender, arguments.steps)
-                row = {"round": number, "contender": contender, **measured[contender]}
+                measurements[contender] = measure(programs, contender, arguments.steps)
+                row = {"round": number, "contender": contender, **measurements[contender]}
                 print(json.dumps(row), file=sys.stderr, flush=True)
-            rounds.append(measured)
+            rounds.append(measurements)
     print(report(rounds))
 
 

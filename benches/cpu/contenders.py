@@ -88,8 +88,8 @@ class Programs:
             peer = [sys.executable, str(HERE / "peer.py"), "--threads", str(self.threads)]
             command = [*peer, *config, "--mode", PEERS[contender]]
         rows, peak = self.run(contender, command)
-        kept: Row = {name: rows[-1][name] for name in ("tokens_per_second", "milliseconds") if name in rows[-1]}
-        return {**kept, "peak_mebibytes": peak}
+        measures: Row = {name: rows[-1][name] for name in ("tokens_per_second", "milliseconds") if name in rows[-1]}
+        return {**measures, "peak_mebibytes": peak}
 
     def operation_rows(self, contender: str, shape: str, seconds: float) -> list[Row]:
         """Time the operations one by one, each for `seconds`. Our rows follow a row about the machine."""
@@ -108,10 +108,10 @@ class Programs:
         rows: list[Row] = []
         for dtype in DTYPES.values():
             options = ["--prompt", "1", "--temperature", "0", "--max-tokens", tokens, "--device", "cpu", "--json"]
-            written, _ = self.run(
+            generated, _ = self.run(
                 contender, [str(self.trainer), "generate", "--checkpoint", str(models / dtype), *options]
             )
-            rows.append({"dtype": dtype, "generated_per_second": written[-1]["tokens_per_second"]})
+            rows.append({"dtype": dtype, "generated_per_second": generated[-1]["tokens_per_second"]})
         return rows
 
     def run(self, contender: str, command: list[str]) -> tuple[list[Row], int]:

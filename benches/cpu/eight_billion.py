@@ -79,16 +79,16 @@ def write_model(folder: Path, layers: int) -> int:
             values = np.float32(0.02) * random.standard_normal(PIECE, dtype=np.float32)
             (values.view(np.uint32) >> 16).astype(np.uint16).tofile(file)
     np.full(MODEL["hidden_size"], ONE, np.uint16).tofile(ones)
-    stored = {}
+    state_dict = {}
     for name, shape in tensors.items():
         elements = sizes[name]
         start = int(random.integers(0, most + PIECE - elements)) * 2 if len(shape) == 2 else 0
         source = numbers if len(shape) == 2 else ones
-        stored[name] = StoredTensor("BF16", shape, elements, source, start, 2 * elements)
+        state_dict[name] = StoredTensor("BF16", shape, elements, source, start, 2 * elements)
     folder.mkdir()
     total = 2 * sum(sizes.values())
     # The real model's shards have at most 5 GB, which gives 4.
-    write_shards(stored, folder, "5GB" if total > 15e9 else total // 3)
+    write_shards(state_dict, folder, "5GB" if total > 15e9 else total // 3)
     numbers.unlink()
     ones.unlink()
     (folder / "config.json").write_text(json.dumps(MODEL | {"num_hidden_layers": layers}, indent=2))
@@ -114,9 +114,9 @@ def peak_of(command: list[str]) -> int:
 
 def measure(root: Path, program: Path, options: argparse.Namespace) -> dict[str, Any]:
     """Plan and train the run; return the planned and the peak bytes, with other figures."""
-    started = time.monotonic()
+    start = time.monotonic()
     parameters = write_model(root / "model", options.layers)
-    written = time.monotonic()
+    write_end = time.monotonic()
     (root / "text.jsonl").write_text("".join(json.dumps({"text": f"{n} and {n * n} " * 8}) + "\n" for n in range(400)))
     config = root / "run" / "training.yaml"
     config.parent.mkdir()
@@ -124,9 +124,9 @@ def measure(root: Path, program: Path, options: argparse.Namespace) -> dict[str,
     config.write_text(CONFIG.format(**paths, steps=options.steps, threads=options.threads))
     command = [str(program), "plan", "--config", str(config), "--json"]
     plan = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout)
-    before = time.monotonic()
+    run_start = time.monotonic()
     peak = peak_of([str(program), "train", "--config", str(config)])
-    done = time.monotonic()
+    run_end = time.monotonic()
     rows = [json.loads(line) for line in (config.parent / "metrics.jsonl").read_text().splitlines()]
     steps = [row for row in rows if row["kind"] == "train"]
     return {
@@ -135,8 +135,8 @@ def measure(root: Path, program: Path, options: argparse.Namespace) -> dict[str,
         "planned_bytes": plan["process_bytes"],
         "peak_bytes": peak,
         "ratio": peak / plan["process_bytes"],
-        "write_seconds": written - started,
-        "run_seconds": done - before,
+        "write_seconds": write_end - start,
+        "run_seconds": run_end - run_start,
         "step_seconds": [row["step_seconds"] for row in steps],
         "losses": [row["loss"] for row in steps],
     }

@@ -41,10 +41,12 @@ def measure(folder: Path, dtype: torch.dtype, tokens: int) -> dict[str, float]:
     prompt = PreTrainedTokenizerFast.from_pretrained(folder)(PROMPT, return_tensors="pt")
     llama.generate(**prompt, max_new_tokens=2, do_sample=False)
     begin = time.perf_counter()
-    written = llama.generate(**prompt, max_new_tokens=tokens, do_sample=False).shape[1] - prompt["input_ids"].shape[1]
+    generated_tokens = (
+        llama.generate(**prompt, max_new_tokens=tokens, do_sample=False).shape[1] - prompt["input_ids"].shape[1]
+    )
     seconds = time.perf_counter() - begin
     read = sum(weight.nbytes for weight in llama.parameters()) - llama.get_input_embeddings().weight.nbytes
-    return {"generated_per_second": written / seconds, "weight_bytes_per_token": read}
+    return {"generated_per_second": generated_tokens / seconds, "weight_bytes_per_token": read}
 
 
 def main() -> None:

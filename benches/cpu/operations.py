@@ -66,7 +66,7 @@ def attention(model: dict[str, int], tokens: int, length: int) -> Iterator[Row]:
     inputs = [torch.randn(tokens // length, count, length, size) for count in (heads, kv_heads, kv_heads)]
     attend = partial(F.scaled_dot_product_attention, is_causal=True, enable_gqa=True)
     yield "attention: forward", "eager", partial(attend, *inputs)
-    yield "attention: both", "eager", both(attend, *inputs)
+    yield "attention: both", "eager", forward_and_backward(attend, *inputs)
 
 
 def norm(model: dict[str, int], tokens: int) -> Iterator[Row]:
@@ -102,8 +102,8 @@ def rope(model: dict[str, int], tokens: int, length: int) -> Iterator[Row]:
     heads = model["num_attention_heads"]
     size = model["hidden_size"] // heads
     cos, sin = torch.randn(length, size // 2), torch.randn(length, size // 2)
-    turned = torch.randn(tokens // length, heads + model["num_key_value_heads"], length, size)
-    yield from fused("rope: both", lambda x: rotated(x, cos, sin), turned)
+    queries_and_keys = torch.randn(tokens // length, heads + model["num_key_value_heads"], length, size)
+    yield from fused("rope: both", lambda x: rotated(x, cos, sin), queries_and_keys)
 
 
 def swiglu(model: dict[str, int], tokens: int) -> Iterator[Row]:
@@ -114,7 +114,7 @@ def swiglu(model: dict[str, int], tokens: int) -> Iterator[Row]:
 def embedding(model: dict[str, int], tokens: int) -> Iterator[Row]:
     ids = torch.randint(model["vocab_size"], (tokens,))
     table = torch.randn(model["vocab_size"], model["hidden_size"])
-    yield "embedding: both", "eager", both(lambda table: F.embedding(ids, table), table)
+    yield "embedding: both", "eager", forward_and_backward(lambda table: F.embedding(ids, table), table)
 
 
 def head(model: dict[str, int], tokens: int) -> Iterator[Row]:
@@ -144,11 +144,11 @@ def optimizer(model: dict[str, int], _tokens: int) -> Iterator[Row]:
 
 def fused(name: str, function: Callable[..., Any], *inputs: torch.Tensor) -> Iterator[Row]:
     """Yield the rows of a function's forward and backward pass, eager and compiled."""
-    yield name, "eager", both(function, *inputs)
-    yield name, "compile", both(torch.compile(function, dynamic=False), *inputs)
+    yield name, "eager", forward_and_backward(function, *inputs)
+    yield name, "compile", forward_and_backward(torch.compile(function, dynamic=False), *inputs)
 
 
-def both(function: Callable[..., Any], *inputs: torch.Tensor) -> Call:
+def forward_and_backward(function: Callable[..., Any], *inputs: torch.Tensor) -> Call:
     """Return a call of a function's forward and backward pass, which allocates the gradients."""
     leaves = [tensor.clone().requires_grad_() for tensor in inputs]
     results = function(*leaves)
@@ -164,13 +164,13 @@ def times(call: Call, seconds: float) -> list[float]:
     """Return the times of the calls that fit into `seconds`, at least `CALLS`, after two warm-up calls."""
     call()
     call()
-    taken: list[float] = []
+    durations: list[float] = []
     begin = time.perf_counter()
-    while len(taken) < CALLS or time.perf_counter() - begin < seconds:
+    while len(durations) < CALLS or time.perf_counter() - begin < seconds:
         start = time.perf_counter()
         call()
-        taken.append(time.perf_counter() - start)
-    return taken
+        durations.append(time.perf_counter() - start)
+    return durations
 
 
 def main() -> None:
@@ -200,10 +200,10 @@ def main() -> None:
         torch.set_default_dtype(dtype)
         for group in groups:
             for operation, variant, call in group(model, tokens):
-                taken = times(call, arguments.seconds)
+                durations = times(call, arguments.seconds)
                 milliseconds = {
-                    "milliseconds": 1e3 * statistics.median(taken),
-                    "best_milliseconds": 1e3 * min(taken),
+                    "milliseconds": 1e3 * statistics.median(durations),
+                    "best_milliseconds": 1e3 * min(durations),
                 }
                 row = {"operation": operation, "dtype": name, "variant": variant, **milliseconds}
                 print(json.dumps(row), flush=True)

@@ -70,8 +70,8 @@ def configs(folder: Path, seed: int) -> Iterator[tuple[str, Path]]:
     yield "S2", REPOSITORY / "benches" / "cpu" / "s2.yaml"
     yield "smoke_cpu", REPOSITORY / "configs" / "smoke_cpu.yaml"
     numbers = random.Random(seed)
-    drawn = {"100 M": HUNDRED_MILLION, "random 1": random_shape(numbers), "random 2": random_shape(numbers)}
-    for name, text in drawn.items():
+    shapes = {"100 M": HUNDRED_MILLION, "random 1": random_shape(numbers), "random 2": random_shape(numbers)}
+    for name, text in shapes.items():
         path = folder / f"{name.replace(' ', '_')}.yaml"
         path.write_text(text, encoding="utf-8")
         yield name, path
@@ -80,8 +80,8 @@ def configs(folder: Path, seed: int) -> Iterator[tuple[str, Path]]:
 def bench(program: Path, config: Path, steps: int) -> dict[str, Any]:
     """Return the report of one run of `bench`."""
     command = [program, "bench", "--json", f"--config={config}", f"--steps={steps}"]
-    finished = subprocess.run(command, stdout=subprocess.PIPE, check=True, text=True)
-    report: dict[str, Any] = json.loads(finished.stdout)
+    process = subprocess.run(command, stdout=subprocess.PIPE, check=True, text=True)
+    report: dict[str, Any] = json.loads(process.stdout)
     return report
 
 
@@ -95,21 +95,21 @@ def main() -> int:
     parser.add_argument("--only", help="the name of one config")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        chosen = dict(configs(Path(folder), arguments.seed))
+        chosen_configs = dict(configs(Path(folder), arguments.seed))
         if arguments.only:
-            chosen = {arguments.only: chosen[arguments.only]}
-        predicted: dict[str, list[float]] = {name: [] for name in chosen}
-        measured: dict[str, list[float]] = {name: [] for name in chosen}
+            chosen_configs = {arguments.only: chosen_configs[arguments.only]}
+        predicted: dict[str, list[float]] = {name: [] for name in chosen_configs}
+        measurements: dict[str, list[float]] = {name: [] for name in chosen_configs}
         for _ in range(arguments.rounds):
-            for name, path in chosen.items():
+            for name, path in chosen_configs.items():
                 report = bench(arguments.program, path, arguments.steps)
                 predicted[name].append(report["prediction"]["step_milliseconds"][0])
-                measured[name].append(report["median_step_milliseconds"])
+                measurements[name].append(report["median_step_milliseconds"])
     print("| config | predicted ms | measured ms | ratio | ratio of each round |\n|---|--:|--:|--:|---|")
     worst = 0.0
-    for name in chosen:
-        expected, real = statistics.median(predicted[name]), statistics.median(measured[name])
-        rounds = [p / m for p, m in zip(predicted[name], measured[name], strict=True)]
+    for name in chosen_configs:
+        expected, real = statistics.median(predicted[name]), statistics.median(measurements[name])
+        rounds = [p / m for p, m in zip(predicted[name], measurements[name], strict=True)]
         each = ", ".join(f"{ratio:.2f}" for ratio in rounds)
         print(f"| {name} | {expected:.1f} | {real:.1f} | {expected / real:.3f} | {each} |")
         worst = max(worst, abs(expected / real - 1))

@@ -146,11 +146,11 @@ def limits(contender: str, dtype: str, rounds: list[Round]) -> Iterator[str]:
 
 def machine(rounds: list[Round]) -> Iterator[str]:
     """Yield the machine's limits, the best of all rounds."""
-    measured = [row["machine"] for it in rounds for row in it.select("machine")]
-    peaks = {unit: max(it[f"{unit}_gigaflops"] or 0 for it in measured) for unit in ("f32", "avx512_bf16", "amx_bf16")}
+    machines = [row["machine"] for it in rounds for row in it.select("machine")]
+    peaks = {unit: max(it[f"{unit}_gigaflops"] or 0 for it in machines) for unit in ("f32", "avx512_bf16", "amx_bf16")}
     rates = ", ".join(f"{unit} {peak:.0f} GFLOP/s" for unit, peak in peaks.items() if peak)
-    yield f"the machine at its best, on {measured[0]['threads']} threads: {rates}; bf16 by {measured[0]['bf16_units']}"
-    for sets in zip(*(it["bandwidths"] for it in measured), strict=True):
+    yield f"the machine at its best, on {machines[0]['threads']} threads: {rates}; bf16 by {machines[0]['bf16_units']}"
+    for sets in zip(*(it["bandwidths"] for it in machines), strict=True):
         ways = {way: max(it[f"{way}_gigabytes_per_second"] for it in sets) for way in ("read", "copy", "update")}
         rates = ", ".join(f"{way} {rate:.0f} GB/s" for way, rate in ways.items())
         yield f"    {sets[0]['working_set_bytes'] >> 20:4} MiB: {rates}"

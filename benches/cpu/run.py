@@ -35,8 +35,8 @@ def main() -> None:
         if "operations" in arguments.measure:
             print(f"built {programs.operations}", file=sys.stderr)  # before anything is measured
 
-        def note(shape: str, number: int, contender: str, measured: list[Row]) -> None:
-            new = [{"shape": shape, "round": number, "contender": contender, **row} for row in measured]
+        def note(shape: str, number: int, contender: str, measured_rows: list[Row]) -> None:
+            new = [{"shape": shape, "round": number, "contender": contender, **row} for row in measured_rows]
             rows.extend(new)
             file.writelines(json.dumps(row) + "\n" for row in new)
             file.flush()

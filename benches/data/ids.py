@@ -48,18 +48,18 @@ def main() -> int:
         count, size = write_text(root / "text.jsonl", pieces(flags.folder, flags.suffix), flags.megabytes * 1_000_000)
         tokenizer = tiny_tokenizers.train(flags.kind, sample(root / "text.jsonl"), VOCAB_SIZE)
         config = write_config(root, tiny_tokenizers.write(tokenizer, flags.kind, root / "tokenizer"))
-        started = time.monotonic()
+        start = time.monotonic()
         expected = Counter(digest(ids) for ids in theirs(tokenizer, root / "text.jsonl"))
         between = time.monotonic()
-        found, tokens = Counter[bytes](), 0
+        counts, tokens = Counter[bytes](), 0
         for ids in ours(config):
-            found[digest(ids)] += 1
+            counts[digest(ids)] += 1
             tokens += len(ids)
-        ended = time.monotonic()
+        end = time.monotonic()
     row = {
         "kind": flags.kind, "documents": count, "megabytes": size / 1e6, "tokens": tokens,
-        "different": max((found - expected).total(), (expected - found).total()),
-        "tokenizers_mb_s": size / 1e6 / (between - started), "ours_mb_s": size / 1e6 / (ended - between),
+        "different": max((counts - expected).total(), (expected - counts).total()),
+        "tokenizers_mb_s": size / 1e6 / (between - start), "ours_mb_s": size / 1e6 / (end - between),
     }  # fmt: skip
     print(json.dumps(row))
     return int(row["different"] > 0)
@@ -70,13 +70,13 @@ def pieces(folders: list[Path], suffixes: list[str]) -> Iterator[str]:
         yield from (text[start : start + LONGEST_DOCUMENT] for start in range(0, len(text), LONGEST_DOCUMENT))
 
 
-def write_text(path: Path, texts: Iterator[str], wanted: int) -> tuple[int, int]:
+def write_text(path: Path, texts: Iterator[str], size_limit: int) -> tuple[int, int]:
     count = size = 0
     with path.open("w", encoding="utf-8") as file:
         for text in texts:
             file.write(json.dumps({"text": text}) + "\n")
             count, size = count + 1, size + len(text.encode())
-            if size >= wanted:
+            if size >= size_limit:
                 return count, size
     raise SystemExit(f"this machine has {size // 1_000_000} MB of sources and texts: --megabytes asks for more")
 

@@ -112,8 +112,8 @@ def _make_tokenizers(root: Path, folder: Path) -> None:
         VOCAB_SIZE, list(tokenizer.SPECIAL_TOKENS), source, 10**9, seed=None, max_bytes=TOKENIZER_BYTES
     )
     with reading() as watch:
-        made = tokenizer.train(root / "tokenizer", request, texts, watch)
-    content = json.loads(made.path.read_text(encoding="utf-8"))
+        ready = tokenizer.train(root / "tokenizer", request, texts, watch)
+    content = json.loads(ready.path.read_text(encoding="utf-8"))
     content["normalizer"] = {"type": "Sequence", "normalizers": []}
     (root / "tokenizer" / "library.json").write_text(json.dumps(content), encoding="utf-8")
 

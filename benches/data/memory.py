@@ -100,8 +100,8 @@ def main() -> None:
     parser.add_argument("--megabytes", type=int, default=512)
     parser.add_argument("--root", type=Path, required=True, help="material of run.py")
     arguments = parser.parse_args()
-    made = json.loads((arguments.root / material.DESCRIPTION).read_text())
-    tokens_per_byte = made["tokens"] / made["text_bytes"]
+    description = json.loads((arguments.root / material.DESCRIPTION).read_text())
+    tokens_per_byte = description["tokens"] / description["text_bytes"]
     for document_bytes, shuffle_buffer_size in CASES:
         with tempfile.TemporaryDirectory() as folder:
             root = Path(folder)

@@ -83,13 +83,13 @@ def mixing(order: np.ndarray, documents_per_file: int) -> dict[str, Any]:
     """Return measures of an order; `order[i]` is the number in the listing of the i-th document delivered."""
     position = np.empty(len(order), np.int64)
     position[order] = np.arange(len(order))
-    apart = np.abs(np.diff(position.reshape(-1, documents_per_file), axis=1)).ravel()
+    distances = np.abs(np.diff(position.reshape(-1, documents_per_file), axis=1)).ravel()
     file = order // documents_per_file
     whole = file[: len(file) // BATCH * BATCH].reshape(-1, BATCH)
     distinct = [len(np.unique(batch)) for batch in whole]
     return {
-        "neighbours_apart": {f"p{p}": int(np.percentile(apart, p)) for p in PERCENTILES},
-        "neighbours_in_one_batch": float(np.mean(apart < BATCH)),
+        "neighbours_apart": {f"p{p}": int(np.percentile(distances, p)) for p in PERCENTILES},
+        "neighbours_in_one_batch": float(np.mean(distances < BATCH)),
         "spearman_with_listing": float(np.corrcoef(order, np.arange(len(order)))[0, 1]),
         "files_in_a_batch": {f"p{p}": int(np.percentile(distinct, p)) for p in PERCENTILES},
     }

@@ -43,18 +43,18 @@ def run_worker(
 @contextmanager
 def peak_memory(pid: int) -> Iterator[list[int]]:
     """Sample the memory of a process and its descendants, in KiB; shared pages count once (Linux's PSS)."""
-    ended, seen = threading.Event(), [0]
+    stop, sizes = threading.Event(), [0]
 
     def watch() -> None:
-        while not ended.wait(SAMPLE_INTERVAL):
-            seen.append(sum(map(_proportional_size, _family(pid))))
+        while not stop.wait(SAMPLE_INTERVAL):
+            sizes.append(sum(map(_proportional_size, _family(pid))))
 
     thread = threading.Thread(target=watch)
     thread.start()
     try:
-        yield seen
+        yield sizes
     finally:
-        ended.set()
+        stop.set()
         thread.join()
 
 

@@ -30,14 +30,14 @@ def say(**row: Any) -> None:
     print(json.dumps({name: round(x, 4) if isinstance(x, float) else x for name, x in row.items()}), flush=True)
 
 
-def batches(made: dict[str, Any], share: float) -> int:
+def batches(description: dict[str, Any], share: float) -> int:
     """Return the number of batches that a fraction of the material fills."""
     setting = Setting(Path(), Path(), None)
-    return int(made["tokens"] * share / setting.sequences / setting.sequence_length)
+    return int(description["tokens"] * share / setting.sequences / setting.sequence_length)
 
 
-def read(root: Path, hubs: Hubs, rounds: int, made: dict[str, Any]) -> None:
-    options = {"batches": batches(made, SHARE)}
+def read(root: Path, hubs: Hubs, rounds: int, description: dict[str, Any]) -> None:
+    options = {"batches": batches(description, SHARE)}
     for source, hub in hubs.items():
         speeds: list[dict[str, float]] = []
         for number in range(rounds):
@@ -45,7 +45,7 @@ def read(root: Path, hubs: Hubs, rounds: int, made: dict[str, Any]) -> None:
             for contender in CONTENDERS:
                 answer = run_worker(contender, "read", root, hub, options)
                 speed = speeds[-1][contender] = answer["tokens"] / answer["seconds"]
-                megabytes = speed * made["text_bytes"] / made["tokens"] / 1e6
+                megabytes = speed * description["text_bytes"] / description["tokens"] / 1e6
                 rates = {"megabytes_per_second": megabytes, "tokens_per_second": round(speed)}
                 say(task="read", source=source, round=number, contender=contender, **rates, **answer)
         for ours in CONTENDERS[:-1]:
@@ -73,13 +73,13 @@ def main() -> None:
     if depth >= arguments.megabytes:
         parser.error(f"behind {depth} of {arguments.megabytes} megabytes nothing is left to resume with")
     root = arguments.root
-    made = material.make(root, arguments.megabytes)
-    say(task="material", load=os.getloadavg()[0], **made)
+    description = material.make(root, arguments.megabytes)
+    say(task="material", load=os.getloadavg()[0], **description)
     with fake_hub(root, arguments.latency) as address:
         hubs: Hubs = {"local": None, "hub": (NAME, address)}
-        read(root, hubs, arguments.rounds, made)
+        read(root, hubs, arguments.rounds, description)
         pace(root, hubs, arguments.pace_seconds)
-    for row in resume(root, batches(made, depth / arguments.megabytes)):
+    for row in resume(root, batches(description, depth / arguments.megabytes)):
         say(task="resume", **row)
     say(task="end", load=os.getloadavg()[0])
 

@@ -25,7 +25,7 @@ class Packed(torch.utils.data.IterableDataset):
 
     documents: IterableDataset
     setting: Setting
-    left: np.ndarray
+    remaining: np.ndarray
     """Tokens of documents that were read and are not in a batch yet."""
 
     def __iter__(self) -> Iterator[np.ndarray]:
@@ -36,18 +36,18 @@ class Packed(torch.utils.data.IterableDataset):
         while texts := [document["text"] for document in itertools.islice(documents, TEXTS_AT_ONCE)]:
             ids = [[*encoding.ids, end] for encoding in tokenizer.encode_batch_fast(texts, add_special_tokens=False)]
             new = np.fromiter(itertools.chain.from_iterable(ids), dtype=np.int32, count=sum(map(len, ids)))
-            self.left = np.concatenate([self.left, new])
-            while len(self.left) > rows * length:
-                batch = self.left[: rows * length + 1]
-                self.left = self.left[rows * length :]
+            self.remaining = np.concatenate([self.remaining, new])
+            while len(self.remaining) > rows * length:
+                batch = self.remaining[: rows * length + 1]
+                self.remaining = self.remaining[rows * length :]
                 yield np.stack([batch[:-1].reshape(rows, length), batch[1:].reshape(rows, length)])
 
     def state_dict(self) -> dict[str, Any]:
-        return {"documents": self.documents.state_dict(), "left": self.left}
+        return {"documents": self.documents.state_dict(), "left": self.remaining}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.documents.load_state_dict(state["documents"])
-        self.left = state["left"]
+        self.remaining = state["left"]
 
 
 @dataclass

@@ -44,19 +44,20 @@ def main() -> int:
         train(root, "moved", on, f"--nproc={options.gpus}", f"--max-steps={STEPS // 2}", *exact)
         train(root, "moved", on, "--resume", *exact)
         train(root, "rounded", on, f"--nproc={options.gpus}")
-        passed = [same_bits(root, "all", "one"), same_bits(root, "moved", "one"), near(root, "rounded", "one")]
-    print("passed" if all(passed) else "FAILED")
-    return 0 if all(passed) else 1
+        outcomes = [same_bits(root, "all", "one"), same_bits(root, "moved", "one"), near(root, "rounded", "one")]
+    print("passed" if all(outcomes) else "FAILED")
+    return 0 if all(outcomes) else 1
 
 
 def orchestrate(root: Path, *words: str) -> None:
     """Run `orchestrate` below a folder, or end with what it says."""
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-m", "orchestrator", *words], cwd=root, capture_output=True, text=True, check=False
     )
-    if done.returncode:
+    if process.returncode:
         sys.exit(
-            f"orchestrate {' '.join(words)} ended with {done.returncode}:\n{done.stdout[-2000:]}{done.stderr[-4000:]}"
+            f"orchestrate {' '.join(words)} ended with {process.returncode}:\n"
+            f"{process.stdout[-2000:]}{process.stderr[-4000:]}"
         )
 
 

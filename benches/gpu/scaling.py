@@ -61,10 +61,10 @@ ROWS = (
 def planned(model: str, machines: Machines) -> dict[str, Any]:
     """Return the plan of a model on these machines."""
     overrides = [f"--override={override}" for override in MODELS[model]]
-    printed: list[str] = []
+    lines: list[str] = []
     words = ["plan", f"--config={CONFIG}", "--json", *overrides, *machines.words()]
-    assert _native.run_command(words, printed.append, False) == 0
-    return dict(json.loads("".join(printed)))
+    assert _native.run_command(words, lines.append, False) == 0
+    return dict(json.loads("".join(lines)))
 
 
 def _range(low: str, high: str) -> str:

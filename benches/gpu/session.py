@@ -106,8 +106,8 @@ class PartResult:
 def checks(program: str, only: list[str]) -> list[Part]:
     """Return the parts of gpu-check, each in a process of its own so that a crash loses one part only."""
     command = [program, "gpu-check", "--device", "cuda", "--json", "--only"]
-    found = [Part(f"gpu-check {part}", [*command, part], Duration(seconds)) for part, seconds in CHECK_SECONDS.items()]
-    return [part for part in found if is_selected(part.name, only)]
+    parts = [Part(f"gpu-check {part}", [*command, part], Duration(seconds)) for part, seconds in CHECK_SECONDS.items()]
+    return [part for part in parts if is_selected(part.name, only)]
 
 
 def sanitizer(program: str, outcomes: list[PartResult]) -> Part | PartResult | None:
@@ -115,12 +115,12 @@ def sanitizer(program: str, outcomes: list[PartResult]) -> Part | PartResult | N
     failed = [outcome.part.removeprefix("gpu-check ") for outcome in outcomes if outcome.failed]
     if not failed:
         return None
-    found = installed_sanitizer()
-    if found is None:
+    path = installed_sanitizer()
+    if path is None:
         return PartResult(SANITIZER, None, "not installed: it is part of a CUDA toolkit")
     only = [word for part in failed for word in ("--only", part)]
     command = [program, "gpu-check", "--device", "cuda", "--size", "small", "--json", *only]
-    return Part(SANITIZER, [found, "--error-exitcode", SANITIZER_EXIT_CODE, *command], Duration(SANITIZER_SECONDS))
+    return Part(SANITIZER, [path, "--error-exitcode", SANITIZER_EXIT_CODE, *command], Duration(SANITIZER_SECONDS))
 
 
 def installed_sanitizer() -> str | None:
@@ -164,17 +164,17 @@ def is_selected(name: str, only: list[str]) -> bool:
     return not only or name in only or ("gpu-check" in only and name.startswith("gpu-check "))
 
 
-def fit_to_budget(part: Part, measured: Measured, left: float) -> tuple[list[str], float] | None:
+def fit_to_budget(part: Part, measured: Measured, remaining: float) -> tuple[list[str], float] | None:
     """Return the command with its budget, and its time limit in seconds; None if too little time is left."""
-    if left < part.minimum.to_seconds(measured.step):
+    if remaining < part.minimum.to_seconds(measured.step):
         return None
     limit = part.limit.to_seconds(measured.step)
     if not part.budgeted:
-        return part.command, min(limit, left)
-    command = [*part.command, "--seconds", f"{max(1.0, min(limit, left - GRACE_SECONDS)):.0f}"]
+        return part.command, min(limit, remaining)
+    command = [*part.command, "--seconds", f"{max(1.0, min(limit, remaining - GRACE_SECONDS)):.0f}"]
     if measured.peak_flops and part.name.startswith("torch"):
         command += ["--peak", f"{measured.peak_flops:.0f}"]
-    return command, min(limit + GRACE_SECONDS + measured.step, left)
+    return command, min(limit + GRACE_SECONDS + measured.step, remaining)
 
 
 def update_measured(measured: Measured, result: dict[str, Any]) -> None:
@@ -184,13 +184,15 @@ def update_measured(measured: Measured, result: dict[str, Any]) -> None:
     measured.peak_flops = result.get("nominal_flops_per_second") or measured.peak_flops
 
 
-def run(part: Part, measured: Measured, left: float, environment: dict[str, str], log: Path) -> PartResult:
+def run(part: Part, measured: Measured, remaining: float, environment: dict[str, str], log: Path) -> PartResult:
     """Run a part if time is left for it. Its result is the last line of its output that is a JSON object."""
-    found = fit_to_budget(part, measured, left)
-    if found is None:
-        needed = part.minimum.to_seconds(measured.step)
-        return PartResult(part.name, None, f"no time left: it needs {needed:.0f} s, and there are {max(left, 0):.0f}")
-    command, seconds = found
+    fitted = fit_to_budget(part, measured, remaining)
+    if fitted is None:
+        minimum = part.minimum.to_seconds(measured.step)
+        return PartResult(
+            part.name, None, f"no time left: it needs {minimum:.0f} s, and there are {max(remaining, 0):.0f}"
+        )
+    command, seconds = fitted
     print(f"{part.name} ...", flush=True)
     with log.open("a", encoding="utf-8") as output:
         output.write(f"$ {' '.join(command)}\n")
@@ -274,9 +276,9 @@ def ratios(outcomes: list[PartResult]) -> list[str]:
     lines = []
     for suffix in (", capped", ""):
         rounds = zip(speeds.get(f"ours{suffix}", []), speeds.get(f"torch.compile{suffix}", []), strict=False)
-        found = [ours / theirs for ours, theirs in rounds]
-        if found:
-            lines.append(f"ours / torch.compile{suffix}: {statistics.median(found):.3f} (rounds: {len(found)})")
+        values = [ours / theirs for ours, theirs in rounds]
+        if values:
+            lines.append(f"ours / torch.compile{suffix}: {statistics.median(values):.3f} (rounds: {len(values)})")
     return lines
 
 
@@ -330,8 +332,8 @@ class Session:
 
     def run_part(self, part: Part) -> None:
         """Run a part in the time that is left, and store its result."""
-        left = self.end - time.monotonic()
-        self.add(run(part, self.measured, left, self.environment, self.out / "log.txt"))
+        remaining = self.end - time.monotonic()
+        self.add(run(part, self.measured, remaining, self.environment, self.out / "log.txt"))
 
     def add(self, outcome: PartResult) -> None:
         """Store an outcome and rewrite results.json."""
@@ -352,8 +354,14 @@ class Session:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    found = next((path for path in PROGRAMS if path.exists()), None)
-    parser.add_argument("--program", type=Path, default=found, required=found is None, help="transformer-candle(.gz)")
+    default_program = next((path for path in PROGRAMS if path.exists()), None)
+    parser.add_argument(
+        "--program",
+        type=Path,
+        default=default_program,
+        required=default_program is None,
+        help="transformer-candle(.gz)",
+    )
     parser.add_argument("--python", default=sys.executable, help="the interpreter with PyTorch")
     parser.add_argument("--config", type=Path, default=REPOSITORY / "configs" / "rtx5090_1b.yaml")
     parser.add_argument("--seconds", type=float, default=460, help="budget of the whole session")

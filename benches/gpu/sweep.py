@@ -107,15 +107,15 @@ def declarations(operation: str) -> list[Any]:
     """Return the kernels that the operation's source declares."""
     if str(KERNELS) not in sys.path:
         sys.path.insert(0, str(KERNELS))
-    declared: list[Any] = importlib.import_module(SOURCES[operation]).KERNELS
-    return declared
+    kernels: list[Any] = importlib.import_module(SOURCES[operation]).KERNELS
+    return kernels
 
 
 def declared(problem: Problem, operation: str, families: Sequence[str]) -> Any:
     """Return the kernel that a GPU with these families, in order of preference, uses without timing."""
     name = problem.kernel(operation)
-    found = {one.family: one for one in declarations(operation) if one.name == name and not one.candidate}
-    return next(found[family] for family in families if family in found)
+    by_family = {one.family: one for one in declarations(operation) if one.name == name and not one.candidate}
+    return next(by_family[family] for family in families if family in by_family)
 
 
 def families(capability: tuple[int, int]) -> list[str]:

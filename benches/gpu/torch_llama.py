@@ -142,9 +142,9 @@ class Trainer:
             master.grad = torch.zeros_like(master)
             weight.register_post_accumulate_grad_hook(accumulate_into(master))
         # As in our trainer: only matrices decay, except the embedding (and so a tied head).
-        named = list(zip(self.names, self.masters, strict=True))
-        decayed = [master for name, master in named if master.dim() == 2 and not name.startswith("embedding")]
-        others = [master for name, master in named if master.dim() != 2 or name.startswith("embedding")]
+        named_masters = list(zip(self.names, self.masters, strict=True))
+        decayed = [master for name, master in named_masters if master.dim() == 2 and not name.startswith("embedding")]
+        others = [master for name, master in named_masters if master.dim() != 2 or name.startswith("embedding")]
         groups = [{"params": decayed, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}]
         self.optimizer = torch.optim.AdamW(groups, lr=3e-4, betas=(0.9, 0.95), eps=1e-8, fused=True)
         self.model: Callable[[Tensor, Tensor], Tensor] = torch.compile(model, dynamic=False) if compiled else model
@@ -220,19 +220,19 @@ def choose_micro_batch(trainer: Trainer, sizes: str) -> int:
     sequences = trainer.shape.sequences_per_step
     powers = [1 << power for power in range(int(math.log2(sequences)) + 1)]
     candidates = powers if sizes == "auto" else [int(size) for size in sizes.split(",")]
-    found: dict[int, float] = {}
+    seconds_of: dict[int, float] = {}
     for micro_batch in candidates:
         if sequences % micro_batch:
             continue
         seconds = seconds_per_sequence(trainer, micro_batch)
         print(json.dumps({"micro_batch": micro_batch, "seconds_per_sequence": seconds}), flush=True)
         if seconds is not None:
-            found[micro_batch] = seconds
+            seconds_of[micro_batch] = seconds
         if (seconds is None) == (sizes == "auto"):
             break
-    if not found:
+    if not seconds_of:
         sys.exit(f"no micro-batch of {sizes} that divides {sequences} sequences fits in the memory limit")
-    return min(found, key=lambda micro_batch: found[micro_batch])
+    return min(seconds_of, key=lambda micro_batch: seconds_of[micro_batch])
 
 
 @contextmanager
@@ -256,16 +256,18 @@ def measure(trainer: Trainer, micro_batch: int, steps: int, end: float, peak: fl
     first = trainer.step(micro_batch)
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats()
-    done, begin = 0, time.monotonic()
+    step_count, begin = 0, time.monotonic()
     with timed(device) as seconds:
         # Reading the loss in `step` synchronizes, so the host's clock measures the GPU's steps.
-        while done < steps and (done == 0 or time.monotonic() + (time.monotonic() - begin) / done <= end):
+        while step_count < steps and (
+            step_count == 0 or time.monotonic() + (time.monotonic() - begin) / step_count <= end
+        ):
             last = trainer.step(micro_batch)
-            done += 1
-    speed = done * shape.sequences_per_step * shape.sequence_length / seconds[0]
+            step_count += 1
+    speed = step_count * shape.sequences_per_step * shape.sequence_length / seconds[0]
     flops = speed * shape.flops_per_token()
     return {
-        "steps": done,
+        "steps": step_count,
         "tokens_per_second": speed,
         "model_flops_per_second": flops,
         "mfu": flops / peak if peak else None,
@@ -288,10 +290,10 @@ def read_shape(path: Path) -> Shape:
 
 
 def shape_of(model: dict[str, Any], data: dict[str, Any]) -> Shape:
-    known = {name: model[name] for name in Shape.__dataclass_fields__ if name in model}
+    fields = {name: model[name] for name in Shape.__dataclass_fields__ if name in model}
     defaults = {"tie_embeddings": True, "rope_theta": 1e4, "norm_epsilon": 1e-5}
     sequences = data.get("sequences_per_step") or data["batch_size"] * data["gradient_accumulation_steps"]
-    return Shape(**{**defaults, **known}, sequence_length=data["sequence_length"], sequences_per_step=sequences)
+    return Shape(**{**defaults, **fields}, sequence_length=data["sequence_length"], sequences_per_step=sequences)
 
 
 def read_yaml(text: str) -> dict[str, Any]:

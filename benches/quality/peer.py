@@ -38,7 +38,7 @@ MAX_VALUE = {torch.float8_e4m3fn: 448.0, torch.float8_e5m2: 57344.0}
 
 def load_checkpoint(folder: Path) -> dict[str, Tensor]:
     """Return the weights of a Hugging Face Llama directory by the names of `Llama`'s parameters."""
-    stored = load_file(folder / "model.safetensors")
+    tensors = load_file(folder / "model.safetensors")
     joined = {
         "qkv": [f"self_attn.{name}_proj" for name in "qkv"],
         "out": ["self_attn.o_proj"],
@@ -48,12 +48,14 @@ def load_checkpoint(folder: Path) -> dict[str, Tensor]:
         "norms.1": ["post_attention_layernorm"],
     }
     whole = {"embedding": "model.embed_tokens", "norm": "model.norm", "head": "lm_head"}
-    found = {f"{ours}.weight": stored[f"{name}.weight"] for ours, name in whole.items() if f"{name}.weight" in stored}
-    for layer in {name.split(".")[2] for name in stored if name.startswith("model.layers.")}:
+    weights = {
+        f"{ours}.weight": tensors[f"{name}.weight"] for ours, name in whole.items() if f"{name}.weight" in tensors
+    }
+    for layer in {name.split(".")[2] for name in tensors if name.startswith("model.layers.")}:
         for ours, names in joined.items():
-            parts = [stored[f"model.layers.{layer}.{name}.weight"] for name in names]
-            found[f"blocks.{layer}.{ours}.weight"] = torch.cat(parts)
-    return found
+            parts = [tensors[f"model.layers.{layer}.{name}.weight"] for name in names]
+            weights[f"blocks.{layer}.{ours}.weight"] = torch.cat(parts)
+    return weights
 
 
 class Fp8Linear(torch.autograd.Function):
@@ -164,7 +166,7 @@ class Peer:
         every, total = self.runtime["evaluation"]["every_n_steps"], self.scheduler["total_steps"]
         end = min(total, self.step + (max_steps or total))
         for inputs, targets in self.stream:
-            started = time.perf_counter()
+            start = time.perf_counter()
             self.step += 1
             tokens = torch.stack([torch.from_numpy(inputs), torch.from_numpy(targets)])
             self.trainer.tokens = tokens.long().to(self.device)
@@ -172,7 +174,7 @@ class Peer:
                 group["lr"] = self.learning_rate(self.step)
             loss, _ = self.trainer.step(self.data["batch_size"])
             self.tokens += int((targets != IGNORED).sum())
-            self.step_seconds.append(time.perf_counter() - started)
+            self.step_seconds.append(time.perf_counter() - start)
             if self.step % every == 0 or self.step == end:
                 self.losses.append((self.step, self.tokens, self.evaluate()))
                 print(f"{self.name} step {self.step} loss {loss:.4f} held out {self.losses[-1][2]:.4f}", flush=True)

@@ -69,10 +69,10 @@ def seconds(result: Result, speeds: list[Speed]) -> float:
 
 def groups(results: dict[str, Result]) -> dict[str, list[Result]]:
     """Return rows that differ by their seed only, by the name of the first."""
-    found: dict[str, list[Result]] = {}
+    results_by_row: dict[str, list[Result]] = {}
     for name, result in results.items():
-        found.setdefault(without_seed(name), []).append(result)
-    return found
+        results_by_row.setdefault(without_seed(name), []).append(result)
+    return results_by_row
 
 
 def without_seed(name: str) -> str:

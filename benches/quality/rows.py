@@ -37,8 +37,8 @@ class Row:
     def changed(self, suffix: str, *overrides: str) -> Row:
         """Return the run with further overrides, in place of its own of the same keys, and named with a suffix."""
         keys = {override.partition("=")[0] for override in overrides}
-        kept = [override for override in self.overrides if override.partition("=")[0] not in keys]
-        return replace(self, name=f"{self.name}-{suffix}", overrides=(*kept, *overrides))
+        remaining = [override for override in self.overrides if override.partition("=")[0] not in keys]
+        return replace(self, name=f"{self.name}-{suffix}", overrides=(*remaining, *overrides))
 
     def seeds(self, count: int = FINALIST_SEEDS) -> list[Row]:
         """Return the run with the first seeds, and so other initial weights and another order of the data."""
@@ -102,9 +102,11 @@ VARIED = ("muon-half-recipe", "adamw-recipe")
 def after_sweep(best: Mapping[str, Row]) -> list[Row]:
     """Return the rows that follow the sweeps, from the best row of each."""
     larger = [replace(best[name], name=best[name].name.replace("10m", "25m"), config="25m") for name in LARGER]
-    changed = [best[name].changed(suffix, *keys) for name in VARIED for suffix, keys in variants(best[name]).items()]
+    variant_rows = [
+        best[name].changed(suffix, *keys) for name in VARIED for suffix, keys in variants(best[name]).items()
+    ]
     more_tokens = five_eighths(best["muon-half-recipe"])
-    return [*larger, *(seed for row in [more_tokens, *changed] for seed in row.seeds())]
+    return [*larger, *(seed for row in [more_tokens, *variant_rows] for seed in row.seeds())]
 
 
 def five_eighths(half: Row) -> Row:

@@ -123,31 +123,32 @@ class Bench:
     def write_result(self, row: Row, name: str, curve: Curve, bits_per_byte: float | None, complete: bool) -> None:
         """Write the result `name` of a run of `row`, with its curve."""
         plan = [str(self.program), "plan", *self.flags(row), "--json"]
-        planned = json.loads(subprocess.run(plan, capture_output=True, check=True).stdout)
+        plan_report = json.loads(subprocess.run(plan, capture_output=True, check=True).stdout)
         commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=REPOSITORY, capture_output=True, text=True)
         _, tokens, seconds, loss = curve[-1]
         result = {
             "row": name, "complete": complete, "config": row.config, "overrides": row.overrides, "seed": row.seed,
             "text": self.text, "commit": commit.stdout.strip(), "machine": machine(self.device), "loss": loss,
-            "bits_per_byte": bits_per_byte, "parameters": planned["parameters"], "tokens": tokens,
-            "seconds": round(seconds, 1), "flops": planned["flops_per_token"] * tokens, "curve": curve,
+            "bits_per_byte": bits_per_byte, "parameters": plan_report["parameters"], "tokens": tokens,
+            "seconds": round(seconds, 1), "flops": plan_report["flops_per_token"] * tokens, "curve": curve,
         }  # fmt: skip
         self.results.mkdir(exist_ok=True)
         (self.results / f"{name}.json").write_text(json.dumps(result) + "\n")
 
     def measure_speed(self, rounds: int, steps: int = 10) -> None:
         """Write the seconds per token of each kind of row on this machine, the medians of interleaved rounds."""
-        swept = [sweep(algorithm, config)[0] for config in ("10m", "25m") for algorithm in RATES]
+        sweep_rows = [sweep(algorithm, config)[0] for config in ("10m", "25m") for algorithm in RATES]
         rows = {
-            kind(row.config, row.overrides): row for row in chain(swept, (row.changed("q", QK_NORM) for row in swept))
+            kind(row.config, row.overrides): row
+            for row in chain(sweep_rows, (row.changed("q", QK_NORM) for row in sweep_rows))
         }
-        measured: dict[str, list[float]] = {name: [] for name in rows}
+        measurements: dict[str, list[float]] = {name: [] for name in rows}
         for _ in range(rounds):
             for name, row in rows.items():
                 bench = [str(self.program), "bench", "--json", *self.flags(row), f"--steps={steps}"]
-                done = json.loads(subprocess.run(bench, capture_output=True, check=True).stdout)
-                measured[name].append(1 / done["tokens_per_second"])
-        speed = {name: median(values) for name, values in measured.items()}
+                result = json.loads(subprocess.run(bench, capture_output=True, check=True).stdout)
+                measurements[name].append(1 / result["tokens_per_second"])
+        speed = {name: median(values) for name, values in measurements.items()}
         folder = self.results / SPEEDS
         folder.mkdir(parents=True, exist_ok=True)
         (folder / f"{self.device}.json").write_text(
@@ -161,28 +162,30 @@ class Bench:
         curve: Curve = result["curve"]
         return next(loss for at, _, _, loss in reversed(curve) if step is None or at == step)
 
-    def finalists(self, swept: list[Row]) -> list[Row]:
+    def finalists(self, sweep_rows: list[Row]) -> list[Row]:
         """Return the better half of a sweep, by the losses after a quarter of the steps."""
-        return sorted(swept, key=lambda row: self.loss(row, row.steps // 4))[: len(swept) // 2]
+        return sorted(sweep_rows, key=lambda row: self.loss(row, row.steps // 4))[: len(sweep_rows) // 2]
 
-    def winner(self, swept: list[Row]) -> Row:
+    def winner(self, sweep_rows: list[Row]) -> Row:
         """Return the best row of a sweep whose finalists are complete, by the mean over its seeds."""
-        return min(self.finalists(swept), key=lambda row: mean(map(self.loss, row.seeds())))
+        return min(self.finalists(sweep_rows), key=lambda row: mean(map(self.loss, row.seeds())))
 
     def known_rows(self) -> dict[str, Row]:
         """Return every row by name; those after the sweeps for each rate, whichever wins."""
-        swept = contenders()
-        rows = [seed for row in chain(*swept.values()) for seed in row.seeds(len(SEEDS))]
-        rows += chain(*(after_sweep(dict(zip(swept, best, strict=True))) for best in zip(*swept.values(), strict=True)))
+        sweep_rows = contenders()
+        rows = [seed for row in chain(*sweep_rows.values()) for seed in row.seeds(len(SEEDS))]
+        rows += chain(
+            *(after_sweep(dict(zip(sweep_rows, best, strict=True))) for best in zip(*sweep_rows.values(), strict=True))
+        )
         return {row.name: row for row in [*rows, *transfer()]}
 
     def row(self, name: str) -> Row:
         """Return the row of this name. End the program if there is none."""
-        known = self.known_rows()
-        if name not in known:
-            near = get_close_matches(name, known, n=5) or [*known][:5]
+        rows = self.known_rows()
+        if name not in rows:
+            near = get_close_matches(name, rows, n=5) or [*rows][:5]
             sys.exit(f"no such row: {name}. benches/quality/rows.py names them, for example {', '.join(near)}")
-        return known[name]
+        return rows[name]
 
     def train_all(self, rows: Iterable[Row], jobs: int = 1, to_quarter: bool = False) -> None:
         """Train rows to the end or to a quarter of their steps, several side by side."""
@@ -198,10 +201,12 @@ class Bench:
 
     def train_everything(self, jobs: int) -> None:
         """Train the sweeps by successive halving, then the rows of the winners, then the widths."""
-        swept = contenders()
-        self.train_all(chain(*swept.values()), jobs, to_quarter=True)
-        self.train_all((seed for rows in swept.values() for row in self.finalists(rows) for seed in row.seeds()), jobs)
-        best = {name: self.winner(rows) for name, rows in swept.items()}
+        sweep_rows = contenders()
+        self.train_all(chain(*sweep_rows.values()), jobs, to_quarter=True)
+        self.train_all(
+            (seed for rows in sweep_rows.values() for row in self.finalists(rows) for seed in row.seeds()), jobs
+        )
+        best = {name: self.winner(rows) for name, rows in sweep_rows.items()}
         winners = [seed for row in best.values() for seed in row.seeds(len(SEEDS))]
         self.train_all([*winners, *after_sweep(best), *transfer()], jobs)
 

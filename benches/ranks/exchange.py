@@ -82,9 +82,9 @@ def main() -> None:
     dist.init_process_group("gloo")
     rank, ranks = dist.get_rank(), dist.get_world_size()
     elements = arguments.elements // (64 * ranks) * (64 * ranks)
-    sent = 4 * elements * (ranks - 1) / ranks
+    sent_bytes = 4 * elements * (ranks - 1) / ranks
     if rank == 0:
-        print(f"{ranks} ranks, {elements:,} elements; each sends at least {sent / 1e6:.1f} MB")
+        print(f"{ranks} ranks, {elements:,} elements; each sends at least {sent_bytes / 1e6:.1f} MB")
     for name, work in ways(elements, rank, ranks).items():
         took = milliseconds(work)
         if rank == 0:

@@ -47,9 +47,9 @@ def llama(model: dict[str, Any]) -> LlamaForCausalLM:
 
 def adamw(model: LlamaForCausalLM, settings: dict[str, Any], ranks: int) -> torch.optim.Optimizer:
     """Return AdamW whose state several processes share."""
-    named = list(model.named_parameters())
-    decays = [p for name, p in named if p.dim() == 2 and "embed_tokens" not in name]
-    others = [p for name, p in named if p.dim() == 1 or "embed_tokens" in name]
+    named_parameters = list(model.named_parameters())
+    decays = [p for name, p in named_parameters if p.dim() == 2 and "embed_tokens" not in name]
+    others = [p for name, p in named_parameters if p.dim() == 1 or "embed_tokens" in name]
     groups = [{"params": decays, "weight_decay": settings["weight_decay"]}, {"params": others, "weight_decay": 0.0}]
     betas = settings["beta1"], settings["beta2"]
     options = {"lr": settings["learning_rate"], "betas": betas, "eps": settings["epsilon"], "fused": True}

@@ -50,7 +50,7 @@ class Measured:
     """The seconds of a kind's steps, and the bytes that crossed the loopback device in each run."""
 
     seconds: list[float] = field(default_factory=list)
-    sent: list[int] = field(default_factory=list)
+    sent_bytes: list[int] = field(default_factory=list)
 
 
 def loopback_bytes() -> int:
@@ -82,8 +82,8 @@ def theirs(config: Path, kind: Kind, steps: int, environment: dict[str, str]) ->
     torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={kind.ranks}"]
     program = [Path(__file__).with_name("peer.py"), config, f"--steps={steps}", *PEERS[kind.program]]
     command = [sys.executable, *(torchrun if kind.ranks else []), *program]
-    done = subprocess.run(command, check=True, env=environment, stdout=subprocess.PIPE)
-    seconds = json.loads(done.stdout.splitlines()[-1])
+    process = subprocess.run(command, check=True, env=environment, stdout=subprocess.PIPE)
+    seconds = json.loads(process.stdout.splitlines()[-1])
     assert isinstance(seconds, list)
     return seconds
 
@@ -106,13 +106,13 @@ def measure(
         seconds = ours(config, kind, steps, environment, settings)
     else:
         seconds = theirs(config, kind, steps, environment | preloaded)
-    into.sent.append(loopback_bytes() - before)
+    into.sent_bytes.append(loopback_bytes() - before)
     into.seconds += seconds[WARMUP:]
 
 
-def row(kind: Kind, measured: dict[Kind, Measured], bound: float, steps: int) -> dict[str, object]:
+def row(kind: Kind, measurements: dict[Kind, Measured], bound: float, steps: int) -> dict[str, object]:
     """Return the JSON line of a kind; `bound` is the bytes that its ranks must send per step at least."""
-    times, alone = measured[kind].seconds, measured[Kind(kind.program, None)].seconds
+    times, alone = measurements[kind].seconds, measurements[Kind(kind.program, None)].seconds
     values: dict[str, object] = {
         "program": kind.program,
         "ranks": kind.ranks,
@@ -120,11 +120,11 @@ def row(kind: Kind, measured: dict[Kind, Measured], bound: float, steps: int) ->
         "fastest_seconds": round(min(times), 3),
         "median_seconds": round(statistics.median(times), 3),
         "fastest_over_one_process": round(min(times) / min(alone), 3),
-        "loopback_megabytes": round(min(measured[kind].sent) / steps / 1e6, 1),
+        "loopback_megabytes": round(min(measurements[kind].sent_bytes) / steps / 1e6, 1),
         "least_megabytes": round(bound / 1e6, 1),
     }
     for peer in PEERS:
-        peers = measured.get(Kind(peer, None if kind.ranks == 1 else kind.ranks))
+        peers = measurements.get(Kind(peer, None if kind.ranks == 1 else kind.ranks))
         if kind.program == "ours" and peers:
             values[f"fastest_over_{peer}"] = round(min(times) / min(peers.seconds), 3)
             values[f"median_over_{peer}"] = round(statistics.median(times) / statistics.median(peers.seconds), 3)
@@ -150,14 +150,14 @@ def main() -> None:
     several = (ranks for ranks in (None, *arguments.ranks) if ranks != 1)
     kinds += [Kind(peer, ranks) for ranks in several for peer in arguments.peer]
     kinds.sort(key=lambda kind: kind.ranks or 0)
-    measured = {kind: Measured() for kind in kinds}
+    measurements = {kind: Measured() for kind in kinds}
     with tempfile.TemporaryDirectory() as folder:
         preloaded = unlocked(Path(folder)) if arguments.unlock_mkl else {}
         for _ in range(arguments.rounds):
             for kind in kinds:
-                measure(arguments.config, kind, arguments.steps, settings, preloaded, measured[kind])
+                measure(arguments.config, kind, arguments.steps, settings, preloaded, measurements[kind])
     for kind in kinds:
-        print(json.dumps(row(kind, measured, least * ((kind.ranks or 1) - 1), arguments.steps)), flush=True)
+        print(json.dumps(row(kind, measurements, least * ((kind.ranks or 1) - 1), arguments.steps)), flush=True)
 
 
 if __name__ == "__main__":

@@ -22,11 +22,11 @@ def run(source: Source) -> None:
     folder = source.checkpoint or Roots.from_environment().location(source.experiment or "", None).folder
     if not folder.is_dir():
         raise CommandError(f"there is no folder {shown(folder)}")
-    found = _directories(folder)
-    if not found:
+    folders = _directories(folder)
+    if not folders:
         raise CommandError(f"there are no LoRA adapters in {shown(folder)}: no directory there has {ADAPTER_CONFIG}")
     # A live run removes old checkpoints meanwhile, whose files then read as empty.
-    rows = [HEADS, *(row for folder, row in [(folder, _row(folder)) for folder in found] if folder.is_dir())]
+    rows = [HEADS, *(row for folder, row in [(folder, _row(folder)) for folder in folders] if folder.is_dir())]
     result(table(rows))
 
 
@@ -34,8 +34,8 @@ def _directories(folder: Path) -> list[Path]:
     """Return the adapters in a folder: itself, those of its checkpoints if it is a run's, or its subfolders."""
     if has_adapters(folder):
         return [folder]
-    inside = folder / "checkpoints" if (folder / "checkpoints").is_dir() else folder
-    folders = [path for path in inside.iterdir() if path.is_dir() and not path.is_symlink()]
+    parent = folder / "checkpoints" if (folder / "checkpoints").is_dir() else folder
+    folders = [path for path in parent.iterdir() if path.is_dir() and not path.is_symlink()]
     return sorted((path for path in folders if has_adapters(path)), key=_order)
 
 

@@ -80,8 +80,8 @@ def open_adapters(folder: Path, base_model: str | None) -> Adapters:
     """
     base = base_folder(folder, base_model)
     folder = converted_adapters.plain(folder, base)
-    opened = _native.checked_adapters(folder, base)
-    return Adapters(folder, Path(opened["base_model"]), opened["is_recorded"], opened["rank"], opened["scale"])
+    adapters = _native.checked_adapters(folder, base)
+    return Adapters(folder, Path(adapters["base_model"]), adapters["is_recorded"], adapters["rank"], adapters["scale"])
 
 
 def base_folder(folder: Path, base_model: str | None) -> Path | None:

@@ -76,14 +76,14 @@ class Command(_Checked, TyperCommand):
     """A command whose values are checked."""
 
 
-def _of_run(typed: str) -> str | None:
+def _of_run(name: str) -> str | None:
     """Return what to say of a run in place of a command; none if it names no run."""
     try:
-        _native.run_directory(typed)
+        _native.run_directory(name)
     except _native.TrainerError:
         return None
-    run = quote(typed)
-    return f"{typed} is a run: `orchestrate --resume {run}` trains on, `orchestrate watch {run}` shows it"
+    run = quote(name)
+    return f"{name} is a run: `orchestrate --resume {run}` trains on, `orchestrate watch {run}` shows it"
 
 
 class Group(_Checked, TyperGroup):
@@ -116,8 +116,8 @@ def usage_error(error: Any) -> str:
     """Return what a Typer error says of a command line, and the command whose help lists what there is."""
     context, checked = getattr(error, "ctx", None), getattr(error, "param", None)
     text = str(error.format_message()).rstrip(".")
-    for said, plain in PLAIN_WORDS.items():
-        text = text.replace(said, plain)
+    for message, plain in PLAIN_WORDS.items():
+        text = text.replace(message, plain)
     for choice in _choices(checked):
         # The choices are listed as words of a command line are compared.
         text = text.replace(repr(habits.hyphenated(choice)), repr(choice))
@@ -137,11 +137,11 @@ def _explained(error: Exception, command: Any, ctx: Any, args: list[str]) -> Exc
         if getattr(error, "ctx", ctx) is None:
             error.ctx = ctx  # type: ignore[attr-defined]
         return error
-    known = [name for parameter in command.get_params(ctx) for name in parameter.opts if name.startswith("--")]
+    known_flags = [name for parameter in command.get_params(ctx) for name in parameter.opts if name.startswith("--")]
     name = error.option_name  # type: ignore[attr-defined]
     words = (word.partition("=")[0] for word in args)
-    typed = next((word for word in words if habits.hyphenated(word) == name), name)
-    return CommandError(habits.of_flag(typed, known, ctx.parent and ctx.info_name))
+    flag = next((word for word in words if habits.hyphenated(word) == name), name)
+    return CommandError(habits.of_flag(flag, known_flags, ctx.parent and ctx.info_name))
 
 
 def _value(parameter: Any, value: Any) -> Any:

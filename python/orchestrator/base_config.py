@@ -220,10 +220,10 @@ def _default_preset(settings: Settings) -> str:
     _native.parse_config(text, "yaml", [f"runtime.device={device}"], flags=flags)  # raises if it is no device
     try:
         gpu = gpus.usable(device)
-    except _native.ConfigError as missing:
+    except _native.ConfigError as error:
         if settings.launch is not Launch.NONE:
             raise
-        raise CommandError(f"{missing}. --preset NAME prepares a run for another machine") from missing
+        raise CommandError(f"{error}. --preset NAME prepares a run for another machine") from error
     if gpu is None:
         note(f"Using preset {DEFAULT_PRESET}, for CPUs; --preset {LARGE_PRESET} selects the 1B model.")
         return DEFAULT_PRESET

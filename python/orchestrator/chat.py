@@ -47,7 +47,7 @@ class Conversation:
 
     model: _native.ChatModel
     request: Request
-    said: list[dict[str, str]] = field(default_factory=list)
+    turns: list[dict[str, str]] = field(default_factory=list)
 
     def answer(self, text: str, show: Callable[[str], None]) -> str | None:
         """Generate the answer to a message and show it piece by piece; return why it ended early, if it did.
@@ -65,11 +65,11 @@ class Conversation:
             show(piece)
 
         try:
-            messages = [*system, *self.said, question]
+            messages = [*system, *self.turns, question]
             reply = self.model.reply(messages, take, max_tokens=request.max_tokens, **request.sampling)
         finally:
             if pieces:
-                self.said += [question, {"role": "assistant", "content": "".join(pieces)}]
+                self.turns += [question, {"role": "assistant", "content": "".join(pieces)}]
         if not pieces:
             return "the model ends its turn without a word"
         if reply.finish_reason == "length":
@@ -79,9 +79,9 @@ class Conversation:
         return None
 
 
-def sampling_settings(typed: dict[str, str | None]) -> dict[str, Any]:
+def sampling_settings(texts: dict[str, str | None]) -> dict[str, Any]:
     """Return the options `temperature`, `top_k`, `top_p` and `seed` of `generate` as numbers; None was not typed."""
-    return {name: _number(name, text) for name, text in typed.items() if text is not None}
+    return {name: _number(name, text) for name, text in texts.items() if text is not None}
 
 
 def run(request: Request) -> None:
@@ -171,8 +171,8 @@ def _answer_in_terminal(conversation: Conversation, line: str) -> None:
     """Answer; whatever ends the answer, the conversation goes on."""
     try:
         early = conversation.answer(line, _show)
-    except Stopped as stopped:
-        if stopped.code != 128 + signal.SIGINT:
+    except Stopped as stop:
+        if stop.code != 128 + signal.SIGINT:
             raise
         early = "stopped"
     except (CommandError, _native.TrainerError) as error:
@@ -191,7 +191,7 @@ def _obeyed(line: str, conversation: Conversation) -> bool:
     if not COMMAND.fullmatch(line):
         return False
     if line == RESET:
-        conversation.said.clear()
+        conversation.turns.clear()
     else:
         terminal.complain(f"note: {'' if line == COMMANDS else f'there is no {line.split()[0]}: '}{HELP}")
     return True

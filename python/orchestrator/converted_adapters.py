@@ -170,18 +170,18 @@ def _convert(settings: Settings, folder: Path, model: dict[str, StoredTensor], t
     """Write plain adapters of the highest rank that a module needs and of scale 1."""
     from safetensors.numpy import save_file
 
-    stored = tensors_of_file(folder / WEIGHTS)
+    adapter_tensors = tensors_of_file(folder / WEIGHTS)
     weights = {name.removesuffix(".weight"): tensor for name, tensor in model.items() if name.endswith(".weight")}
     projections = [module for module in weights if PROJECTION.fullmatch(module)]
-    adapted = [module for module in projections if settings.adapts(module)]
-    if not adapted:
+    modules = [module for module in projections if settings.adapts(module)]
+    if not modules:
         raise CommandError(f"{shown(settings.file)}: `target_modules` names no module of the model")
-    factors = {module: _factors(settings, module, weights[module], stored) for module in adapted}
-    unused = stored.keys() - {f"{PREFIX}{module}.lora_{part}.weight" for module in adapted for part in "AB"}
+    factors = {module: _factors(settings, module, weights[module], adapter_tensors) for module in modules}
+    unused = adapter_tensors.keys() - {f"{PREFIX}{module}.lora_{part}.weight" for module in modules for part in "AB"}
     if unused:
         raise CommandError(f"{shown(folder / WEIGHTS)} has {min(unused)}, a module that {CONFIG} gives no adapter")
     rank = max(down.shape[0] for down, _ in factors.values())
-    names = sorted({module.rsplit(".", 1)[1] for module in adapted})
+    names = sorted({module.rsplit(".", 1)[1] for module in modules})
     tensors = {}
     for module in projections:
         if module.rsplit(".", 1)[1] in names:
@@ -202,14 +202,14 @@ def _convert(settings: Settings, folder: Path, model: dict[str, StoredTensor], t
 
 
 def _factors(
-    settings: Settings, module: str, weight: StoredTensor, stored: dict[str, StoredTensor]
+    settings: Settings, module: str, weight: StoredTensor, tensors: dict[str, StoredTensor]
 ) -> tuple[Matrix, Matrix]:
     """Return matrices A [rank, inputs] and B [outputs, rank] whose product is a module's whole update."""
     names = [f"{PREFIX}{module}.lora_{part}.weight" for part in "AB"]
-    missing = next((name for name in names if name not in stored), None)
-    if missing is not None:
-        raise CommandError(f"{shown(settings.file.with_name(WEIGHTS))} lacks {missing}, which {CONFIG} asks for")
-    down, up = (stored[name].values() for name in names)
+    missing_name = next((name for name in names if name not in tensors), None)
+    if missing_name is not None:
+        raise CommandError(f"{shown(settings.file.with_name(WEIGHTS))} lacks {missing_name}, which {CONFIG} asks for")
+    down, up = (tensors[name].values() for name in names)
     rank, scale = settings.rank_and_scale(module)
     outputs, inputs = weight.shape
     if down.shape != (rank, inputs) or up.shape != (outputs, rank):

@@ -24,33 +24,33 @@ def check(dataset: str | None, split: str | None) -> None:
         raise CommandError(f"--split takes the name of one split, and {split} is {instead}")
 
 
-def _instead_of_dataset(typed: str) -> str | None:
-    if url := URL.fullmatch(typed):
+def _instead_of_dataset(text: str) -> str | None:
+    if url := URL.fullmatch(text):
         revision = url["pin"] or url["revision"]
         pinned = f" --revision {revision}" if revision not in (None, "main") else ""
         return f"an address: type --dataset {url['name']}{pinned}"
-    if "://" in typed:
+    if "://" in text:
         return "an address: download it, and type --input PATH"
-    exists, is_name = Path(typed).exists(), re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", typed)
-    if typed.startswith(("/", "./", "../", "~")) or FILE_NAME.fullmatch(typed) or (exists and not is_name):
-        kind = "a folder" if Path(typed).is_dir() else "a file" if exists else "a path"
-        return f"{kind}: type --input {shlex.quote(typed)}"
-    name, at, revision = typed.partition("@")
+    exists, is_name = Path(text).exists(), re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", text)
+    if text.startswith(("/", "./", "../", "~")) or FILE_NAME.fullmatch(text) or (exists and not is_name):
+        kind = "a folder" if Path(text).is_dir() else "a file" if exists else "a path"
+        return f"{kind}: type --input {shlex.quote(text)}"
+    name, at, revision = text.partition("@")
     if at:
         return f"one with a revision: type --dataset {name} --revision {revision}"
-    name, colon, config = typed.partition(":")
+    name, colon, config = text.partition(":")
     if colon:
         return f"one with a configuration: type --dataset {name} --data-config {config}"
     return None
 
 
-def _instead_of_split(typed: str) -> str | None:
-    if part := SLICE.fullmatch(typed):
+def _instead_of_split(text: str) -> str | None:
+    if part := SLICE.fullmatch(text):
         if part["percent"]:
             return f"a part of one: type --split {part['split']} --max-samples N, the first N documents"
         return f"a part of one: type --split {part['split']} --max-samples {part['rows']}"
-    if "[" in typed:
-        return f"a part of one: type --split {typed.partition('[')[0]} --max-samples N, the first N documents"
-    if "+" in typed:
+    if "[" in text:
+        return f"a part of one: type --split {text.partition('[')[0]} --max-samples N, the first N documents"
+    if "+" in text:
         return "several: data.mixture of a config (--config FILE) reads several splits"
     return None

@@ -35,9 +35,9 @@ def ensure(folder: Path) -> int:
     """Write the shards into `folder` unless they are there; return the bytes of text."""
     stamp = {"format": FORMAT, "python": sys.version}
     try:
-        written = json.loads((folder / STAMP).read_text(encoding="utf-8"))
-        if {key: written[key] for key in stamp} == stamp and all((folder / name).exists() for name in written["files"]):
-            return int(written["bytes"])
+        record = json.loads((folder / STAMP).read_text(encoding="utf-8"))
+        if {key: record[key] for key in stamp} == stamp and all((folder / name).exists() for name in record["files"]):
+            return int(record["bytes"])
     except (OSError, ValueError, KeyError):
         pass
     texts = list(documents())

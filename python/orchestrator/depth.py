@@ -247,8 +247,8 @@ def preset(depth: int, vocab_size: int | None = None, header: list[str] | None =
         vocab_size: Tokens in the vocabulary; None for the usual one at this size.
         header: Lines of comment after the first ones.
     """
-    chosen = keys(depth, vocab_size)
-    value = {key: value for key, (value, _) in chosen.items()}
+    values = keys(depth, vocab_size)
+    value = {key: value for key, (value, _) in values.items()}
     size = Sizes(depth, value["model.vocab_size"])
     sequences, length = value["data.sequences_per_step"], value["data.sequence_length"]
     steps = value["scheduler.total_steps"]
@@ -263,7 +263,7 @@ def preset(depth: int, vocab_size: int | None = None, header: list[str] | None =
         "# Rules that this project has measured name the record, the others say that it has not.",
     ]
     section: tuple[str, ...] = ()
-    for key, (chosen_value, reason) in chosen.items():
+    for key, (chosen_value, reason) in values.items():
         *path, name = key.split(".")
         lines += _opened(section, tuple(path))
         section = tuple(path)
@@ -285,11 +285,11 @@ def _opened(before: tuple[str, ...], path: tuple[str, ...]) -> list[str]:
 def reasons(depth: int, vocab_size: int | None, values: dict[str, Any]) -> str:
     """Return the reasons as comments for the head of a config: of the keys whose value in `values` is the dial's."""
     lines = [f"# Chosen by --depth {depth}, where neither a flag nor the tokenizer says otherwise:", "#"]
-    for key, (chosen, reason) in keys(depth, vocab_size).items():
-        found: Any = values
+    for key, (expected, reason) in keys(depth, vocab_size).items():
+        value: Any = values
         for name in key.split("."):
-            found = found[name]
-        if found == chosen:
-            text = f"{key} {json.dumps(chosen)}: {reason}".replace('"', "")
+            value = value[name]
+        if value == expected:
+            text = f"{key} {json.dumps(expected)}: {reason}".replace('"', "")
             lines += textwrap.wrap(text, WRAP, initial_indent="# ", subsequent_indent="#   ")
     return "\n".join(lines) + "\n#\n"

@@ -73,7 +73,7 @@ def _request(run: RunRequest, source: Source) -> tokenizer.Request:
 
 def _train(run: RunRequest, source: Source, request: tokenizer.Request) -> tokenizer.Ready:
     step("tokenizer", f"training {request.vocab_size:,} tokens on up to {request.max_documents:,} documents ...")
-    started = time.monotonic()
+    start = time.monotonic()
     with reading() as progress:
         documents = source.data.documents(run.max_samples(source), progress.note)
         ready = tokenizer.train(run.location.tokenizer, request, _with_notices(documents, progress), progress)
@@ -81,7 +81,7 @@ def _train(run: RunRequest, source: Source, request: tokenizer.Request) -> token
         note(skipped_rows)
     if ready.facts is not None:
         text = f"{counted(ready.facts.documents, 'document')}, {amount(ready.facts.bytes)}"
-        step("", f"{ready.vocab_size:,} tokens from {text} in {time.monotonic() - started:.1f} s: {shown(ready.path)}")
+        step("", f"{ready.vocab_size:,} tokens from {text} in {time.monotonic() - start:.1f} s: {shown(ready.path)}")
         _print_compression(ready.facts)
         _print_long_words(ready.facts)
     return ready

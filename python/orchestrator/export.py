@@ -80,8 +80,8 @@ def _check(request: Request) -> None:
     """Refuse options that the format does not have."""
     format = request.format
     if request.type is not None and format is not Format.GGUF:
-        kept = f"--format {format.value} keeps the types of the weights"
-        raise CommandError(f"--type {request.type.value} is for --format gguf: {kept}")
+        reason = f"--format {format.value} keeps the types of the weights"
+        raise CommandError(f"--type {request.type.value} is for --format gguf: {reason}")
     if request.overwrite and format is not Format.GGUF:
         raise CommandError("--overwrite is for --format gguf: a folder is never replaced, name a new or an empty one")
     if request.max_shard_size is not None and format is not Format.HF:

@@ -14,5 +14,9 @@ def install_command(extra: str) -> str:
     from importlib.metadata import requires
 
     marker = f"extra == '{extra}'"
-    needed = [named.partition(";")[0].strip() for named in requires("transformer-candle") or [] if marker in named]
-    return f"{typed(Path(sys.executable))} -m pip install {shlex.join(needed)}"
+    packages = [
+        requirement.partition(";")[0].strip()
+        for requirement in requires("transformer-candle") or []
+        if marker in requirement
+    ]
+    return f"{typed(Path(sys.executable))} -m pip install {shlex.join(packages)}"

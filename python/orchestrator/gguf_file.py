@@ -133,10 +133,12 @@ def _add_generation(writer: GGUFWriter, generation: dict[str, Any]) -> list[str]
         for key, add in adders.items():
             if isinstance(generation.get(key), int | float):
                 add(generation[key])
-    lost = [key for key, neutral in WITHOUT_KEY.items() if generation.get(key, neutral) not in (None, neutral, [], {})]
-    if not lost:
+    lost_keys = [
+        key for key, neutral in WITHOUT_KEY.items() if generation.get(key, neutral) not in (None, neutral, [], {})
+    ]
+    if not lost_keys:
         return []
-    return [f"GGUF has no key for {', '.join(lost)} of generation_config.json: llama.cpp generates without"]
+    return [f"GGUF has no key for {', '.join(lost_keys)} of generation_config.json: llama.cpp generates without"]
 
 
 def _rope_divisors(config: dict[str, Any]) -> NDArray[np.float32] | None:
@@ -149,8 +151,8 @@ def _rope_divisors(config: dict[str, Any]) -> NDArray[np.float32] | None:
     frequencies: NDArray[np.float64] = rope["rope_theta"] ** (-np.arange(0, size, 2, dtype=np.float64) / size)
     turns = rope["original_max_position_embeddings"] * frequencies / (2 * math.pi)
     low, high = rope["low_freq_factor"], rope["high_freq_factor"]
-    kept = np.clip((turns - low) / (high - low), 0.0, 1.0)
-    divisors: NDArray[np.float32] = (1.0 / (kept + (1.0 - kept) / rope["factor"])).astype(np.float32)
+    share = np.clip((turns - low) / (high - low), 0.0, 1.0)
+    divisors: NDArray[np.float32] = (1.0 / (share + (1.0 - share) / rope["factor"])).astype(np.float32)
     return divisors
 
 
@@ -163,21 +165,21 @@ def _write_tensors(writer: GGUFWriter, model: Model, config: dict[str, Any], kin
     divisors = _rope_divisors(config)
     if divisors is not None:
         writer.add_tensor_info("rope_freqs.weight", divisors.shape, divisors.dtype, divisors.nbytes)
-    for name, stored in tensors:
-        own = _kind_of(stored, kind)
-        size = math.prod(gguf.quant_shape_to_byte_shape(stored.shape, own))
-        writer.add_tensor_info(name, stored.shape, np.dtype(np.float32), size, raw_dtype=own)
+    for name, source in tensors:
+        own = _kind_of(source, kind)
+        size = math.prod(gguf.quant_shape_to_byte_shape(source.shape, own))
+        writer.add_tensor_info(name, source.shape, np.dtype(np.float32), size, raw_dtype=own)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_ti_data_to_file()
     if divisors is not None:
         writer.write_tensor_data(divisors)
-    for name, stored in tensors:
-        values = stored.values()
+    for name, source in tensors:
+        values = source.values()
         if writer.arch == "llama" and name.endswith(("attn_q.weight", "attn_k.weight")):
             is_query = name.endswith("attn_q.weight")
             values = _interleaved(values, config["num_attention_heads" if is_query else "num_key_value_heads"])
-        own = _kind_of(stored, kind)
+        own = _kind_of(source, kind)
         if own is gguf.GGMLQuantizationType.F16 and np.abs(values).max(initial=0) > F16_MAX:
             raise CommandError(f"{name} has numbers over {F16_MAX}, the largest of f16: take --type bf16 or f32")
         writer.write_tensor_data(gguf.quants.quantize(values, own))

@@ -195,8 +195,8 @@ def _what_is_lost(tokens: ModelTokens, stops: list[int]) -> list[str]:
             notes.append(f"GGUF has no {key}: {few} {does} here, not in llama.cpp")
     if stops:
         by_id = {index: name for name, index in tokens.ids().items()}
-        listed = ", ".join(by_id.get(index, str(index)) for index in stops)
-        notes.append(f"GGUF has keys for three tokens that end a text: llama.cpp may not stop at {listed}")
+        stop_names = ", ".join(by_id.get(index, str(index)) for index in stops)
+        notes.append(f"GGUF has keys for three tokens that end a text: llama.cpp may not stop at {stop_names}")
     if tokens.left_out:
         notes.append(f"the model has no embedding for {', '.join(tokens.left_out)}: the file leaves them out")
     return notes

@@ -23,14 +23,14 @@ def usable(device: str) -> _native.Gpu | None:
     if device == "cpu":
         return None
     try:
-        found = {f"cuda:{gpu.ordinal}": gpu for gpu in _native.gpus()}
-    except _native.ConfigError as missing:
+        gpus_by_name = {f"cuda:{gpu.ordinal}": gpu for gpu in _native.gpus()}
+    except _native.ConfigError as error:
         if device != "auto":
-            raise _native.ConfigError(f"the device asked for is {device}: {missing}") from missing
+            raise _native.ConfigError(f"the device asked for is {device}: {error}") from error
         if trainer_program.has_nvidia_driver():
-            note(f"Not using a GPU: {missing}")
+            note(f"Not using a GPU: {error}")
         return None
-    gpu = found.get("cuda:0" if device in ("auto", "cuda") else device)
+    gpu = gpus_by_name.get("cuda:0" if device in ("auto", "cuda") else device)
     if gpu is not None and gpu.refusal is None:
         return gpu
     if device != "auto":

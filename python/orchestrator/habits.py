@@ -175,38 +175,38 @@ def hyphenated(name: str) -> str:
     return name.replace("_", "-")
 
 
-def of_flag(typed: str, known: Iterable[str], command: str | None) -> str:
+def of_flag(flag: str, known_flags: Iterable[str], command: str | None) -> str:
     """Return what to say of an option that a command does not have.
 
     Args:
-        typed: The option.
-        known: The options of the command.
+        flag: The option.
+        known_flags: The options of the command.
         command: Its name; None for the pipeline.
     """
-    known = list(known)
+    known_flags = list(known_flags)
     where = f"`orchestrate {command}`" if command else "`orchestrate`"
     table = {None: TRAINING, "finetune": FINE_TUNING, "plan": PLANNING}.get(command, USING)
-    hint = _fitting(table, hyphenated(typed), known)
+    hint = _fitting(table, hyphenated(flag), known_flags)
     if hint is None:
-        names = {name.lstrip("-"): name for name in known}
-        near = get_close_matches(hyphenated(typed).lstrip("-"), names, n=2, cutoff=NEAR)
+        names = {name.lstrip("-"): name for name in known_flags}
+        near = get_close_matches(hyphenated(flag).lstrip("-"), names, n=2, cutoff=NEAR)
         hint = " or ".join(names[name] for name in near)
-    said = f"{where} has no option {typed}"
-    return f"{said}: type {hint}" if hint else said
+    message = f"{where} has no option {flag}"
+    return f"{message}: type {hint}" if hint else message
 
 
-def of_command(typed: str, known: Iterable[str]) -> str:
+def of_command(word: str, known_commands: Iterable[str]) -> str:
     """Return what to say of a command that there is none of."""
-    known = list(known)
-    hint = COMMANDS.get(typed) or COMMANDS.get(hyphenated(typed))
-    if hint is None and (near := get_close_matches(hyphenated(typed), known, n=1, cutoff=NEAR)):
+    known_commands = list(known_commands)
+    hint = COMMANDS.get(word) or COMMANDS.get(hyphenated(word))
+    if hint is None and (near := get_close_matches(hyphenated(word), known_commands, n=1, cutoff=NEAR)):
         hint = f"orchestrate {near[0]}"
-    said = f"there is no command {typed}"
-    return f"{said}: type {hint}" if hint else f"{said}; there are: {', '.join(sorted(known))}"
+    message = f"there is no command {word}"
+    return f"{message}: type {hint}" if hint else f"{message}; there are: {', '.join(sorted(known_commands))}"
 
 
-def _fitting(table: Mapping[str, str], typed: str, known: list[str]) -> str | None:
+def _fitting(table: Mapping[str, str], word: str, known_words: list[str]) -> str | None:
     """Return the hint for an option, unless it begins with an option that the command lacks."""
-    hint = table.get(typed)
+    hint = table.get(word)
     first = hint.split()[0].rstrip(",") if hint else ""
-    return hint if not first.startswith("--") or first in known else None
+    return hint if not first.startswith("--") or first in known_words else None

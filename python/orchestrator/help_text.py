@@ -47,8 +47,8 @@ def write_options(command: Any, ctx: Any, formatter: Any) -> None:
         last = next(reversed(panels), OPTIONS) if parameter.name == "help" else OPTIONS
         panel = "Arguments" if is_argument else parameter.rich_help_panel or last
         panels.setdefault(panel, []).append(record)
-    listed = [(name, _first_paragraph(inner)) for name, inner in getattr(command, "commands", {}).items()]
-    for panel, records in [*panels.items(), ("Commands", listed)]:
+    entries = [(name, _first_paragraph(inner)) for name, inner in getattr(command, "commands", {}).items()]
+    for panel, records in [*panels.items(), ("Commands", entries)]:
         if records:
             with formatter.section(panel):
                 formatter.write_dl(records)

@@ -25,11 +25,11 @@ LARGEST_NUMBER = 2**53
 SIZE = re.compile(r"(?P<number>\d+(\.\d+)?)(?P<unit>[KMGT]B)?", re.IGNORECASE)
 
 
-def checked_size(typed: str) -> int | str:
+def checked_size(text: str) -> int | str:
     """Return a shard size as `split_state_dict_into_shards_factory` takes it: `5GB`, `500MB`, or bytes."""
-    matched = SIZE.fullmatch(typed.replace(" ", ""))
-    if matched is None or float(matched["number"]) == 0 or (matched["unit"] is None and "." in typed):
-        raise CommandError(f"--max-shard-size {typed}: give a number of bytes, or one with KB, MB, GB or TB, as 5GB")
+    matched = SIZE.fullmatch(text.replace(" ", ""))
+    if matched is None or float(matched["number"]) == 0 or (matched["unit"] is None and "." in text):
+        raise CommandError(f"--max-shard-size {text}: give a number of bytes, or one with KB, MB, GB or TB, as 5GB")
     if float(matched["number"]) > LARGEST_NUMBER:
         raise CommandError("--max-shard-size is larger than any disk: give a size such as 5GB")
     return matched[0].upper() if matched["unit"] else int(matched["number"])

@@ -55,8 +55,8 @@ def unknown_token(error: HfHubHTTPError) -> str:
     if token is None:
         return f"the Hub asks for a token{said_by_the_hub(error)}: {LOG_IN}"
     origin, remedy = token
-    said = said_by_the_hub(error)
-    return f"the Hub does not accept the token {origin}{said}, it is wrong, expired or revoked: {remedy}"
+    answer = said_by_the_hub(error)
+    return f"the Hub does not accept the token {origin}{answer}, it is wrong, expired or revoked: {remedy}"
 
 
 def unreachable(error: BaseException, url: str) -> str:
@@ -68,17 +68,17 @@ def unreachable(error: BaseException, url: str) -> str:
 def _refusal(error: HfHubHTTPError, api: HfApi, repository: str) -> CommandError:
     from huggingface_hub.errors import RepositoryNotFoundError
 
-    status, said = error.response.status_code, said_by_the_hub(error)
+    status, answer = error.response.status_code, said_by_the_hub(error)
     if status == 401:
         return CommandError(f"{unknown_token(error)}. It must have write access")
     if status in (402, 403) or isinstance(error, RepositoryNotFoundError):
-        return CommandError(f"the token may not write to {repository}{said}: {_writable(api)}, or with another token")
+        return CommandError(f"the token may not write to {repository}{answer}: {_writable(api)}, or with another token")
     if status == 400:
-        return CommandError(f"the Hub refuses {repository}{said}")
+        return CommandError(f"the Hub refuses {repository}{answer}")
     if status in (409, 412):
-        message = f"{repository} was changed by somebody else meanwhile{said}. {AGAIN}"
+        message = f"{repository} was changed by somebody else meanwhile{answer}. {AGAIN}"
         return CommandError(message, ExitCode.UNEXPECTED)
-    message = f"the push of {repository} failed: the Hub answered {status}{said}. {AGAIN}"
+    message = f"the push of {repository} failed: the Hub answered {status}{answer}. {AGAIN}"
     return CommandError(message, ExitCode.UNEXPECTED)
 
 
@@ -94,5 +94,5 @@ def _writable(api: HfApi) -> str:
 
 def described(error: BaseException) -> str:
     """Return an error's type and the first line of what it says, without the system's number."""
-    said = re.sub(r"\[Errno -?\d+\] ", "", str(error)).strip().splitlines()
-    return f"{type(error).__name__}: {said[0]}" if said else type(error).__name__
+    lines = re.sub(r"\[Errno -?\d+\] ", "", str(error)).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__

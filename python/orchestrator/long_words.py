@@ -88,8 +88,8 @@ class LongWords:
                     words = [word.span() for word in _ASCII_WORDS.finditer(text, start, end)]
             else:
                 # Ordinary text of scripts without spaces has no breaks either: only its long words count.
-                found = self.pre_tokenizer.pre_tokenize_str(text[start:end])
-                words = [(start + first, start + last) for _, (first, last) in found if last - first >= COUNTED_LENGTH]
+                spans = self.pre_tokenizer.pre_tokenize_str(text[start:end])
+                words = [(start + first, start + last) for _, (first, last) in spans if last - first >= COUNTED_LENGTH]
             for first, last in words:
                 is_trained_on = run[0].isascii() or self._has_room_for({text[first:last]})
                 if last - first > LONGEST_WORD or not is_trained_on:

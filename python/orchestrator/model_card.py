@@ -126,8 +126,8 @@ def _model_table(model: Model) -> str:
             "tied embeddings": "yes" if config.get("tie_word_embeddings") else "no",
         }
     rows["stored as"] = ", ".join(sorted({tensor.dtype for tensor in tensors}))
-    known = [(label, f"{value:,}" if isinstance(value, int) else value) for label, value in rows.items() if value]
-    return _table(["", ""], known)
+    known_rows = [(label, f"{value:,}" if isinstance(value, int) else value) for label, value in rows.items() if value]
+    return _table(["", ""], known_rows)
 
 
 def _adapter_rows(model: Model) -> dict[str, object]:
@@ -246,33 +246,33 @@ def _scores(row: Row) -> str:
 
 def _training_loss(train: list[Row], step: int) -> str:
     """Return the loss of the last step that was logged up to `step`."""
-    logged = [row for row in train if row["step"] <= step]
-    return f"{logged[-1]['loss']:.4f}" if logged else ""
+    rows = [row for row in train if row["step"] <= step]
+    return f"{rows[-1]['loss']:.4f}" if rows else ""
 
 
 def _picked(evaluations: list[Row], best: Row) -> list[Row]:
     """Return some of many evaluations, evenly spaced, the first, the last and the best among them."""
     last = len(evaluations) - 1
     count = min(MOST_EVALUATIONS, last + 1)
-    chosen = {round(place * last / max(count - 1, 1)) for place in range(count)}
-    return [row for place, row in enumerate(evaluations) if place in chosen or row is best]
+    places = {round(place * last / max(count - 1, 1)) for place in range(count)}
+    return [row for place, row in enumerate(evaluations) if place in places or row is best]
 
 
 def _origin(record: TrainingRecord) -> str:
-    made = record.environment
-    exported = f"exported with {PROGRAM} {_native.__version__}"
-    if not made:
-        return exported.capitalize() + "."
-    commit = f" (commit `{made['commit']}`)" if made.get("commit") else ""
-    hardware = (made.get("card") or {}).get("name") or made.get("processor")
+    environment = record.environment
+    export_note = f"exported with {PROGRAM} {_native.__version__}"
+    if not environment:
+        return export_note.capitalize() + "."
+    commit = f" (commit `{environment['commit']}`)" if environment.get("commit") else ""
+    hardware = (environment.get("card") or {}).get("name") or environment.get("processor")
     place = f" on {hardware}" if hardware else ""
-    return f"Trained with {PROGRAM} {made['version']}{commit}{place}; {exported}."
+    return f"Trained with {PROGRAM} {environment['version']}{commit}{place}; {export_note}."
 
 
 def _architecture(model: Model) -> str:
     config = _architecture_config(model)
-    named = config.get("architectures") or [config.get("model_type", "unknown")]
-    return str(named[0])
+    names = config.get("architectures") or [config.get("model_type", "unknown")]
+    return str(names[0])
 
 
 def _architecture_config(model: Model) -> Row:

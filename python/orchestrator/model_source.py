@@ -25,12 +25,12 @@ class Source:
     checkpoint: Path | None
     experiment: str | None
     base_model: str | None = None
-    found: Path | None = None
+    directory: Path | None = None
     """The directory that was found, which is read."""
 
     def folder(self) -> Path:
         """Return the directory that is named; the files of a checkpoint are verified."""
-        return self.found or _native.model_directory(self.checkpoint, self.experiment)
+        return self.directory or _native.model_directory(self.checkpoint, self.experiment)
 
     def read(self, read: Callable[[Source], T]) -> T:
         """Return what `read` makes of the directory that is named.
@@ -42,13 +42,13 @@ class Source:
             CheckpointError: One checkpoint was named, and it was removed.
         """
         while True:
-            found = dataclasses.replace(self, found=self.folder())
+            resolved = dataclasses.replace(self, directory=self.folder())
             try:
-                return read(found)
+                return read(resolved)
             except (CommandError, _native.TrainerError, OSError):
-                if found.folder().exists():
+                if resolved.folder().exists():
                     raise
-            note(f"{shown(found.folder())} was removed while it was read, as a run does with old checkpoints")
+            note(f"{shown(resolved.folder())} was removed while it was read, as a run does with old checkpoints")
 
 
 def named_source(

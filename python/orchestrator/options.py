@@ -42,15 +42,15 @@ class ConfigFlag:
 
     def parameter(self) -> Parameter:
         """Return the option as a function's parameter."""
-        declared = schema_of(self.key)
-        kind, metavar = _type_of(declared)
+        schema = schema_of(self.key)
+        kind, metavar = _type_of(schema)
         is_number = kind in (int, float)
         option = Option(
             metavar=metavar,
             # Typer knows no open bounds; a value on one is refused with the rest of the config.
-            min=declared.get("minimum") if is_number else None,
-            max=declared.get("maximum") if is_number else None,
-            help=_first_sentence(declared["description"]),
+            min=schema.get("minimum") if is_number else None,
+            max=schema.get("maximum") if is_number else None,
+            help=_first_sentence(schema["description"]),
             rich_help_panel=self.panel,
         )
         return parameter(self.name, Annotated[kind | None, option])
@@ -86,8 +86,8 @@ class TrainerCommand:
 @cache
 def trainer_command(name: str) -> TrainerCommand:
     """Return a command of the trainer's program."""
-    (declared,) = (command for command in _native.declared_commands() if command["name"] == name)
-    return TrainerCommand(**declared)
+    (declaration,) = (command for command in _native.declared_commands() if command["name"] == name)
+    return TrainerCommand(**declaration)
 
 
 def run_in_the_trainer(words: list[str]) -> int:
@@ -161,21 +161,21 @@ _schema = cache(_native.json_schema)
 
 def schema_of(key: str) -> dict[str, Any]:
     """Return the JSON Schema of a dotted config key, or raise a `KeyError`."""
-    declared = _schema()
+    schema = _schema()
     for name in key.split("."):
-        declared = declared["properties"][name]
-    return declared
+        schema = schema["properties"][name]
+    return schema
 
 
-def _type_of(declared: dict[str, Any]) -> tuple[Any, str | None]:
+def _type_of(schema: dict[str, Any]) -> tuple[Any, str | None]:
     """Return the type of a key's values, and their placeholder in a help text."""
-    choices = tuple(choice["const"] for choice in declared.get("oneOf", ()))
+    choices = tuple(choice["const"] for choice in schema.get("oneOf", ()))
     if choices:
         return Literal[choices], None
-    types = declared["type"]
+    types = schema["type"]
     (first, *others) = [types] if isinstance(types, str) else [name for name in types if name != "null"]
     kind = str if others else TYPES.get(first, str)
-    return kind, METAVARS.get(declared.get("format", "")) or METAVARS.get(first)
+    return kind, METAVARS.get(schema.get("format", "")) or METAVARS.get(first)
 
 
 def _first_sentence(description: str) -> str:

@@ -106,8 +106,8 @@ def shown(path: Path) -> str:
 def this_command() -> str:
     """Return what to type for this command: its name where the shell finds it, else its path."""
     program = Path(sys.argv[0])
-    found = shutil.which("orchestrate")
-    if program.name != "orchestrate" or (found and Path(found).resolve() == program.resolve()):
+    program_on_path = shutil.which("orchestrate")
+    if program.name != "orchestrate" or (program_on_path and Path(program_on_path).resolve() == program.resolve()):
         return "orchestrate"
     return typed(program)
 

@@ -25,46 +25,46 @@ FILES = [
 """The files to download from a repository; many hold the weights a second time in another format."""
 
 
-def locate(named: str, flag: str = "--init-from", files: tuple[str, ...] = (CONFIG,)) -> Path:
+def locate(name: str, flag: str = "--init-from", files: tuple[str, ...] = (CONFIG,)) -> Path:
     """Return the folder of a model; that of `OWNER/NAME[@REVISION]` is in huggingface_hub's cache.
 
     The folder of a downloaded model is that of its commit, so that the run's config pins the revision.
 
     Args:
-        named: What was typed.
+        name: What was typed.
         flag: The flag that it was typed for, which messages name.
         files: The files to download from a repository; `config.json` tells whether a model runs here.
     """
-    folder = Path(named).expanduser()
+    folder = Path(name).expanduser()
     if folder.is_dir():
         return folder.absolute()
     if problem := _native.model_file_problem(folder):
         raise CommandError(f"{flag} {problem}")
-    repository = REPOSITORY.fullmatch(named)
-    if repository is None or named.startswith("."):
-        raise CommandError(f"{flag} {named}: there is no such folder, and it is no OWNER/NAME of the Hugging Face Hub")
-    return _download(f"{flag} {named}", repository["name"], repository["revision"], list(files))
+    repository = REPOSITORY.fullmatch(name)
+    if repository is None or name.startswith("."):
+        raise CommandError(f"{flag} {name}: there is no such folder, and it is no OWNER/NAME of the Hugging Face Hub")
+    return _download(f"{flag} {name}", repository["name"], repository["revision"], list(files))
 
 
-def run_named(named: str) -> Path | None:
+def run_named(name: str) -> Path | None:
     """Return the folder of the run that was named; None for anything else."""
-    folder = Path(named).expanduser()
-    if not folder.exists() and "/" not in named:
-        folder = Roots.from_environment().runs / named
+    folder = Path(name).expanduser()
+    if not folder.exists() and "/" not in name:
+        folder = Roots.from_environment().runs / name
     is_run = folder.is_dir() and (folder / "checkpoints").is_dir() and not (folder / CONFIG).exists()
     return folder if is_run else None
 
 
-def is_repository(named: str) -> bool:
+def is_repository(name: str) -> bool:
     """Whether what was typed names a repository of the Hub, and no folder."""
-    return not Path(named).expanduser().exists() and REPOSITORY.fullmatch(named) is not None
+    return not Path(name).expanduser().exists() and REPOSITORY.fullmatch(name) is not None
 
 
-def download(named: str, folder: Path, flag: str = "--init-from") -> None:
+def download(name: str, folder: Path, flag: str = "--init-from") -> None:
     """Download the files that a model is loaded from, at the commit that `locate` found."""
-    repository = REPOSITORY.fullmatch(named)
-    if repository is not None and is_repository(named):
-        _download(f"{flag} {named}", repository["name"], folder.name, FILES)
+    repository = REPOSITORY.fullmatch(name)
+    if repository is not None and is_repository(name):
+        _download(f"{flag} {name}", repository["name"], folder.name, FILES)
 
 
 def check(folder: Path, tokenizer_json: Path | None) -> None:
@@ -75,10 +75,10 @@ def check(folder: Path, tokenizer_json: Path | None) -> None:
         tokenizer_json: The tokenizer to train with.
     """
     config = json.loads(_native.checked_model_config(folder, read_weights=False))
-    context, described = config["max_position_embeddings"], read_object(folder / CONFIG)
-    if context < described.get("max_position_embeddings", context):
+    context, content = config["max_position_embeddings"], read_object(folder / CONFIG)
+    if context < content.get("max_position_embeddings", context):
         note(f"The model attends to a sliding window: sequences have at most its {context:,} tokens.")
-    if dropout := described.get("attention_dropout"):
+    if dropout := content.get("attention_dropout"):
         note(
             f"The model's config.json has attention_dropout {dropout}, which transformers applies in training: "
             "it is trained without dropout here, and the checkpoints have none."
@@ -92,7 +92,7 @@ def check(folder: Path, tokenizer_json: Path | None) -> None:
         model_tokenizer.check_fits(tokenizer_json, config["vocab_size"])
 
 
-def _download(typed: str, name: str, revision: str | None, files: list[str]) -> Path:
+def _download(text: str, name: str, revision: str | None, files: list[str]) -> Path:
     import huggingface_hub
     from huggingface_hub import constants, errors
     from huggingface_hub.utils.tqdm import disable_progress_bars, tqdm
@@ -113,19 +113,19 @@ def _download(typed: str, name: str, revision: str | None, files: list[str]) -> 
     except errors.GatedRepoError as error:
         token = _native.hub_token()
         login = f"with the owner of the token {token[0]}" if token else "and log in (hf auth login)"
-        raise CommandError(f"{typed}: the model is gated: accept its conditions on the Hub {login}") from error
+        raise CommandError(f"{text}: the model is gated: accept its conditions on the Hub {login}") from error
     except errors.RepositoryNotFoundError as error:
-        message = f"{typed}: there is no such folder, and no such model on the Hub, or it is private: log in"
+        message = f"{text}: there is no such folder, and no such model on the Hub, or it is private: log in"
         raise CommandError(f"{message} (hf auth login)") from error
     except errors.RevisionNotFoundError as error:
-        raise CommandError(f"{typed}: the model has no revision {revision!r}") from error
+        raise CommandError(f"{text}: the model has no revision {revision!r}") from error
     except (errors.HfHubHTTPError, errors.LocalEntryNotFoundError, OSError) as error:
         cause = _cause(error)
         if isinstance(cause, errors.HfHubHTTPError) and cause.response.status_code == 401:
-            raise CommandError(f"{typed}: {unknown_token(cause)}", ExitCode.DATA_UNREADABLE) from error
+            raise CommandError(f"{text}: {unknown_token(cause)}", ExitCode.DATA_UNREADABLE) from error
         why = unreachable(cause, constants.ENDPOINT)
         hub = _native.redacted_url(constants.ENDPOINT)
-        message = f"{typed}: the model cannot be downloaded from {hub}: {why}. Start again to continue the download"
+        message = f"{text}: the model cannot be downloaded from {hub}: {why}. Start again to continue the download"
         raise CommandError(message, ExitCode.DATA_UNREADABLE) from error
     finally:
         for bar in reversed(bars):  # the first one is on the cursor's line, and closes by returning to its start

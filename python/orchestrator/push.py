@@ -76,7 +76,7 @@ def run(
         validate_repo_id(repository)
         user = api.whoami()["name"]
     with _staging(repository) as folder:
-        model = source.read(lambda found: _filled(folder, repository, found, merge, size))
+        model = source.read(lambda resolved: _filled(folder, repository, resolved, merge, size))
         tag = None if model.record.step is None else f"step-{model.record.step:08}"
         with explained(api, repository):
             _prepare(api, target, user)
@@ -93,7 +93,7 @@ def preview(repository: str, source: Source, merge: bool, max_shard_size: str | 
     """Print what `run` would upload; the Hub is not asked anything."""
     size = _checked(repository, max_shard_size)
     with _staging(repository) as folder:
-        source.read(lambda found: _filled(folder, repository, found, merge, size))
+        source.read(lambda resolved: _filled(folder, repository, resolved, merge, size))
         sizes = hf_directory.files_of(folder)
     for name, bytes_ in sizes.items():
         note(f"{name}  {amount(bytes_)}")
@@ -102,8 +102,8 @@ def preview(repository: str, source: Source, merge: bool, max_shard_size: str | 
 
 def _checked(repository: str, max_shard_size: str | None) -> int | str:
     """Return the size of a file of weights at most, in bytes; refuse what is no repository's name."""
-    named = REPOSITORY.fullmatch(repository)
-    if named is None or named["revision"]:
+    match = REPOSITORY.fullmatch(repository)
+    if match is None or match["revision"]:
         raise CommandError(f"{repository} is not a repository of the Hub: give OWNER/NAME")
     return hf_directory.checked_size(max_shard_size or hf_directory.MAX_SHARD_SIZE)
 
@@ -158,15 +158,15 @@ def _prepare(api: HfApi, target: Target, user: str) -> None:
     """Create the repository and the branch unless they exist, and print who can see the repository."""
     from huggingface_hub.errors import HfHubHTTPError
 
-    private, made = not target.is_public, f"made by {user}"
+    private, state = not target.is_public, f"made by {user}"
     try:
         api.create_repo(target.repository, private=private)
     except HfHubHTTPError as error:
         # A token may be allowed to write to a repository, and not to make one.
         if error.response.status_code not in (401, 402, 403, 409) or not api.repo_exists(target.repository):
             raise
-        private, made = bool(api.model_info(target.repository).private), "there already"
-    step("repository", f"{target.repository}, {'private' if private else 'public'}, {made}")
+        private, state = bool(api.model_info(target.repository).private), "there already"
+    step("repository", f"{target.repository}, {'private' if private else 'public'}, {state}")
     if target.is_public and private:
         warn(f"--public is for a new repository: {target.repository} stays private, change it in its settings")
     if target.branch != MAIN:
@@ -212,7 +212,7 @@ def _operations(
 
 def _tag(api: HfApi, repository: str, tag: str, commit: str) -> str:
     """Set the tag to the commit, and return its name with what was done."""
-    tags = {found.name: found.target_commit for found in api.list_repo_refs(repository).tags}
+    tags = {ref.name: ref.target_commit for ref in api.list_repo_refs(repository).tags}
     former = tags.get(tag)
     if former == commit:
         return f"{tag}, there already"

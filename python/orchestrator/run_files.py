@@ -71,13 +71,13 @@ def copy_tokenizer(folder: Path, ready: tokenizer.Ready) -> None:
         raise CommandError(f"{shown(tokenizer_json.parent)} was retrained by another command meanwhile: start again")
 
 
-def keep_chat_template(folder: Path, named: str) -> None:
+def keep_chat_template(folder: Path, template_path: str) -> None:
     """Copy the chat template that a config names into the run, beside the run's tokenizer, in place of all others."""
     try:
-        template = read_text(Path(named))
+        template = read_text(Path(template_path))
     except (OSError, UnicodeDecodeError) as error:
         built_in = " and ".join(f"`{name}`" for name in _native.BUILT_IN_CHAT_TEMPLATES)
-        message = f"cannot read the chat template (data.chat_template) {named}: {reason(error)}"
+        message = f"cannot read the chat template (data.chat_template) {template_path}: {reason(error)}"
         raise CommandError(f"{message}; name a Jinja file, or a built-in one: there are {built_in}") from error
     _remove_other_templates(folder)
     replace((folder / TOKENIZER).with_name(CHAT_TEMPLATE), template)

@@ -39,12 +39,12 @@ class StoredTensor:
         """Return the numbers as f32, to which each of the types that are read widens exactly."""
         import numpy as np
 
-        stored = np.memmap(self.file, mode="r", offset=self.start, shape=self.size)
+        raw_bytes = np.memmap(self.file, mode="r", offset=self.start, shape=self.size)
         values: NDArray[np.float32]
         if self.dtype == "BF16":
-            values = (stored.view("<u2").astype(np.uint32) << 16).view(np.float32)
+            values = (raw_bytes.view("<u2").astype(np.uint32) << 16).view(np.float32)
         else:
-            values = stored.view({"F32": "<f4", "F16": "<f2"}[self.dtype]).astype(np.float32)
+            values = raw_bytes.view({"F32": "<f4", "F16": "<f2"}[self.dtype]).astype(np.float32)
         shaped: NDArray[np.float32] = values.reshape(self.shape)
         return shaped
 
@@ -52,14 +52,14 @@ class StoredTensor:
         """Yield the bytes in pieces of at most `PIECE`."""
         with self.file.open("rb") as source:
             source.seek(self.start)
-            left = self.size
-            while left:
-                piece = source.read(min(left, PIECE))
+            remaining = self.size
+            while remaining:
+                piece = source.read(min(remaining, PIECE))
                 if not piece:
                     message = f"{shown(self.file)} is corrupted: it was cut while it was read"
                     raise CommandError(message, ExitCode.CHECKPOINT_CORRUPTED)
                 yield piece
-                left -= len(piece)
+                remaining -= len(piece)
 
 
 def stored_tensors(model: Path) -> dict[str, StoredTensor]:
@@ -128,8 +128,8 @@ def write_shards(tensors: dict[str, StoredTensor], folder: Path, max_shard_size:
         filename_pattern="model{suffix}.safetensors",
         max_shard_size=max_shard_size,
     )
-    for name, held in split.filename_to_tensors.items():
-        _write(folder / name, {tensor: tensors[tensor] for tensor in held})
+    for name, tensor_names in split.filename_to_tensors.items():
+        _write(folder / name, {tensor: tensors[tensor] for tensor in tensor_names})
     if split.is_sharded:
         index = {"metadata": split.metadata, "weight_map": dict(sorted(split.tensor_to_filename.items()))}
         (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")

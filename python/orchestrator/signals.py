@@ -104,10 +104,10 @@ def _exit_on_timeout(receiver: socket.socket, finished: threading.Event) -> None
                 _exit(Stopped(number[0]))
 
 
-def _exit(stopped: Stopped) -> None:
+def _exit(stop: Stopped) -> None:
     """Exit without unwinding, after flushing the output and showing the cursor, which a progress bar hides."""
     print("\x1b[?25h" if sys.stdout.isatty() else "", end="", flush=True)
-    print(f"orchestrate: {stopped}", file=sys.stderr, flush=True)
+    print(f"orchestrate: {stop}", file=sys.stderr, flush=True)
     for call in _exit_callbacks:
         call()
-    os._exit(stopped.code)
+    os._exit(stop.code)

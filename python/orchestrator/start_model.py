@@ -11,29 +11,29 @@ from orchestrator.paths import quoted, shown
 from orchestrator.screen import note
 
 
-def locate(named: str, flag: str) -> Path:
+def locate(name: str, flag: str) -> Path:
     """Return the folder of a whole model; of a run, named by its folder or its experiment, the newest checkpoint's.
 
     Args:
-        named: What was typed.
+        name: What was typed.
         flag: The flag that it was typed for, which messages name.
     """
-    named = str(followed(Path(named))) if Path(named).name in POINTERS else named
-    run = pretrained.run_named(named)
-    folder = run or pretrained.locate(named, flag, (pretrained.CONFIG, adapters.ADAPTER_CONFIG))
+    name = str(followed(Path(name))) if Path(name).name in POINTERS else name
+    run = pretrained.run_named(name)
+    folder = run or pretrained.locate(name, flag, (pretrained.CONFIG, adapters.ADAPTER_CONFIG))
     if run is not None:
         folder = _native.model_directory(run).absolute()
     if adapters.has_adapters(folder):
         raise CommandError(
-            f"{flag} {named}: {'its newest checkpoint' if run else 'the folder'} holds LoRA adapters, not a model: "
-            f"`--lora-init-from {quoted(Path(named))}` trains them on, and `orchestrate export --checkpoint "
+            f"{flag} {name}: {'its newest checkpoint' if run else 'the folder'} holds LoRA adapters, not a model: "
+            f"`--lora-init-from {quoted(Path(name))}` trains them on, and `orchestrate export --checkpoint "
             f"{quoted(folder.absolute())} --merge --format hf` makes a model of them"
         )
     if not (folder / pretrained.CONFIG).exists():
         raise CommandError(
-            f"{flag} {named}: {shown(folder / pretrained.CONFIG)}: there is no such file; name the folder of a Llama, "
+            f"{flag} {name}: {shown(folder / pretrained.CONFIG)}: there is no such file; name the folder of a Llama, "
             "Mistral, Qwen2 or Qwen3 model in Hugging Face's format"
         )
     if run is not None:
-        note(f"{flag} {named} is a run: training starts from its newest checkpoint, {shown(folder)}.")
+        note(f"{flag} {name} is a run: training starts from its newest checkpoint, {shown(folder)}.")
     return folder

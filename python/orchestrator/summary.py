@@ -164,12 +164,12 @@ def doubts(steps: list[dict[str, Any]], config: dict[str, Any]) -> list[str]:
         ]
     if last < FEW_STEPS:
         return [f"little: {counted(last, 'step')} hardly change a model. {more_steps}"]
-    compared = min(COMPARED_STEPS, len(steps) // 2)
-    if compared:
-        first, final = (fmean(row["loss"] for row in rows) for rows in (steps[:compared], steps[-compared:]))
+    step_count = min(COMPARED_STEPS, len(steps) // 2)
+    if step_count:
+        first, final = (fmean(row["loss"] for row in rows) for rows in (steps[:step_count], steps[-step_count:]))
         if final >= first:
             return [
-                f"nothing that the training loss shows: {first:.3f} in the first {counted(compared, 'logged step')}, "
+                f"nothing that the training loss shows: {first:.3f} in the first {counted(step_count, 'logged step')}, "
                 f"{final:.3f} in the last. {more_steps}, or another --learning-rate"
             ]
     return []

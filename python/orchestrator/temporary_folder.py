@@ -17,10 +17,10 @@ from orchestrator import signals
 def staging_of(target: Path) -> Path:
     """Return the path at which this process writes what becomes `target`; removes what killed processes left there."""
     prefix = f".{target.name}.tmp-"
-    for left in target.parent.glob(f"{glob.escape(prefix)}*"):
-        owner = left.name.removeprefix(prefix)
+    for leftover in target.parent.glob(f"{glob.escape(prefix)}*"):
+        owner = leftover.name.removeprefix(prefix)
         if owner.isdecimal() and not _is_running(int(owner)):
-            shutil.rmtree(left) if left.is_dir() and not left.is_symlink() else left.unlink()
+            shutil.rmtree(leftover) if leftover.is_dir() and not leftover.is_symlink() else leftover.unlink()
     return target.with_name(f"{prefix}{os.getpid()}")
 
 
@@ -53,7 +53,7 @@ def removed(folder: Path) -> Iterator[Path]:
 def until_exit(name: str) -> Path:
     """Make a folder in the system's place for temporary files that is removed when the program ends."""
     folder = Path(tempfile.gettempdir(), f"orchestrate-{name}-{os.getpid()}")
-    kept = ExitStack()
-    kept.enter_context(removed(folder))
-    atexit.register(kept.close)
+    stack = ExitStack()
+    stack.enter_context(removed(folder))
+    atexit.register(stack.close)
     return folder

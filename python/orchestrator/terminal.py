@@ -33,9 +33,9 @@ class _Unfailing(io.FileIO):
     def write(self, content: ReadableBuffer) -> int:
         try:
             # Another process with the same pipe may have made it non-blocking.
-            while (written := super().write(content)) is None:
+            while (count := super().write(content)) is None:
                 select.select([], [self], [])
-            return written
+            return count
         except OSError as error:
             self.failure = self.failure or error
             return memoryview(content).nbytes
@@ -88,10 +88,10 @@ def _open_if_closed(descriptor: int) -> None:
     try:
         os.fstat(descriptor)
     except OSError:
-        opened = os.open(os.devnull, os.O_RDWR)
-        if opened != descriptor:
-            os.dup2(opened, descriptor)
-            os.close(opened)
+        null_device = os.open(os.devnull, os.O_RDWR)
+        if null_device != descriptor:
+            os.dup2(null_device, descriptor)
+            os.close(null_device)
         os.set_inheritable(descriptor, True)
 
 

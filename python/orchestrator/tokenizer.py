@@ -115,21 +115,21 @@ class _Sample:
     long_words: LongWords
     documents: int = 0
     bytes: int = 0
-    kept: list[str] = field(default_factory=list)
+    first_texts: list[str] = field(default_factory=list)
     held_out: list[str] = field(default_factory=list)
     held_out_bytes: int = 0
 
     def take(self, texts: Iterable[str], request: Request, reading: Reading) -> Iterator[str]:
-        chosen = random.Random(request.seed)
+        generator = random.Random(request.seed)
         for number, text in enumerate(texts, start=1):
             if number % HELD_OUT_EVERY == 0 and self.held_out_bytes < LARGEST_HELD_OUT:
                 self.held_out.append(text)
                 self.held_out_bytes += len(text.encode())
                 continue
-            if request.seed is not None and chosen.random() < 0.5:
+            if request.seed is not None and generator.random() < 0.5:
                 continue
             if self.bytes < ENTROPY_SAMPLE:
-                self.kept.append(text)
+                self.first_texts.append(text)
             self.documents += 1
             self.bytes += len(text.encode())
             yield from self.long_words.parts(text)
@@ -154,11 +154,11 @@ def facts(folder: Path) -> Facts | None:
     return Facts(**manifest["facts"]) if manifest else None
 
 
-def documents_in_all(known: Facts, max_documents: int, seed: int | None) -> float | None:
+def documents_in_all(facts: Facts, max_documents: int, seed: int | None) -> float | None:
     """Return about how many documents the source has; None if the tokenizer was not trained on all of it."""
-    if known.documents >= max_documents or known.bytes >= LARGEST_SAMPLE:
+    if facts.documents >= max_documents or facts.bytes >= LARGEST_SAMPLE:
         return None
-    read = known.documents if seed is None else 2 * known.documents
+    read = facts.documents if seed is None else 2 * facts.documents
     return read * HELD_OUT_EVERY / (HELD_OUT_EVERY - 1)
 
 
@@ -185,9 +185,9 @@ def train(folder: Path, request: Request, texts: Iterable[str], reading: Reading
             f"{column!r} (--text-column)?",
             ExitCode.DATA_UNREADABLE,
         )
-    known = _measure(tokenizer, sample)
-    _write(folder, tokenizer, request, known)
-    return Ready(folder / "tokenizer.json", tokenizer.get_vocab_size(), known)
+    facts = _measure(tokenizer, sample)
+    _write(folder, tokenizer, request, facts)
+    return Ready(folder / "tokenizer.json", tokenizer.get_vocab_size(), facts)
 
 
 def read(path: Path) -> Ready:
@@ -201,7 +201,7 @@ def read(path: Path) -> Ready:
 
 def _measure(tokenizer: Tokenizer, sample: _Sample) -> Facts:
     counts = Counter[int]()
-    for encoding in tokenizer.encode_batch_fast(sample.kept):
+    for encoding in tokenizer.encode_batch_fast(sample.first_texts):
         counts.update(encoding.ids)
     total = counts.total()
     held_out_tokens = _tokens(tokenizer, sample.held_out)
@@ -210,7 +210,7 @@ def _measure(tokenizer: Tokenizer, sample: _Sample) -> Facts:
     return Facts(
         documents=sample.documents,
         bytes=sample.bytes,
-        tokens_per_document=total / len(sample.kept),
+        tokens_per_document=total / len(sample.first_texts),
         unigram_entropy=-sum(count / total * math.log(count / total) for count in counts.values()),
         held_out_bytes=sample.held_out_bytes,
         bytes_per_token=sample.held_out_bytes / held_out_tokens if held_out_tokens else None,
@@ -250,7 +250,7 @@ def _manifest(folder: Path) -> dict[str, Any] | None:
     return manifest if is_intact else None
 
 
-def _write(folder: Path, tokenizer: Tokenizer, request: Request, known: Facts) -> None:
+def _write(folder: Path, tokenizer: Tokenizer, request: Request, facts: Facts) -> None:
     """Write all files to a staging directory, then move them into `folder`, the manifest last.
 
     A folder without a manifest counts as incomplete.
@@ -259,7 +259,7 @@ def _write(folder: Path, tokenizer: Tokenizer, request: Request, known: Facts) -
         folder.parent.mkdir(parents=True, exist_ok=True)
         staging = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
         try:
-            _write_staged(staging, tokenizer, request, known)
+            _write_staged(staging, tokenizer, request, facts)
             folder.mkdir(exist_ok=True)
             (folder / MANIFEST).unlink(missing_ok=True)
             for path in sorted(staging.iterdir(), key=lambda path: path.name == MANIFEST):
@@ -268,7 +268,7 @@ def _write(folder: Path, tokenizer: Tokenizer, request: Request, known: Facts) -
             shutil.rmtree(staging, ignore_errors=True)
 
 
-def _write_staged(staging: Path, tokenizer: Tokenizer, request: Request, known: Facts) -> None:
+def _write_staged(staging: Path, tokenizer: Tokenizer, request: Request, facts: Facts) -> None:
     (staging / "tokenizer.json").write_text(tokenizer.to_str(pretty=True), encoding="utf-8")
     _save_model(tokenizer, staging)
     # What AutoTokenizer needs to know besides tokenizer.json.
@@ -283,7 +283,7 @@ def _write_staged(staging: Path, tokenizer: Tokenizer, request: Request, known: 
     manifest = {
         "request": asdict(request),
         "vocab_size": tokenizer.get_vocab_size(),
-        "facts": asdict(known),
+        "facts": asdict(facts),
         "sha256": hashlib.sha256((staging / "tokenizer.json").read_bytes()).hexdigest(),
     }
     _write_json(staging / MANIFEST, manifest)

@@ -30,11 +30,11 @@ def find(target: Path | None) -> Path | None:
         candidates = for_gpus if for_gpus and has_nvidia_driver() else for_gpus + built
         if candidates:
             return max(candidates, key=lambda path: path.stat().st_mtime)
-    beside = Path(__file__).parent / NAME
-    if os.access(beside, os.X_OK):
-        return beside
-    found = shutil.which(NAME)
-    return Path(found) if found else None
+    neighbour = Path(__file__).parent / NAME
+    if os.access(neighbour, os.X_OK):
+        return neighbour
+    program = shutil.which(NAME)
+    return Path(program) if program else None
 
 
 def version(program: Path) -> str:

@@ -109,17 +109,17 @@ def _with_loss(rows: list[Row], kind: str) -> list[Row]:
 
 def run_of(model: Path, checkpoint: Path | None, experiment: str | None) -> Path | None:
     """Return the folder of the run that made a checkpoint, if it is where a run keeps its checkpoints."""
-    named = Roots.from_environment().runs / experiment if experiment else checkpoint
-    candidates = [model.absolute().parent.parent, *([named] if named else [])]
+    source = Roots.from_environment().runs / experiment if experiment else checkpoint
+    candidates = [model.absolute().parent.parent, *([source] if source else [])]
     return next((folder for folder in candidates if (folder / "resolved_config.json").is_file()), None)
 
 
 def repository_of(folder: Path) -> tuple[str, str] | None:
     """Return the repository and commit that a folder in huggingface_hub's cache holds."""
-    named = [part for part in folder.parts[-3:-2] if part.startswith("models--")]
-    if not named or folder.parent.name != "snapshots":
+    cache_names = [part for part in folder.parts[-3:-2] if part.startswith("models--")]
+    if not cache_names or folder.parent.name != "snapshots":
         return None
-    return named[0].removeprefix("models--").replace("--", "/"), folder.name
+    return cache_names[0].removeprefix("models--").replace("--", "/"), folder.name
 
 
 def read_object(path: Path) -> Row:

@@ -21,6 +21,6 @@ def redacted(text: str) -> str:
     return URL.sub(_shown, text)
 
 
-def _shown(found: re.Match[str]) -> str:
-    url = found[0].rstrip(".,;:!?)]}")
-    return _native.redacted_url(url) + found[0][len(url) :]
+def _shown(match: re.Match[str]) -> str:
+    url = match[0].rstrip(".,;:!?)]}")
+    return _native.redacted_url(url) + match[0][len(url) :]

@@ -59,17 +59,17 @@ class Cuda:
         if code := self.code(name, *arguments):
             raise Failed(name, code)
 
-    def made(self, name: str, *arguments: Any) -> ctypes.c_void_p:
+    def new_handle(self, name: str, *arguments: Any) -> ctypes.c_void_p:
         """Call the driver; return the handle that it makes."""
         handle = ctypes.c_void_p()
         self.call(name, ctypes.byref(handle), *arguments)
         return handle
 
     def new_stream(self) -> ctypes.c_void_p:
-        return self.made("cuStreamCreate", 1)
+        return self.new_handle("cuStreamCreate", 1)
 
     def allocate(self, size: int) -> Address:
-        return self.made("cuMemAllocAsync", ctypes.c_size_t(size), self.stream).value or 0
+        return self.new_handle("cuMemAllocAsync", ctypes.c_size_t(size), self.stream).value or 0
 
     def free(self, address: Address) -> None:
         self.call("cuMemFreeAsync", ctypes.c_uint64(address), self.stream)
@@ -95,15 +95,15 @@ class Cuda:
         return self.code("cuStreamSynchronize", self.stream)
 
     def function(self, ptx: str, entry: str) -> ctypes.c_void_p:
-        module = self.made("cuModuleLoadData", ptx.encode())
-        return self.made("cuModuleGetFunction", module, entry.encode())
+        module = self.new_handle("cuModuleLoadData", ptx.encode())
+        return self.new_handle("cuModuleGetFunction", module, entry.encode())
 
     def launch(
         self, function: ctypes.c_void_p, grid: Sequence[int], threads: int, values: Sequence[Any], shared: int = 0
     ) -> int:
         """Launch a kernel; return the result code. Values are integers for addresses, or ctypes numbers."""
-        kept = [value if isinstance(value, ctypes._SimpleCData) else ctypes.c_uint64(value) for value in values]
-        pointers = (ctypes.c_void_p * len(kept))(*[ctypes.addressof(value) for value in kept])
+        c_values = [value if isinstance(value, ctypes._SimpleCData) else ctypes.c_uint64(value) for value in values]
+        pointers = (ctypes.c_void_p * len(c_values))(*[ctypes.addressof(value) for value in c_values])
         return self.code("cuLaunchKernel", function, *grid, threads, 1, 1, shared, self.stream, pointers, None)
 
     def recorded(self, body: Callable[[], None]) -> ctypes.c_void_p:
@@ -112,7 +112,7 @@ class Cuda:
         body()
         graph = ctypes.c_void_p()
         self.call("cuStreamEndCapture", self.stream, ctypes.byref(graph))
-        return self.made("cuGraphInstantiateWithFlags", graph, ctypes.c_uint64(0))
+        return self.new_handle("cuGraphInstantiateWithFlags", graph, ctypes.c_uint64(0))
 
     def counters(self) -> dict[str, int]:
         values = (ctypes.c_uint64 * len(COUNTERS)).in_dll(self.driver, "counters")

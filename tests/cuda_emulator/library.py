@@ -67,9 +67,9 @@ class Emulator:
     def environment(self) -> dict[str, str]:
         """Return the environment variables with which a program sees this GPU."""
         own = {f"CUDA_EMULATOR_{name.upper()}": str(value) for name, value in self.settings.items()}
-        found = os.pathsep.join(filter(None, [str(self.libraries), os.environ.get("LD_LIBRARY_PATH")]))
+        library_path = os.pathsep.join(filter(None, [str(self.libraries), os.environ.get("LD_LIBRARY_PATH")]))
         return {
-            "LD_LIBRARY_PATH": found,
+            "LD_LIBRARY_PATH": library_path,
             "CUDA_EMULATOR_PYTHON": self.python,
             "CUDA_EMULATOR_WORKER": str(FOLDER / "worker.py"),
             "CUDA_EMULATOR_KERNELS": str(KERNELS),

@@ -23,7 +23,7 @@ BUILD = (
 def test_what_needs_a_gpu_passes_on_the_emulated_one(emulator: Emulator, tests: str) -> None:
     folders = {"CARGO_BUILD_BUILD_DIR": str(TARGET), "CARGO_TARGET_DIR": str(TARGET / "cuda-emulated")}
     environment = {**os.environ, **folders, **emulator.environment()}
-    done = subprocess.run(
+    process = subprocess.run(
         ["bash", "-c", BUILD.format(tests)],
         cwd=REPOSITORY,
         env=environment,
@@ -31,6 +31,6 @@ def test_what_needs_a_gpu_passes_on_the_emulated_one(emulator: Emulator, tests: 
         text=True,
         check=False,
     )
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    assert " passed" in done.stdout
-    assert " 0 passed" not in done.stdout
+    assert process.returncode == 0, process.stdout[-3000:] + process.stderr[-3000:]
+    assert " passed" in process.stdout
+    assert " 0 passed" not in process.stdout

@@ -35,15 +35,15 @@ def trained(workspace: Workspace, *arguments: str) -> Finished:
 
 
 def test_it_names_no_library_of_cuda_as_needed() -> None:
-    listed = subprocess.run(["readelf", "-d", EMULATED_TRAINER], capture_output=True, text=True, check=True).stdout
-    needed = {line.split("[")[1].rstrip("]") for line in listed.splitlines() if "(NEEDED)" in line}
-    assert needed
-    assert needed <= USUAL
+    listing = subprocess.run(["readelf", "-d", EMULATED_TRAINER], capture_output=True, text=True, check=True).stdout
+    libraries = {line.split("[")[1].rstrip("]") for line in listing.splitlines() if "(NEEDED)" in line}
+    assert libraries
+    assert libraries <= USUAL
 
 
 def test_a_gpu_that_is_not_there_is_one_sentence(bare: Workspace) -> None:
-    refused = trained(bare, "--device", "cuda").refused(2, "cuda:0", "libcuda.so.1", "driver")
-    assert len(refused.err.splitlines()) == 1
+    process = trained(bare, "--device", "cuda").refused(2, "cuda:0", "libcuda.so.1", "driver")
+    assert len(process.err.splitlines()) == 1
     assert bare.checkpoints("bare") == []
 
 

@@ -80,7 +80,7 @@ def test_a_stream_sees_another_ones_work_only_after_its_event(emulator: Emulator
         cuda.call("cuMemsetD8Async", ctypes.c_uint64(target), 0, ctypes.c_size_t(4), cuda.stream)
         assert cuda.synchronize() == 0
         cuda.copy(target, source, 4, other)
-        event = cuda.made("cuEventCreate", 0)
+        event = cuda.new_handle("cuEventCreate", 0)
         cuda.call("cuEventRecord", event, other)
         if waits:
             cuda.call("cuStreamWaitEvent", cuda.stream, event, 0)
@@ -106,7 +106,7 @@ def test_an_early_copy_overtakes_what_does_not_hold_it_back(emulator: Emulator) 
 
 def test_events_tell_the_gpus_own_time(emulator: Emulator) -> None:
     def body(cuda: Cuda) -> float:
-        start, end = cuda.made("cuEventCreate", 0), cuda.made("cuEventCreate", 0)
+        start, end = cuda.new_handle("cuEventCreate", 0), cuda.new_handle("cuEventCreate", 0)
         milliseconds = ctypes.c_float()
         cuda.call("cuEventRecord", start, cuda.stream)
         address = cuda.allocate(25 * MIB)
@@ -155,7 +155,7 @@ def test_what_cannot_be_recorded_ends_the_recording(emulator: Emulator, kernels:
             "synchronize": lambda: cuda.call("cuStreamSynchronize", cuda.stream),
             "read": lambda: cuda.read(address, 4),
             "write": lambda: cuda.write(address, b"1234"),
-            "module": lambda: cuda.made("cuModuleLoadData", ptx.encode()),
+            "module": lambda: cuda.new_handle("cuModuleLoadData", ptx.encode()),
             "context": lambda: cuda.call("cuCtxSynchronize"),
         }
         cuda.call("cuStreamBeginCapture_v2", cuda.stream, 1)
@@ -212,7 +212,7 @@ def test_what_is_refused_is_explained_in_the_programs_buffer(emulator: Emulator)
 @pytest.mark.parametrize(("flags", "spins"), [(0, 1), (1, 0), (2, 1), (3, 0)])
 def test_a_wait_spins_unless_its_event_blocks(emulator: Emulator, flags: int, spins: int) -> None:
     def body(cuda: Cuda) -> int:
-        event = cuda.made("cuEventCreate", flags)
+        event = cuda.new_handle("cuEventCreate", flags)
         cuda.upload(b"1234")
         cuda.call("cuEventRecord", event, cuda.stream)
         cuda.call("cuEventSynchronize", event)

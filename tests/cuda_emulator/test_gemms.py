@@ -78,16 +78,16 @@ class Library:
         """Return the algorithms that the library proposes; an empty list when it has none."""
         preference = ctypes.c_void_p()
         self.blas.cublasLtMatmulPreferenceCreate(ctypes.byref(preference))
-        given: list[tuple[int, Any]] = [(1, ctypes.c_uint64(workspace)), (3, ctypes.c_uint32(schemes))]
-        given += [(attribute, ctypes.c_uint32(alignment)) for attribute in (5, 6, 7, 8)]
-        for attribute, value in given:
+        attributes: list[tuple[int, Any]] = [(1, ctypes.c_uint64(workspace)), (3, ctypes.c_uint32(schemes))]
+        attributes += [(attribute, ctypes.c_uint32(alignment)) for attribute in (5, 6, 7, 8)]
+        for attribute, value in attributes:
             size = ctypes.c_size_t(ctypes.sizeof(value))
             assert self.blas.cublasLtMatmulPreferenceSetAttribute(preference, attribute, ctypes.byref(value), size) == 0
-        found, results = ctypes.c_int(), ctypes.create_string_buffer(16 * PROPOSAL_BYTES)
+        count, results = ctypes.c_int(), ctypes.create_string_buffer(16 * PROPOSAL_BYTES)
         self.blas.cublasLtMatmulAlgoGetHeuristic(
-            self.handle, description, *layouts, preference, 16, results, ctypes.byref(found)
+            self.handle, description, *layouts, preference, 16, results, ctypes.byref(count)
         )
-        return [results.raw[at * PROPOSAL_BYTES :][:ALGORITHM_BYTES] for at in range(found.value)]
+        return [results.raw[at * PROPOSAL_BYTES :][:ALGORITHM_BYTES] for at in range(count.value)]
 
     def multiply(
         self,
@@ -252,7 +252,7 @@ def test_the_fastest_algorithm_depends_on_the_day(emulator: Emulator) -> None:
         a, c, workspace = cuda.allocate(1 << 15), cuda.allocate(1 << 15), cuda.allocate(1 << 20)
         times = []
         for algorithm in library.proposals(description, layouts):
-            start, end = cuda.made("cuEventCreate", 0), cuda.made("cuEventCreate", 0)
+            start, end = cuda.new_handle("cuEventCreate", 0), cuda.new_handle("cuEventCreate", 0)
             cuda.call("cuEventRecord", start, cuda.stream)
             library.multiply(description, layouts, [a, a, c], algorithm, 0.0, workspace, 1 << 20)
             cuda.call("cuEventRecord", end, cuda.stream)

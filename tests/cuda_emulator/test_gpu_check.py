@@ -13,9 +13,9 @@ OPERATIONS = (*SMALL, "--only", "operations")
 MEMORY = (*SMALL, "--only", "memory")
 
 
-def reports(finished: Finished) -> dict[str, dict[str, Any]]:
+def reports(process: Finished) -> dict[str, dict[str, Any]]:
     """Return the report that each part printed, in the order of the lines."""
-    return {report["part"]: report for report in map(json.loads, finished.out.splitlines())}
+    return {report["part"]: report for report in map(json.loads, process.out.splitlines())}
 
 
 def failures(report: dict[str, Any]) -> dict[str, str]:
@@ -23,35 +23,35 @@ def failures(report: dict[str, Any]) -> dict[str, str]:
 
 
 def test_a_correct_gpu_passes_every_check(runs: Runs) -> None:
-    finished = runs.program("gpu-check", "--size", "small", "--json")
-    finished.succeeded()
-    found = reports(finished)
-    assert list(found) == ["training", "gradients", "operations", "memory"]
-    assert all(report["passed"] and "cuda:0" in report["device"] for report in found.values())
-    checks = {row["check"] for report in found.values() for row in report["rows"]}
+    process = runs.program("gpu-check", "--size", "small", "--json")
+    process.succeeded()
+    checked_parts = reports(process)
+    assert list(checked_parts) == ["training", "gradients", "operations", "memory"]
+    assert all(report["passed"] and "cuda:0" in report["device"] for report in checked_parts.values())
+    checks = {row["check"] for report in checked_parts.values() for row in report["rows"]}
     assert {"memory: planned and used", "attention::backward bf16", "model bf16: qkv", "training bf16, twice"} <= checks
-    assert "swiglu::forward bf16" in finished.err, "rows come as they are made"
+    assert "swiglu::forward bf16" in process.err, "rows come as they are made"
 
 
 def test_a_failed_launch_leaves_what_was_checked_before(runs: Runs) -> None:
     """The failure is like an illegal address on a GPU: every later call fails."""
-    lost = runs.having(fault="swiglu_backward.bf16")
-    finished = lost.program(*SMALL, "--json", "--only", "operations", "--only", "training", "--only", "memory")
-    assert finished.code == 1
-    found = reports(finished)
-    assert found["training"]["passed"]
-    assert list(failures(found["operations"])) == ["swiglu::backward bf16", "operations: runs to its end"]
-    assert len(found["operations"]["rows"]) > 10, "the rows of before are there"
-    assert list(failures(found["memory"])) == ["memory: runs to its end"]
+    faulty_gpu = runs.having(fault="swiglu_backward.bf16")
+    process = faulty_gpu.program(*SMALL, "--json", "--only", "operations", "--only", "training", "--only", "memory")
+    assert process.code == 1
+    checked_parts = reports(process)
+    assert checked_parts["training"]["passed"]
+    assert list(failures(checked_parts["operations"])) == ["swiglu::backward bf16", "operations: runs to its end"]
+    assert len(checked_parts["operations"]["rows"]) > 10, "the rows of before are there"
+    assert list(failures(checked_parts["memory"])) == ["memory: runs to its end"]
 
 
 def test_a_plan_that_does_not_fit_is_a_failed_row(runs: Runs) -> None:
     small = runs.having(memory=512 << 20)
-    finished = small.program(*SMALL, "--json", "--only", "memory", "--only", "training")
-    assert finished.code == 1
-    found = reports(finished)
-    assert found["training"]["passed"]
-    assert "does not fit" in failures(found["memory"])["memory: the plan fits"]
+    process = small.program(*SMALL, "--json", "--only", "memory", "--only", "training")
+    assert process.code == 1
+    checked_parts = reports(process)
+    assert checked_parts["training"]["passed"]
+    assert "does not fit" in failures(checked_parts["memory"])["memory: the plan fits"]
 
 
 def test_memory_passes_while_others_take_some(runs: Runs) -> None:
@@ -68,9 +68,9 @@ def test_nothing_is_timed_on_zeros(runs: Runs) -> None:
 
 
 def test_a_broken_kernel_fails_its_operation_alone(runs: Runs) -> None:
-    finished = runs.having(**{"break": "swiglu_backward.bf16"}).program(*OPERATIONS)
-    assert finished.code == 1
-    *rows, verdict = finished.out.splitlines()
+    process = runs.having(**{"break": "swiglu_backward.bf16"}).program(*OPERATIONS)
+    assert process.code == 1
+    *rows, verdict = process.out.splitlines()
     failed = [row for row in rows if "FAILED" in row]
     assert len(failed) == 1, failed
     assert failed[0].startswith("swiglu::backward bf16")
@@ -78,8 +78,8 @@ def test_a_broken_kernel_fails_its_operation_alone(runs: Runs) -> None:
 
 
 def test_bench_measures_parts_and_memory(runs: Runs) -> None:
-    finished = bench(runs, "--device", "cuda").succeeded()
-    report = json.loads(finished.out)
+    process = bench(runs, "--device", "cuda").succeeded()
+    report = json.loads(process.out)
     assert report["mfu"] > 0
     assert report["mfu_measured"] > 0
     assert abs(report["memory_used_bytes"] / report["memory_bytes"] - 1) < 0.03
@@ -102,9 +102,9 @@ def bench(runs: Runs, *options: str) -> Finished:
 
 
 def test_bench_says_why_it_does_not_use_a_gpu(runs: Runs) -> None:
-    finished = bench(runs.having(gpu="Tesla T4", capability="7.5")).succeeded()
-    assert json.loads(finished.out)["device"] == "cpu"
-    assert "on the CPU: Tesla T4 has compute capability 7.5" in finished.err
+    process = bench(runs.having(gpu="Tesla T4", capability="7.5")).succeeded()
+    assert json.loads(process.out)["device"] == "cpu"
+    assert "on the CPU: Tesla T4 has compute capability 7.5" in process.err
 
 
 def test_a_slice_of_a_gpu_has_no_mfu(runs: Runs) -> None:

@@ -48,8 +48,8 @@ def test_a_toolkits_stub_is_not_taken_for_the_driver(runs: Runs, tmp_path: Path,
     shutil.copy(libraries / "libcuda.so.1" if kind == "by its folder" else libraries / "stubs" / "libcuda.so", stub)
     runs.write("run", TINY)
     environment = {"LD_LIBRARY_PATH": f"{folder}:{libraries}"}
-    refused = runs.train("run", environment=environment).refused(2, "stub", str(stub), "LD_LIBRARY_PATH")
-    assert len(refused.err.strip().splitlines()) == 1
+    process = runs.train("run", environment=environment).refused(2, "stub", str(stub), "LD_LIBRARY_PATH")
+    assert len(process.err.strip().splitlines()) == 1
     runs.train("run", device="auto", environment=environment).succeeded()
 
 
@@ -64,13 +64,13 @@ def test_a_stub_in_a_toolkits_folder_is_passed_over(driver: Runs, emulator: Emul
     driver.train("run", environment=toolkits).succeeded()
 
 
-@pytest.mark.parametrize(("version", "taken"), [(12080, "cuBLASLt 120804"), (13000, "cuBLASLt 130100")])
+@pytest.mark.parametrize(("version", "expected"), [(12080, "cuBLASLt 120804"), (13000, "cuBLASLt 130100")])
 def test_the_wheels_that_the_driver_starts_are_taken(
-    driver: Runs, emulator: Emulator, version: int, taken: str
+    driver: Runs, emulator: Emulator, version: int, expected: str
 ) -> None:
-    both = {"VIRTUAL_ENV": str(wheels(driver, emulator, 12, 13))}
-    driver.having(driver=version).train("run", environment=both).succeeded()
-    assert taken in software(driver)
+    both_wheels = {"VIRTUAL_ENV": str(wheels(driver, emulator, 12, 13))}
+    driver.having(driver=version).train("run", environment=both_wheels).succeeded()
+    assert expected in software(driver)
 
 
 def test_wheels_above_the_driver_alone_are_refused(driver: Runs, emulator: Emulator) -> None:
@@ -85,8 +85,8 @@ def test_a_library_that_does_not_load_is_named_with_the_way_out(driver: Runs, em
     environment = wheels(driver, emulator, 13)
     broken = environment / "lib/python3.12/site-packages/nvidia/cu13/lib/libcurand.so.10"
     broken.write_bytes(b"no library")
-    told = (str(broken), "cannot be used", install_command("cuda").partition(" -m ")[2])
-    driver.train("run", environment={"VIRTUAL_ENV": str(environment)}).refused(2, *told)
+    phrases = (str(broken), "cannot be used", install_command("cuda").partition(" -m ")[2])
+    driver.train("run", environment={"VIRTUAL_ENV": str(environment)}).refused(2, *phrases)
 
 
 def test_wheels_of_the_user_are_found_without_python(driver: Runs, emulator: Emulator) -> None:
@@ -101,5 +101,5 @@ def test_a_cublas_that_does_not_know_blackwell_is_refused(runs: Runs, capability
     old = runs.having(gpu="NVIDIA B200", capability=capability, cublas=120602)
     why = f"NVIDIA B200 has compute capability {capability}, which cuBLAS 12.6 does not know"
     old.train("run").refused(2, why, "pip install")
-    done = old.train("run", device="auto").succeeded()
-    assert f"on the CPU: {why}" in done.out + done.err
+    process = old.train("run", device="auto").succeeded()
+    assert f"on the CPU: {why}" in process.out + process.err

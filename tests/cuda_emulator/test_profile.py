@@ -36,13 +36,13 @@ def inside(event: dict[str, Any], events: list[dict[str, Any]]) -> list[str]:
 
 
 def test_every_operation_is_on_the_streams_track(trace: dict[str, Any]) -> None:
-    launched, computed = complete(trace, TRAINER), complete(trace, GPU)
-    operations = [event for event in computed if event["cat"] == "operation"]
-    assert [e["name"] for e in launched if e["cat"] == "operation"] == [e["name"] for e in operations]
+    launches, gpu_events = complete(trace, TRAINER), complete(trace, GPU)
+    operations = [event for event in gpu_events if event["cat"] == "operation"]
+    assert [e["name"] for e in launches if e["cat"] == "operation"] == [e["name"] for e in operations]
     # A stream computes one operation after the other.
     for one, other in itertools.pairwise(operations):
         assert one["ts"] + one["dur"] <= other["ts"], (one, other)
-    matmuls = [inside(event, computed) for event in operations if event["name"] == "linear::backward_weight"]
+    matmuls = [inside(event, gpu_events) for event in operations if event["name"] == "linear::backward_weight"]
     assert ["micro_batch", "backward", "layer 1", "mlp backward", "down"] in matmuls
     assert ["micro_batch", "backward", "layer 0", "attention backward", "qkv"] in matmuls
     assert "one by one" in trace["otherData"]["operations"]
@@ -57,7 +57,7 @@ def test_profiled_steps_change_no_bit(runs: Runs, trace: dict[str, Any]) -> None
 
 def test_the_summary_has_the_nominal_roofline(runs: Runs) -> None:
     runs.write("muon", replace(TINY, algorithm="muon"))
-    shown = runs.train("muon", "--profile=3-3").succeeded().out
-    assert "profile of step 3 on cuda:0 (NVIDIA GeForce RTX 5090)" in shown
-    assert "roofline: 209.5 TFLOP/s and 1.79 TB/s, the GPU's nominal rates" in shown
-    assert "launched one by one" in shown
+    output = runs.train("muon", "--profile=3-3").succeeded().out
+    assert "profile of step 3 on cuda:0 (NVIDIA GeForce RTX 5090)" in output
+    assert "roofline: 209.5 TFLOP/s and 1.79 TB/s, the GPU's nominal rates" in output
+    assert "launched one by one" in output

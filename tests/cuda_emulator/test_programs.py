@@ -46,8 +46,8 @@ def test_without_a_gpu_auto_takes_the_cpu_and_cuda_is_refused(runs: Runs) -> Non
 def test_with_a_gpu_auto_takes_it(runs: Runs) -> None:
     runs.write("run", TINY)
     with_report = runs.having(report=runs.workspace.root / "report.json")
-    done = with_report.train("run", device="auto").succeeded()
-    assert "cuda:0" in done.out
+    process = with_report.train("run", device="auto").succeeded()
+    assert "cuda:0" in process.out
     report = with_report.emulator.report()
     assert report["launches"] > 0
     assert report["contexts"] == 1, "opening one takes a good part of a second"
@@ -62,8 +62,8 @@ def test_too_old_gpus_are_refused_with_a_reason(runs: Runs) -> None:
     runs.write("run", TINY)
     old = runs.having(gpu="Tesla T4", capability="7.5")
     old.train("run").refused(2, "Tesla T4 has compute capability 7.5")
-    done = old.train("run", device="auto").succeeded()
-    assert "on the CPU: Tesla T4 has compute capability 7.5" in done.out + done.err
+    process = old.train("run", device="auto").succeeded()
+    assert "on the CPU: Tesla T4 has compute capability 7.5" in process.out + process.err
 
 
 def test_too_small_gpus_are_refused_before_allocation(runs: Runs) -> None:
@@ -95,8 +95,8 @@ def test_every_family_of_gpus_trains_alike(runs: Runs, gpu: str, capability: str
 def test_a_refused_kernel_shows_the_compilers_message(runs: Runs) -> None:
     runs.write("run", TINY)
     words = "line 9; fatal : Parsing error near 'refused'; ptxas fatal : Ptx assembly aborted"
-    refused = runs.having(jit="refuses").train("run").refused(1, "cuModuleLoadDataEx of `", "INVALID_PTX", words)
-    assert len(refused.err.strip().splitlines()) == 1
+    process = runs.having(jit="refuses").train("run").refused(1, "cuModuleLoadDataEx of `", "INVALID_PTX", words)
+    assert len(process.err.strip().splitlines()) == 1
 
 
 def test_a_missing_ptx_compiler_is_named(runs: Runs) -> None:
@@ -104,7 +104,7 @@ def test_a_missing_ptx_compiler_is_named(runs: Runs) -> None:
     runs.having(jit="missing").train("run").refused(2, "cuda:0", "libnvidia-ptxjitcompiler.so.1", "install")
 
 
-def test_generating_and_evaluating_on_the_gpu(runs: Runs) -> None:
+def test_generate_and_evaluate_run_on_the_gpu(runs: Runs) -> None:
     checkpoint = runs.checkpoint(runs.trained("run", Tiny(steps=2, checkpoint_every=2, precision="fp32")), 2)
     flags = "--prompt=hello --max-tokens=6 --temperature=0 --json".split()
     words = ["generate", "--checkpoint", str(checkpoint), *flags]
@@ -112,8 +112,8 @@ def test_generating_and_evaluating_on_the_gpu(runs: Runs) -> None:
     assert texts[0]["completion"] == texts[1]["completion"]
     assert texts[0]["tokens"] == texts[1]["tokens"]
     words = ["evaluate", "--checkpoint", str(checkpoint), "--input", str(runs.text), "--max-sequences", "2", "--json"]
-    found = [json.loads(runs.program(*words, "--device", device).succeeded().out) for device in ("cpu", "cuda")]
-    assert found[1]["loss"] == pytest.approx(found[0]["loss"], rel=1e-5)
+    reports = [json.loads(runs.program(*words, "--device", device).succeeded().out) for device in ("cpu", "cuda")]
+    assert reports[1]["loss"] == pytest.approx(reports[0]["loss"], rel=1e-5)
 
 
 def test_a_limit_on_the_gpus_memory_is_kept_to(runs: Runs) -> None:
@@ -147,8 +147,12 @@ def test_a_step_waits_once_and_allocates_nothing(runs: Runs, lora: dict[str, Any
 def test_the_plan_is_what_the_gpu_then_holds(runs: Runs, lora: dict[str, Any] | None) -> None:
     base = runs.checkpoint(runs.trained("base", TINY, "cpu"), 2) if lora else None
     counting = runs.having(report=runs.workspace.root / "report.json")
-    planned = counting.metrics(counting.trained("run", replace(TINY, init_from=base, lora=lora)))[-1]["memory_bytes"]
+    planned_bytes = counting.metrics(counting.trained("run", replace(TINY, init_from=base, lora=lora)))[-1][
+        "memory_bytes"
+    ]
     # Beside the plan: a piece of 4 MiB in which weights are made before the first step, one more for those of adapters,
     # and the ends of allocations.
     pieces = 2 if lora else 1
-    assert planned <= counting.emulator.report()["allocated_high"] <= planned + pieces * (4 << 20) + (64 << 10)
+    assert (
+        planned_bytes <= counting.emulator.report()["allocated_high"] <= planned_bytes + pieces * (4 << 20) + (64 << 10)
+    )

@@ -53,10 +53,10 @@ def train(runs: Runs, package: Path, name: str, *words: str, **variables: str) -
 
 def state(runs: Runs, name: str, step: int) -> dict[str, np.ndarray]:
     """Return weights and the optimizer's state, whatever files they are in."""
-    found: dict[str, np.ndarray] = {}
+    tensors: dict[str, np.ndarray] = {}
     for file in sorted(runs.checkpoint(name, step).glob("*.safetensors")):
-        found |= {key: value.float().numpy() for key, value in load_file(file).items()}
-    return found
+        tensors |= {key: value.float().numpy() for key, value in load_file(file).items()}
+    return tensors
 
 
 def assert_near(one: dict[str, np.ndarray], other: dict[str, np.ndarray], bound: float) -> None:
@@ -70,8 +70,8 @@ def test_two_gpus_train_as_one_does(two_gpus: Runs, package: Path, algorithm: st
     tiny = replace(TINY, algorithm=algorithm)
     two_gpus.trained("one", tiny)
     two_gpus.write("two", tiny)
-    done = train(two_gpus, package, "two").succeeded()
-    assert "in 2 ranks" in done.out, done.out
+    process = train(two_gpus, package, "two").succeeded()
+    assert "in 2 ranks" in process.out, process.out
     assert two_gpus.steps("two") == [pytest.approx(row, rel=1e-6) for row in two_gpus.steps("one")]
     assert_near(state(two_gpus, "two", 4), state(two_gpus, "one", 4), 1e-6)
     parts = sorted(file.name for file in two_gpus.checkpoint("two", 4).glob("optimizer*"))
@@ -128,10 +128,10 @@ def test_what_gpus_lack_is_refused_in_a_sentence(two_gpus: Runs, package: Path) 
     two_gpus.write("run", TINY)
     config = two_gpus.workspace.run_folder("run") / "training.json"
     command = (sys.executable, "-m", "orchestrator.distributed.launcher", "2", f"--config={config}", "--device=cuda")
-    for runs, said in (
+    for runs, message in (
         (two_gpus, "GPUs, and this rank trains on cuda:"),
         (two_gpus.having(gpus=1), "2 ranks on this machine need a GPU each, and this process sees cuda:0 ("),
     ):
-        refused = runs._with({"PYTHONPATH": str(package)}).command(*command).refused(2, said)
-        assert refused.err.count("orchestrate: ") == 1, refused.err
+        process = runs._with({"PYTHONPATH": str(package)}).command(*command).refused(2, message)
+        assert process.err.count("orchestrate: ") == 1, process.err
     assert not (config.parent / "metrics.jsonl").exists()

@@ -187,14 +187,14 @@ def test_a_run_records_what_its_gpu_does(runs: Runs, tmp_path: Path) -> None:
         process.communicate(timeout=120)
         return [{key: row[key] for key in row if key.startswith("gpu_")} for row in runs.metrics(name, "utilization")]
 
-    known = {
+    known_values = {
         "gpu_utilization": 0.97, "gpu_memory_bytes": 30_000_000_000, "gpu_memory_total_bytes": 34_190_917_632,
         "gpu_power_watts": 412.5, "gpu_power_limit_watts": 575.0, "gpu_temperature_celsius": 71, "gpu_clock_mhz": 2400,
         "gpu_throttle": "thermal",
     }  # fmt: skip
-    assert gpu_rows("known", f"{own},{state}", path)[0] == known
-    told = "the GPU is throttled (thermal) at 71 °C, its clock is 2400 MHz: improve its cooling"
-    assert told in runs.metrics("known", "advice")[0]["text"]
+    assert gpu_rows("known", f"{own},{state}", path)[0] == known_values
+    advice = "the GPU is throttled (thermal) at 71 °C, its clock is 2400 MHz: improve its cooling"
+    assert advice in runs.metrics("known", "advice")[0]["text"]
     assert gpu_rows("another", f"uuid=GPU-1,{state}", path)[0] == {}
     assert gpu_rows("unloaded", f"{own},{state},unloaded=1", path)[0] == {}
 
@@ -222,13 +222,15 @@ def test_variants_of_kernels_are_timed_and_kept(runs: Runs) -> None:
 
     def variants(name: str, step: int) -> dict[str, str]:
         choices = runs.trainer_state(name, step)["products"]["choices"]
-        kept = {shape.split()[0]: text.split()[0] for shape, text in choices.items() if shape.startswith("attention")}
-        return {kernel.removesuffix(".bf16.e64"): variant for kernel, variant in kept.items()}
+        chosen_variants = {
+            shape.split()[0]: text.split()[0] for shape, text in choices.items() if shape.startswith("attention")
+        }
+        return {kernel.removesuffix(".bf16.e64"): variant for kernel, variant in chosen_variants.items()}
 
-    for name, chosen, options in (("timed", "m64l128w8s2", ()), ("declared", "declared", deterministic)):
+    for name, expected, options in (("timed", "m64l128w8s2", ()), ("declared", "declared", deterministic)):
         runs.write(name, tiny)
         hopper.train(name, *positions, *options, "--max-steps", "1").succeeded()
-        assert variants(name, 1) == {"attention_forward": "declared", "attention_backward_keys": chosen}
+        assert variants(name, 1) == {"attention_forward": "declared", "attention_backward_keys": expected}
     hopper.train("timed", *positions, *deterministic, "--resume").succeeded()
     assert variants("timed", 2)["attention_backward_keys"] == "m64l128w8s2", "the checkpoint's, not the declared one"
 
@@ -238,9 +240,9 @@ def test_resuming_on_another_gpu_is_reported(runs: Runs) -> None:
     runs.write("moved", tiny)
     runs.train("moved", "--max-steps", "2").succeeded()
     other = runs.having(gpu="NVIDIA H200", capability="9.0")
-    done = other.train("moved", "--resume").succeeded()
-    assert "NVIDIA GeForce RTX 5090" in done.out + done.err
-    assert "NVIDIA H200" in done.out + done.err
+    process = other.train("moved", "--resume").succeeded()
+    assert "NVIDIA GeForce RTX 5090" in process.out + process.err
+    assert "NVIDIA H200" in process.out + process.err
     assert [row[0] for row in runs.steps("moved")] == [1, 2, 3, 4]
 
 

@@ -72,21 +72,23 @@ class Kernel:
             raise Refused(f"compiled for {expected} a program, launched with {block} and {shared_bytes}")
         if len(values) != len(self.arguments) + SCRATCH_ARGUMENTS:
             raise Refused(f"{len(values)} arguments for {len(self.arguments)} and {SCRATCH_ARGUMENTS} scratch buffers")
-        named = {one["name"]: argument(one, value) for one, value in zip(self.arguments, values, strict=False)}
-        named |= self.constants
+        arguments_by_name = {
+            one["name"]: argument(one, value) for one, value in zip(self.arguments, values, strict=False)
+        }
+        arguments_by_name |= self.constants
         builder.set_grid_dim(*grid)
         programs = list(itertools.product(*map(range, grid)))
         for at in reversed(programs) if REVERSED else programs:
             builder.set_grid_idx(*at)
-            self.function(**named)
+            self.function(**arguments_by_name)
 
 
-def argument(declared: dict[str, Any], value: bytes) -> Any:
+def argument(declaration: dict[str, Any], value: bytes) -> Any:
     """Return an argument as the kernel's function takes it, checked against the kernel's declaration."""
-    kind = declared["type"]
+    kind = declaration["type"]
     number = struct.unpack("<Q", value)[0] if kind in POINTERS else struct.unpack(SCALARS[kind][0], value[:4])[0]
-    if declared["divisible_by_16"] and number % 16:
-        raise Refused(f"`{declared['name']}` is {number:#x}, which is no multiple of 16")
+    if declaration["divisible_by_16"] and number % 16:
+        raise Refused(f"`{declaration['name']}` is {number:#x}, which is no multiple of 16")
     if kind in POINTERS:
         pointer = tl.pointer_type(POINTERS[kind])
         return tl.tensor(interpreter.TensorHandle(np.array([number], np.uint64), pointer), pointer)
@@ -105,20 +107,20 @@ class Manifest:
 
     def kernel(self, entry: str, text: bytes) -> Kernel:
         """Return the kernel that a PTX was compiled from."""
-        found = self.by_text.get((hashlib.sha256(text).digest(), entry))
-        if found is None:
+        record = self.by_text.get((hashlib.sha256(text).digest(), entry))
+        if record is None:
             raise Refused(f"no PTX in {KERNELS}/ptx with the entry {entry} has the bytes that were loaded")
-        source = importlib.import_module(Path(found["source"]).stem)
-        function = getattr(source, found["function"]).rewrite()
-        constants = {name: tl.constexpr(value) for name, value in found["constants"].items()}
-        threads = 32 * found["num_warps"]
-        return Kernel(found["name"], function, found["arguments"], constants, threads, found["shared_bytes"])
+        source = importlib.import_module(Path(record["source"]).stem)
+        function = getattr(source, record["function"]).rewrite()
+        constants = {name: tl.constexpr(value) for name, value in record["constants"].items()}
+        threads = 32 * record["num_warps"]
+        return Kernel(record["name"], function, record["arguments"], constants, threads, record["shared_bytes"])
 
 
 def patch_interpreter() -> None:
     """Do once what the interpreter does before every call, and fill undefined values with ones that show in results."""
     interpreter._patch_lang(SimpleNamespace(__globals__={"tl": tl, "core": tl.core}))
-    interpreter.InterpretedFunction.__call__ = lambda self, *given, **named: self.rewrite()(*given, **named)
+    interpreter.InterpretedFunction.__call__ = lambda self, *args, **kwargs: self.rewrite()(*args, **kwargs)
     # It computes every sum of integers twice, to say nothing when they differ.
     builder.options = interpreter.InterpreterOptions(sanitize_overflow=False)
     masked_load = interpreter.InterpreterBuilder.create_masked_load
@@ -182,10 +184,10 @@ def spoil_stores(kernel: Kernel) -> None:
             value = interpreter.TensorHandle((value.data * 1.125).astype(value.data.dtype), value.dtype)
         return masked_store(self, pointers, value, mask, *rest)
 
-    def wrong(**named: Any) -> None:
+    def wrong(**kwargs: Any) -> None:
         interpreter.InterpreterBuilder.create_masked_store = store_wrong
         try:
-            function(**named)
+            function(**kwargs)
         finally:
             interpreter.InterpreterBuilder.create_masked_store = masked_store
 
@@ -243,8 +245,8 @@ class Worker:
         result, text = 0, ""
         try:
             self.kernel(number).run(tuple(sizes[:3]), tuple(sizes[3:]), shared_bytes, values)
-        except Refused as refused:
-            result, text = LAUNCH_FAILED, str(refused)
+        except Refused as refusal:
+            result, text = LAUNCH_FAILED, str(refusal)
         except Exception:
             result, text = LAUNCH_FAILED, traceback.format_exc()
         answer = text.encode()

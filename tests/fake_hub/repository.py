@@ -38,8 +38,8 @@ class Repository:
         return self.folder.is_dir()
 
     def files(self) -> list[str]:
-        found = (path for path in self.folder.rglob("*") if path.is_file())
-        return sorted(path.relative_to(self.folder).as_posix() for path in found)
+        files = (path for path in self.folder.rglob("*") if path.is_file())
+        return sorted(path.relative_to(self.folder).as_posix() for path in files)
 
     def commit(self) -> str:
         """Return a 40-digit commit that changes when any file does."""

@@ -179,10 +179,10 @@ class _Handler(BaseHTTPRequestHandler):
             return self.serve_signed(match, query, path)
         if uploads.is_upload(path):
             return self.serve_upload(path, body)
-        sent = self.headers.get("Authorization")
-        if self.hub.token and sent and sent != f"Bearer {self.hub.token}":
+        authorization = self.headers.get("Authorization")
+        if self.hub.token and authorization and authorization != f"Bearer {self.hub.token}":
             return self.refuse(401, None, "Invalid credentials in Authorization header")
-        if self.hub.token and not sent:
+        if self.hub.token and not authorization:
             return self.refuse(401, "GatedRepo", "Access to this dataset is restricted")
         if match := API.match(path):
             return self.serve_api(match, query, body)
@@ -191,9 +191,11 @@ class _Handler(BaseHTTPRequestHandler):
         return self.refuse(404, "NotFound", f"no such page: {path}")
 
     def serve_upload(self, path: str, body: bytes) -> None:
-        sent = self.headers.get("Authorization") or ""
-        if not sent or (self.hub.token and sent != f"Bearer {self.hub.token}"):
-            message = "Invalid credentials in Authorization header" if sent else "Invalid username or password."
+        authorization = self.headers.get("Authorization") or ""
+        if not authorization or (self.hub.token and authorization != f"Bearer {self.hub.token}"):
+            message = (
+                "Invalid credentials in Authorization header" if authorization else "Invalid username or password."
+            )
             return self.send(uploads.refusal(401, message))
         return self.send(uploads.answer(self.hub.uploads, self.command, path, body, self.signed))
 
@@ -202,8 +204,8 @@ class _Handler(BaseHTTPRequestHandler):
             return self.answer(403, b"<Error><Code>AccessDenied</Code></Error>", [])
         return self.send(uploads.store(self.hub.uploads, path, body))
 
-    def send(self, found: uploads.Answer) -> None:
-        self.answer_json(found.body, found.status, found.headers)
+    def send(self, answer: uploads.Answer) -> None:
+        self.answer_json(answer.body, answer.status, answer.headers)
 
     def signed(self, path: str, host: str = "localhost") -> str:
         """Return the signed address of a path, which needs no token."""
@@ -214,17 +216,17 @@ class _Handler(BaseHTTPRequestHandler):
         repository = Repository(self.hub.root, kind, name)
         if not repository.exists():
             return self.refuse(404 if self.hub.token else 401, "RepoNotFound", "Repository not found")
-        found = self.hub.find(repository, revision or "main")
-        if found is None:
+        resolved = self.hub.find(repository, revision or "main")
+        if resolved is None:
             return self.refuse(404, "RevisionNotFound", f"Invalid rev id: {revision}")
-        commit, repository = found
+        commit, repository = resolved
         if what == "tree":
             return self.serve_tree(repository, (rest or "").strip("/"), query)
         if what == "paths-info":
             json_body = "json" in (self.headers.get("Content-Type") or "")
             paths = json.loads(body).get("paths", []) if json_body else parse_qs(body.decode()).get("paths", [])
-            known = [path for path in paths if path and (repository.folder / path).exists()]
-            return self.answer_json([repository.entry(path) for path in known])
+            existing_paths = [path for path in paths if path and (repository.folder / path).exists()]
+            return self.answer_json([repository.entry(path) for path in existing_paths])
         private = name in self.hub.uploads.private
         return self.answer_json(repository.describe(commit, gated=self.hub.token is not None, private=private))
 
@@ -243,24 +245,24 @@ class _Handler(BaseHTTPRequestHandler):
     def serve_resolve(self, match: re.Match[str]) -> None:
         kind, name, revision, file = match[1] or "models", match[2], match[3], match[4]
         repository = Repository(self.hub.root, kind, name)
-        found = self.hub.find(repository, revision) if repository.exists() else None
-        if found is None:
+        resolved = self.hub.find(repository, revision) if repository.exists() else None
+        if resolved is None:
             return self.refuse(404, "RevisionNotFound", "Invalid rev id")
-        commit, repository = found
+        commit, repository = resolved
         path = repository.folder / file
         if not path.is_file():
-            missing = [("X-Error-Code", "EntryNotFound"), ("X-Repo-Commit", commit)]
-            return self.answer_json({"error": "Entry not found"}, 404, missing)
+            error_headers = [("X-Error-Code", "EntryNotFound"), ("X-Repo-Commit", commit)]
+            return self.answer_json({"error": "Entry not found"}, 404, error_headers)
         if self.hub.gated:
             return self.refuse(403, "GatedRepo", "Access to this dataset is restricted: accept its conditions")
         headers = [("X-Repo-Commit", commit), ("Accept-Ranges", "bytes")]
         if not repository.is_large(file):
             return self.serve_file(path, headers)
         unresolved = self.injected is not None and self.injected.kind == "unresolved"
-        inside = path.relative_to(self.hub.root).as_posix()
-        location = self.signed(f"/cdn/{inside}", NOWHERE if unresolved else "localhost")
-        linked = [("X-Linked-Size", str(path.stat().st_size)), ("X-Linked-ETag", f'"{sha256(path)}"')]
-        return self.answer(302, b"Found", [*headers, *linked, ("Location", location)])
+        relative_path = path.relative_to(self.hub.root).as_posix()
+        location = self.signed(f"/cdn/{relative_path}", NOWHERE if unresolved else "localhost")
+        link_headers = [("X-Linked-Size", str(path.stat().st_size)), ("X-Linked-ETag", f'"{sha256(path)}"')]
+        return self.answer(302, b"Found", [*headers, *link_headers, ("Location", location)])
 
     def serve_signed(self, match: re.Match[str], query: dict[str, list[str]], path: str) -> None:
         expired = self.injected is not None and self.injected.kind == "expired"
@@ -272,10 +274,10 @@ class _Handler(BaseHTTPRequestHandler):
         size, kind = path.stat().st_size, self.injected.kind if self.injected else None
         headers = [*headers, ("ETag", f'"{sha256(path)}"')]
         first, last, status = 0, size - 1, 200
-        wanted = RANGE.match(self.headers.get("Range") or "")
-        if wanted and kind != "no_range":
-            first = int(wanted[1]) if wanted[1] else max(0, size - int(wanted[2]))
-            last = min(int(wanted[2]), size - 1) if wanted[1] and wanted[2] else size - 1
+        byte_range = RANGE.match(self.headers.get("Range") or "")
+        if byte_range and kind != "no_range":
+            first = int(byte_range[1]) if byte_range[1] else max(0, size - int(byte_range[2]))
+            last = min(int(byte_range[2]), size - 1) if byte_range[1] and byte_range[2] else size - 1
             if first > last:
                 return self.answer(416, b"", [("Content-Range", f"bytes */{size}")])
             shift = 7 if kind == "wrong_content_range" else 0

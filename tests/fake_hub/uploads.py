@@ -83,24 +83,24 @@ class Uploads:
         shutil.copytree(self.at_commit(name, self.refs[name]["branches"][branch]).folder, staging.folder)
         return staging
 
-    def record(self, made: Repository, branch: str) -> str:
+    def record(self, commit_content: Repository, branch: str) -> str:
         """Make a commit of a folder, the branch's newest, and return it."""
-        name = made.name
-        commit = made.commit()
-        kept = self.at_commit(name, commit)
-        if not kept.exists():
-            shutil.copytree(made.folder, kept.folder)
+        name = commit_content.name
+        commit = commit_content.commit()
+        stored = self.at_commit(name, commit)
+        if not stored.exists():
+            shutil.copytree(commit_content.folder, stored.folder)
         self.refs[name]["branches"][branch] = commit
         if branch == MAIN:
             shutil.rmtree(self.root / "models" / name, ignore_errors=True)
-            shutil.copytree(made.folder, self.root / "models" / name)
+            shutil.copytree(commit_content.folder, self.root / "models" / name)
         return commit
 
 
 def is_upload(path: str) -> bool:
     """Whether a request is answered here, if it carries a token."""
-    named = path in ("/api/whoami-v2", "/api/repos/create", "/api/validate-yaml")
-    return named or bool(LARGE_FILES.match(path)) or bool(REPOSITORY.match(path))
+    is_fixed_path = path in ("/api/whoami-v2", "/api/repos/create", "/api/validate-yaml")
+    return is_fixed_path or bool(LARGE_FILES.match(path)) or bool(REPOSITORY.match(path))
 
 
 def answer(uploads: Uploads, method: str, path: str, body: bytes, signed: Callable[[str], str]) -> Answer:
@@ -146,14 +146,14 @@ def _may_write(uploads: Uploads, owner: str) -> bool:
     return owner in (USER, TEAM) and not uploads.is_read_only
 
 
-def _create(uploads: Uploads, wanted: dict[str, Any]) -> Answer:
-    owner = wanted.get("organization") or USER
-    name = f"{owner}/{wanted['name']}"
+def _create(uploads: Uploads, request: dict[str, Any]) -> Answer:
+    owner = request.get("organization") or USER
+    name = f"{owner}/{request['name']}"
     if not _may_write(uploads, owner):
         return refusal(403, f'You don\'t have the rights to create a model under the namespace "{owner}"')
     if name in uploads.refs:
         return refusal(409, "You already created this model repo")
-    if wanted.get("private") or wanted.get("visibility") == "private":
+    if request.get("private") or request.get("visibility") == "private":
         uploads.private.add(name)
     uploads.refs[name] = {"branches": {}, "tags": {}}
     folder = uploads.root / "models" / name
@@ -166,23 +166,23 @@ def _create(uploads: Uploads, wanted: dict[str, Any]) -> Answer:
 
 def _list_refs(uploads: Uploads, name: str) -> Answer:
     kinds = {"branches": "heads", "tags": "tags"}
-    listed = {
+    refs = {
         kind: [
             {"name": ref, "ref": f"refs/{folder}/{ref}", "targetCommit": commit}
             for ref, commit in uploads.refs[name][kind].items()
         ]
         for kind, folder in kinds.items()
     }
-    return Answer({**listed, "converts": []})
+    return Answer({**refs, "converts": []})
 
 
 def _preupload(uploads: Uploads, name: str, revision: str, body: bytes) -> Answer:
-    found = uploads.find(Repository(uploads.root, "models", name), revision)
-    if found is None:
+    resolved = uploads.find(Repository(uploads.root, "models", name), revision)
+    if resolved is None:
         return refusal(404, f"Invalid rev id: {revision}", "RevisionNotFound")
     files = [
         {
-            "path": file["path"], "shouldIgnore": False, "oid": _content_id(found[1].folder / file["path"]),
+            "path": file["path"], "shouldIgnore": False, "oid": _content_id(resolved[1].folder / file["path"]),
             "uploadMode": "lfs" if Repository.is_large(file["path"]) else "regular",
         }
         for file in json.loads(body)["files"]
@@ -201,17 +201,17 @@ def _content_id(path: Path) -> str | None:
 
 
 def _large_files(
-    uploads: Uploads, name: str, what: str, wanted: dict[str, Any], signed: Callable[[str], str]
+    uploads: Uploads, name: str, what: str, request: dict[str, Any], signed: Callable[[str], str]
 ) -> Answer:
     def is_stored(file: dict[str, Any]) -> bool:
         path = uploads.stored(file["oid"])
         return path.is_file() and path.stat().st_size == file["size"]
 
     if what == "verify":
-        return Answer({}) if is_stored(wanted) else refusal(404, "the object is not stored")
+        return Answer({}) if is_stored(request) else refusal(404, "the object is not stored")
     verify = f"https://huggingface.co/{name}.git/info/lfs/objects/verify"
     objects = []
-    for file in wanted["objects"]:
+    for file in request["objects"]:
         upload = {"upload": {"href": signed(f"/lfs-store/{file['oid']}")}, "verify": {"href": verify}}
         objects.append({**file, **({} if is_stored(file) else {"actions": upload})})
     return Answer({"transfer": "basic", "objects": objects})
@@ -246,13 +246,13 @@ def _branch(uploads: Uploads, name: str, branch: str, _body: bytes) -> Answer:
 
 
 def _tag(uploads: Uploads, name: str, revision: str, body: bytes) -> Answer:
-    found = uploads.find(Repository(uploads.root, "models", name), revision)
-    if found is None:
+    resolved = uploads.find(Repository(uploads.root, "models", name), revision)
+    if resolved is None:
         return refusal(404, f"Invalid rev id: {revision}", "RevisionNotFound")
     tags, tag = uploads.refs[name]["tags"], json.loads(body)["tag"]
     if tag in tags:
         return refusal(409, "Tag reference exists already.")
-    tags[tag] = found[0]
+    tags[tag] = resolved[0]
     return Answer({})
 
 

@@ -166,8 +166,8 @@ def compare_smollm2(folder: Path, texts: list[str], questions: list[str], length
 def compare_wide(folder: Path, seed: int, sequences: int, length: int) -> dict[str, Comparison]:
     """Compare the errors on a wide random model, which is written below `folder`, over random tokens."""
     rounded, exact = in_both_precisions(wide_model(folder / f"random-{seed}", seed), folder / f"wide-{seed}")
-    drawn = torch.randint(WIDE["vocab_size"], (sequences, length), generator=torch.Generator().manual_seed(seed))
-    return compare(rounded, exact, drawn.tolist())
+    tokens = torch.randint(WIDE["vocab_size"], (sequences, length), generator=torch.Generator().manual_seed(seed))
+    return compare(rounded, exact, tokens.tolist())
 
 
 def main() -> None:

@@ -26,12 +26,12 @@ def main(start: str, batches: str, learning_rate: float) -> None:
     groups = [{"params": decays, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}]
     optimizer = torch.optim.AdamW(groups, lr=learning_rate, betas=(0.9, 0.95), eps=1e-8)
     losses = []
-    saved = np.load(batches)
-    for inputs, targets in zip(saved["inputs"], saved["targets"], strict=True):
+    arrays = np.load(batches)
+    for inputs, targets in zip(arrays["inputs"], arrays["targets"], strict=True):
         share = slice(rank * len(inputs) // ranks, (rank + 1) * len(inputs) // ranks)
         logits = model(input_ids=torch.from_numpy(inputs[share]).long()).logits
-        wanted = torch.from_numpy(targets[share]).long()
-        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), wanted.flatten())
+        labels = torch.from_numpy(targets[share]).long()
+        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten())
         optimizer.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)

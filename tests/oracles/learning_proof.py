@@ -65,8 +65,8 @@ def train_in_pytorch(start: Path, config: RunConfig, steps: int, precision: str)
     for step, (inputs, targets) in zip(range(steps), TokenStream(config), strict=False):
         with autocast:
             logits = model(input_ids=torch.from_numpy(inputs).long()).logits
-        wanted = torch.from_numpy(targets).long().flatten()
-        loss = F.cross_entropy(logits.float().flatten(0, 1), wanted, ignore_index=-100)
+        labels = torch.from_numpy(targets).long().flatten()
+        loss = F.cross_entropy(logits.float().flatten(0, 1), labels, ignore_index=-100)
         optimizer.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)

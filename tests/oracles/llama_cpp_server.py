@@ -29,8 +29,8 @@ class LlamaCpp:
         address, headers = self.server.listening_address + path, {"Content-Type": "application/json"}
         request = urllib.request.Request(address, json.dumps(body).encode(), headers)
         with urllib.request.urlopen(request, timeout=60) as answer:
-            found: dict[str, Any] = json.loads(answer.read())
-            return found
+            content: dict[str, Any] = json.loads(answer.read())
+            return content
 
     def tokenize(self, text: str, add_special: bool = False) -> list[int]:
         tokens: list[int] = self.post("/tokenize", content=text, add_special=add_special)["tokens"]

@@ -79,8 +79,8 @@ def loss_sum(
     model: LlamaForCausalLM, ids: torch.Tensor, targets: torch.Tensor, documents: torch.Tensor | None = None
 ) -> torch.Tensor:
     """Return the summed loss in nats; logits are widened to float32 at least."""
-    apart = {} if documents is None else kept_apart(documents, model.dtype)
-    logits = model(input_ids=ids, **apart).logits
+    attention_arguments = {} if documents is None else kept_apart(documents, model.dtype)
+    logits = model(input_ids=ids, **attention_arguments).logits
     logits = logits.float() if logits.dtype == torch.bfloat16 else logits
     return F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=-100, reduction="sum")
 
@@ -88,8 +88,8 @@ def loss_sum(
 def kept_apart(documents: torch.Tensor, dtype: torch.dtype) -> dict[str, torch.Tensor]:
     """Return a block mask for attention, [sequences, 1, queries, keys], and positions from each document's start."""
     positions = torch.arange(documents.shape[-1])
-    seen = (positions <= positions[:, None]) & (positions >= documents[..., None])
-    mask = torch.zeros(seen.shape, dtype=dtype).masked_fill(~seen, torch.finfo(dtype).min)
+    visible = (positions <= positions[:, None]) & (positions >= documents[..., None])
+    mask = torch.zeros(visible.shape, dtype=dtype).masked_fill(~visible, torch.finfo(dtype).min)
     return {"attention_mask": mask[:, None], "position_ids": positions - documents}
 
 
@@ -159,10 +159,10 @@ def fixture(name: str) -> dict[str, torch.Tensor]:
         out["documents"] = documents
     as_released, _ = gradients(model.double(), ids, targets, documents)
     model = exact(model)
-    loss, wanted = gradients(model, ids, targets, documents)
+    loss, expected_gradients = gradients(model, ids, targets, documents)
     torch.testing.assert_close(loss, as_released, rtol=1e-6, atol=0.0)
     out |= {"input_ids": ids, "targets": targets, "loss": loss.reshape(1)}
-    out |= {f"gradients.{name}": grad for name, grad in wanted.items()}
+    out |= {f"gradients.{name}": grad for name, grad in expected_gradients.items()}
 
     half = build(tied).bfloat16()
     half.load_state_dict(
@@ -170,7 +170,7 @@ def fixture(name: str) -> dict[str, torch.Tensor]:
     )
     rough_loss, rough = gradients(half, ids, targets, documents)
     out["bf16.loss_error"] = (rough_loss.double() - loss).abs().reshape(1)
-    for name, grad in wanted.items():
+    for name, grad in expected_gradients.items():
         out[f"bf16.error.{name}"] = ((rough[name].double() - grad).norm() / grad.norm()).reshape(1)
 
     if not packed:
@@ -180,8 +180,8 @@ def fixture(name: str) -> dict[str, torch.Tensor]:
 
 def training(model: LlamaForCausalLM) -> dict[str, torch.Tensor]:
     rates = learning_rates()
-    drawn = draw_batch(1, MICRO_BATCHES, SEQUENCES, POSITIONS, ignored=0.3)
-    batches = [tensor.expand(STEPS, -1, -1, -1) for tensor in drawn]  # one batch over and over: it is learnt
+    batch = draw_batch(1, MICRO_BATCHES, SEQUENCES, POSITIONS, ignored=0.3)
+    batches = [tensor.expand(STEPS, -1, -1, -1) for tensor in batch]  # one batch over and over: it is learnt
     losses, norms = train(model, *batches, rates)
     out = {"training.input_ids": batches[0], "training.targets": batches[1]}
     for name, values in (("learning_rates", rates), ("losses", losses), ("grad_norms", norms)):

@@ -66,8 +66,8 @@ def export(workspace: Workspace, *flags: str | Path) -> Finished:
 
 def logits(model: torch.nn.Module) -> np.ndarray:
     with torch.no_grad():
-        found: np.ndarray = model.float().eval()(torch.tensor([TOKENS])).logits[0].numpy()
-    return found
+        values: np.ndarray = model.float().eval()(torch.tensor([TOKENS])).logits[0].numpy()
+    return values
 
 
 def load(folder: Path, dtype: torch.dtype | str = torch.float32) -> Any:
@@ -92,12 +92,12 @@ def test_peft_and_transformers_compute_what_we_compute(workspace: Workspace, nam
     )
 
     export(workspace, "--experiment=tuned", "--format=hf", "--merge").succeeded()
-    merged = load(workspace.root / "tuned-hf", "auto")
-    assert merged.dtype == torch.float32
-    np.testing.assert_allclose(logits(merged), ours, atol=1e-4)
+    merged_model = load(workspace.root / "tuned-hf", "auto")
+    assert merged_model.dtype == torch.float32
+    np.testing.assert_allclose(logits(merged_model), ours, atol=1e-4)
     theirs = PeftModel.from_pretrained(load(base), folder).merge_and_unload()
-    assert merged.state_dict().keys() == theirs.state_dict().keys()
-    for key, value in merged.state_dict().items():
+    assert merged_model.state_dict().keys() == theirs.state_dict().keys()
+    for key, value in merged_model.state_dict().items():
         torch.testing.assert_close(value, theirs.state_dict()[key], rtol=0, atol=1e-6, msg=key)
     assert np.abs(logits(load(base)) - ours).max() > 1e-2, "the adapters do something"
 
@@ -108,20 +108,20 @@ def test_a_merged_weight_is_rounded_once(workspace: Workspace) -> None:
     export(workspace, "--experiment=tuned", "--format=hf", "--merge", "--max-shard-size=60KB").succeeded()
     folder = workspace.root / "tuned-hf"
     assert len(list(folder.glob("model-*.safetensors"))) > 1
-    merged, before = load(folder, "auto").state_dict(), load(base, "auto").state_dict()
+    merged_weights, before = load(folder, "auto").state_dict(), load(base, "auto").state_dict()
     adapters = load_file(checkpoint / "adapter_model.safetensors")
     for key, value in before.items():
         prefix = f"base_model.model.{key.removesuffix('.weight')}"
         if f"{prefix}.lora_A.weight" not in adapters:
-            assert torch.equal(merged[key], value), key
+            assert torch.equal(merged_weights[key], value), key
             continue
         down, up = (adapters[f"{prefix}.lora_{part}.weight"].double() for part in "AB")
         exact = value.double() + 2.0 * up @ down
-        assert merged[key].dtype == torch.bfloat16
-        assert not torch.equal(merged[key], value), key
+        assert merged_weights[key].dtype == torch.bfloat16
+        assert not torch.equal(merged_weights[key], value), key
         # Twice-rounded weights are up to a whole unit of the last place away; f32's own rounding decides near ties.
         unit = 2.0 ** (torch.floor(torch.log2(exact.abs().clamp(min=1e-30))) - 7)
-        assert ((merged[key].double() - exact).abs() <= 0.5001 * unit).all(), key
+        assert ((merged_weights[key].double() - exact).abs() <= 0.5001 * unit).all(), key
 
 
 def test_llama_cpp_computes_the_merged_model(workspace: Workspace) -> None:
@@ -129,11 +129,11 @@ def test_llama_cpp_computes_the_merged_model(workspace: Workspace) -> None:
     checkpoint = trained(workspace, base, {"rank": 4, "alpha": 16}) / "checkpoints" / "step-00000012"
     file = workspace.root / "merged.gguf"
     export(workspace, "--checkpoint", checkpoint, "--merge", "--type=f32", "--out", file).succeeded()
-    expected, without = our_loss(checkpoint, TOKENS[:24]), our_loss(base, TOKENS[:24])
+    expected, base_loss = our_loss(checkpoint, TOKENS[:24]), our_loss(base, TOKENS[:24])
     with llama_cpp(file) as server:
-        found = server.loss(TOKENS[:24], SIZES["vocab_size"])
-    assert found == pytest.approx(expected, abs=1e-5)
-    assert abs(found - without) > 1e-3
+        loss = server.loss(TOKENS[:24], SIZES["vocab_size"])
+    assert loss == pytest.approx(expected, abs=1e-5)
+    assert abs(loss - base_loss) > 1e-3
 
 
 def test_adapters_of_peft_are_merged_and_listed(workspace: Workspace) -> None:
@@ -144,8 +144,8 @@ def test_adapters_of_peft_are_merged_and_listed(workspace: Workspace) -> None:
     theirs.peft_config["default"].base_model_name_or_path = str(base)
     folder = workspace.root / "theirs" / "checkpoint-7"
     theirs.save_pretrained(folder)
-    listed = export(workspace, "--checkpoint=theirs", "--list").succeeded().out
-    assert "checkpoint-7" in listed and " 3 " in listed and "base" in listed
+    listing = export(workspace, "--checkpoint=theirs", "--list").succeeded().out
+    assert "checkpoint-7" in listing and " 3 " in listing and "base" in listing
     export(workspace, "--checkpoint", folder, "--format=hf", "--merge", "--out=merged").succeeded()
     expected = logits(theirs.merge_and_unload())
     np.testing.assert_allclose(logits(load(workspace.root / "merged")), expected, atol=1e-5)
@@ -180,9 +180,9 @@ def test_pushed_adapters_name_their_model_s_repository(tmp_path: Path) -> None:
         push = [workspace.python, "-m", "orchestrator", "push", "alice/mine", "--experiment=chat"]
         out = workspace.command(*push).succeeded().out
         assert "tag        step-00000004" in out
-        described = json.loads((root / "models/alice/mine/adapter_config.json").read_text())
-        assert described["base_model_name_or_path"] == "owner/small"
-        assert len(described["revision"]) == 40
+        adapter_config = json.loads((root / "models/alice/mine/adapter_config.json").read_text())
+        assert adapter_config["base_model_name_or_path"] == "owner/small"
+        assert len(adapter_config["revision"]) == 40
         card = ModelCard.load(root / "models/alice/mine/README.md")
         assert (card.data["base_model"], card.data["library_name"]) == ("owner/small", "peft")
         assert "fine-tuned on conversations beside the weights of [owner/small]" in card.text

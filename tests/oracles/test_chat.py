@@ -59,19 +59,19 @@ def expected(folder: Path, turns: list[str]) -> list[str]:
         return tokenizer.encode(content, add_special_tokens=False, split_special_tokens=True)
 
     answers: list[str] = []
-    said = [("system", SYSTEM)]
+    messages = [("system", SYSTEM)]
     for turn in turns:
-        said.append(("user", turn))
+        messages.append(("user", turn))
         ids: list[int] = []
-        for role, content in said:
+        for role, content in messages:
             ids += [special["<|im_start|>"], *text(f"{role}\n{content}"), special["<|im_end|>"], *text("\n")]
         ids += [special["<|im_start|>"], *text("assistant\n")]
         stops = [special["<|im_end|>"], tokenizer.convert_tokens_to_ids("<|endoftext|>")]
-        written = model.generate(
+        generated_ids = model.generate(
             torch.tensor([ids]), max_new_tokens=24, do_sample=False, eos_token_id=stops, pad_token_id=0,
         )[0, len(ids) :].tolist()  # fmt: skip
-        answers.append(tokenizer.decode(written, skip_special_tokens=True))
-        said.append(("assistant", answers[-1]))
+        answers.append(tokenizer.decode(generated_ids, skip_special_tokens=True))
+        messages.append(("assistant", answers[-1]))
     return answers
 
 
@@ -79,11 +79,11 @@ def test_greedy_answers_are_those_of_transformers(workspace: Workspace, model: P
     chat = ["chat", "chat", "--temperature=0", "--max-tokens=24", f"--system={SYSTEM}", "--device=cpu"]
     answers = expected(model, TURNS)
     assert all(answers)
-    once = workspace.orchestrate(*chat, f"--once={TURNS[0]}").succeeded()
-    assert once.out == answers[0] + "\n"
-    typed = workspace.root / "typed.txt"
-    typed.write_text("".join(f"{turn}\n" for turn in TURNS) + "\n/reset\n" + TURNS[0] + "\n/exit\nnever asked\n")
+    single_answer = workspace.orchestrate(*chat, f"--once={TURNS[0]}").succeeded()
+    assert single_answer.out == answers[0] + "\n"
+    input_file = workspace.root / "typed.txt"
+    input_file.write_text("".join(f"{turn}\n" for turn in TURNS) + "\n/reset\n" + TURNS[0] + "\n/exit\nnever asked\n")
     script = workspace.command(
-        "sh", "-c", f"orchestrate {' '.join(chat[:4])} '{chat[4]}' {chat[5]} < {typed}"
+        "sh", "-c", f"orchestrate {' '.join(chat[:4])} '{chat[4]}' {chat[5]} < {input_file}"
     ).succeeded()
     assert script.out == "".join(f"{answer}\n" for answer in [*answers, answers[0]])

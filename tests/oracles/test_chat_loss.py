@@ -45,8 +45,8 @@ def expected_loss(model: torch.nn.Module, tokenizer: PreTrainedTokenizerBase) ->
             tail = tokenizer.encode("<|im_end|>", add_special_tokens=False)
             text = tokenizer.encode(message["content"], add_special_tokens=False, split_special_tokens=True)
             ids += head + text + tail
-            said = text + tail if message["role"] == "assistant" else [-100] * len(text + tail)
-            labels += [-100] * len(head) + said
+            content_labels = text + tail if message["role"] == "assistant" else [-100] * len(text + tail)
+            labels += [-100] * len(head) + content_labels
         with torch.no_grad():
             logits = model(torch.tensor([ids])).logits[0, :-1]
         total += torch.nn.functional.cross_entropy(logits, torch.tensor(labels[1:]), reduction="sum").item()

@@ -37,12 +37,12 @@ runtime: {device: cpu}
 def templates(suffix: str = "") -> list[Any]:
     """Return trl's templates; those with generation masks end in `_training`."""
     files = importlib.metadata.files("trl") or []
-    named = sorted(Path(str(file.locate())) for file in files if file.suffix == ".jinja")
-    return [pytest.param(path, id=path.stem) for path in named if path.stem.endswith(suffix)]
+    paths = sorted(Path(str(file.locate())) for file in files if file.suffix == ".jinja")
+    return [pytest.param(path, id=path.stem) for path in paths if path.stem.endswith(suffix)]
 
 
-def turns(*said: tuple[str, str]) -> list[dict[str, Any]]:
-    return [{"role": role, "content": content} for role, content in said]
+def turns(*messages: tuple[str, str]) -> list[dict[str, Any]]:
+    return [{"role": role, "content": content} for role, content in messages]
 
 
 WEATHER = {
@@ -110,17 +110,19 @@ class Model:
 
     def expected(self, rows: list[dict[str, Any]], mask: bool) -> list[tuple[list[int], list[bool]]]:
         """Return the ids that transformers makes of those rows that the template takes, and which of them count."""
-        found = []
+        sequences = []
         for row in rows:
             try:
-                made = self.theirs.apply_chat_template(
+                encoding = self.theirs.apply_chat_template(
                     row["messages"], tools=row.get("tools"), return_dict=True, return_assistant_tokens_mask=mask
                 )
             except (TemplateError, TypeError, ValueError, KeyError):
                 continue
-            ids = made["input_ids"]
-            found.append((ids, [bool(count) for count in made["assistant_masks"]] if mask else [True] * len(ids)))
-        return found
+            ids = encoding["input_ids"]
+            sequences.append(
+                (ids, [bool(count) for count in encoding["assistant_masks"]] if mask else [True] * len(ids))
+            )
+        return sequences
 
     def ours(self, rows: list[dict[str, Any]], mask: bool, *extra: str) -> list[tuple[list[int], list[bool]]]:
         data = self.folder / "rows.jsonl"
@@ -148,10 +150,10 @@ def conversation(inputs: np.ndarray, targets: np.ndarray, mask: bool) -> tuple[l
     return ids, [not mask, *(bool(target != IGNORED) for target in targets[: last + 1])]
 
 
-def trimmed(found: list[tuple[list[int], list[bool]]]) -> list[tuple[list[int], list[bool]]]:
+def trimmed(sequences: list[tuple[list[int], list[bool]]]) -> list[tuple[list[int], list[bool]]]:
     """Cut each conversation after the last token that counts, as nothing else of it is learned."""
     cut = []
-    for ids, counts in found:
+    for ids, counts in sequences:
         end = max((index for index, count in enumerate(counts) if count), default=-1) + 1
         if any(counts[1:]):
             cut.append((ids[:end], counts[:end]))
@@ -191,23 +193,23 @@ def test_a_completion_counts_as_trl_has_it(template: Path, tmp_path: Path) -> No
     for prompt in PROMPTS:
         completion = turns(("assistant", "Four, I say."))
         try:
-            asked, whole = (
+            prompt_ids, whole_ids = (
                 model.theirs.apply_chat_template(messages, add_generation_prompt=part, return_dict=True)["input_ids"]
                 for messages, part in ((prompt, True), ([*prompt, *completion], False))
             )
         except (TemplateError, TypeError, ValueError, KeyError):
             continue
-        if whole[: len(asked)] == asked and len(asked) < len(whole):
+        if whole_ids[: len(prompt_ids)] == prompt_ids and len(prompt_ids) < len(whole_ids):
             rows.append({"prompt": prompt, "completion": completion})
-            expected.append((whole, [False] * len(asked) + [True] * (len(whole) - len(asked))))
+            expected.append((whole_ids, [False] * len(prompt_ids) + [True] * (len(whole_ids) - len(prompt_ids))))
     if not expected:
         pytest.skip("no rendered prompt is the start of the rendered conversation")
     try:
-        found = model.ours(rows, mask=True)
-    except orchestrator.ConfigError as refused:
-        assert "renders the first" in str(refused)
+        actual = model.ours(rows, mask=True)
+    except orchestrator.ConfigError as refusal:
+        assert "renders the first" in str(refusal)
         pytest.skip("the template renders messages otherwise when more follow")
-    assert sorted(found) == sorted(expected)
+    assert sorted(actual) == sorted(expected)
 
 
 @pytest.mark.parametrize("template", templates())
@@ -228,8 +230,8 @@ def test_special_tokens_in_text_stay_text(template: Path, tmp_path: Path) -> Non
 
 def qwen3(suffix: str = "") -> Path:
     """Return trl's file of Qwen3's stock template, or of its training template."""
-    (found,) = [template.values[0] for template in templates() if template.id == f"qwen3{suffix}"]
-    return Path(str(found))
+    (template_path,) = [template.values[0] for template in templates() if template.id == f"qwen3{suffix}"]
+    return Path(str(template_path))
 
 
 BUILT_IN_QWEN3 = "data.chat_template=qwen3"
@@ -238,14 +240,14 @@ SINGLE_TURNS = [row for row in CONVERSATIONS if sum(turn["role"] == "assistant" 
 
 def test_the_built_in_qwen3_marks_what_its_users_train_on(tmp_path: Path) -> None:
     model = Model(tmp_path, qwen3("_training"))
-    asked = {"messages": turns(("user", "x")), "tools": [WEATHER]}
-    said = [{"role": "assistant", "content": "\nSee.", "tool_calls": [CALL, CALL["function"]]}]
+    prompt = {"messages": turns(("user", "x")), "tools": [WEATHER]}
+    answers = [{"role": "assistant", "content": "\nSee.", "tool_calls": [CALL, CALL["function"]]}]
     results = [
         {"role": "tool", "content": "1"},
         {"role": "tool", "content": "2"},
         *turns(("assistant", "<think>q</think>r")),
     ]
-    called = {**asked, "messages": [*asked["messages"], *said, *results]}
+    called = {**prompt, "messages": [*prompt["messages"], *answers, *results]}
     rows = [*CONVERSATIONS, called, {**called, "messages": [*turns(("system", "s")), *called["messages"]]}]
     assert sorted(model.ours(rows, True, BUILT_IN_QWEN3)) == trimmed(model.expected(rows, mask=True))
 

@@ -131,7 +131,7 @@ def test_a_killed_run_continues_on_other_numbers_of_ranks(workspace: Workspace, 
 
 
 @pytest.mark.parametrize(
-    ("ranks", "words", "said"),
+    ("ranks", "words", "message"),
     [
         (None, ["runtime.deterministic_reduction=3"], "is 3, which is not a power of two"),
         (2, ["runtime.deterministic_reduction=8"], "does not divide the 4 micro-batches of a step"),
@@ -140,22 +140,22 @@ def test_a_killed_run_continues_on_other_numbers_of_ranks(workspace: Workspace, 
     ],
 )
 def test_what_shards_cannot_do_is_refused(
-    workspace: Workspace, template: Path, ranks: int | None, words: list[str], said: str
+    workspace: Workspace, template: Path, ranks: int | None, words: list[str], message: str
 ) -> None:
     config = copy_of(template, "refused")
-    refused = train(workspace, config, ranks, *(f"--override={word}" for word in words)).refused(2, said)
-    assert refused.err.count("orchestrate: ") <= 1, refused.err
+    process = train(workspace, config, ranks, *(f"--override={word}" for word in words)).refused(2, message)
+    assert process.err.count("orchestrate: ") <= 1, process.err
     assert sorted(path.name for path in config.parent.iterdir()) == sorted(path.name for path in template.iterdir())
 
 
 def test_the_plan_lists_the_partial_sums(workspace: Workspace, template: Path) -> None:
     def plan(shards: str, *words: str) -> dict[str, int]:
         key = f"--override=runtime.deterministic_reduction={shards}"
-        done = workspace.orchestrate("plan", f"--config={template / 'training.yaml'}", "--json", key, *words)
-        planned = json.loads(done.succeeded().out)
-        assert planned.get("deterministic_reduction") == (None if shards == "null" else int(shards))
-        sizes = {row["category"]: row["bytes"] for row in planned["bytes_by_category"]}
-        return sizes | {"parameter bytes": 4 * planned["parameters"]}
+        process = workspace.orchestrate("plan", f"--config={template / 'training.yaml'}", "--json", key, *words)
+        plan_json = json.loads(process.succeeded().out)
+        assert plan_json.get("deterministic_reduction") == (None if shards == "null" else int(shards))
+        sizes = {row["category"]: row["bytes"] for row in plan_json["bytes_by_category"]}
+        return sizes | {"parameter bytes": 4 * plan_json["parameters"]}
 
     gpu = ("--gpu=rtx5090", "--override=model.head_dim=32")
     for ranks, buffers, device in ((1, 2, ()), (2, 1, ()), (4, 0, ()), (2, 1, gpu)):
@@ -170,8 +170,8 @@ def test_another_number_of_shards_needs_rebatch_to_resume(workspace: Workspace, 
     train(workspace, config, None, "--max-steps=3").succeeded()
     for value in ("2", "null"):
         change = f"--override=runtime.deterministic_reduction={value}"
-        refused = train(workspace, config, None, "--resume", change)
-        refused.refused(2, f"runtime.deterministic_reduction was 4 and is {value}", "--rebatch")
-    resumed = train(workspace, config, 2, "--resume", "--rebatch", "--override=runtime.deterministic_reduction=2")
-    resumed.succeeded()
+        process = train(workspace, config, None, "--resume", change)
+        process.refused(2, f"runtime.deterministic_reduction was 4 and is {value}", "--rebatch")
+    resumed_run = train(workspace, config, 2, "--resume", "--rebatch", "--override=runtime.deterministic_reduction=2")
+    resumed_run.succeeded()
     assert [row["step"] for row in rows(config)] == [1, 2, 3, 4, 5, 6]

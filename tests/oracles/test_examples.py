@@ -21,7 +21,7 @@ LENGTH = (f"--override=scheduler.total_steps={STEPS}", "--override=runtime.evalu
 
 
 @pytest.fixture
-def straight(workspace: Workspace, template: Path) -> Path:
+def straight_run(workspace: Workspace, template: Path) -> Path:
     """A run in two processes that nothing has disturbed."""
     config = copy_of(template, "straight")
     train(workspace, config, 2, *LENGTH).succeeded()
@@ -38,30 +38,30 @@ def batch_script(workspace: Workspace, job: Job, restarts: int) -> subprocess.Po
 
 @pytest.mark.parametrize("asked_by", [signal.SIGUSR1, signal.SIGTERM])
 def test_a_slurm_job_saves_and_continues(
-    workspace: Workspace, template: Path, straight: Path, asked_by: signal.Signals
+    workspace: Workspace, template: Path, straight_run: Path, asked_by: signal.Signals
 ) -> None:
     config = copy_of(template, "preempted")
     job = Job.submit(EXAMPLES / "slurm.sbatch", [str(config), *LENGTH], workspace.root / "slurm")
     assert job.options.requeue
     process = batch_script(workspace, job, restarts=0)
-    printed = until_step(process, 5)
-    assert "in 2 ranks" in printed
+    output = until_step(process, 5)
+    assert "in 2 ranks" in output
     os.kill(process.pid, asked_by)
-    printed += process.communicate(timeout=120)[0]
-    stopped = int(rows(config)[-1]["step"])
-    assert 5 <= stopped < STEPS
-    assert checkpoint(config, stopped).exists(), printed
+    output += process.communicate(timeout=120)[0]
+    last_step = int(rows(config)[-1]["step"])
+    assert 5 <= last_step < STEPS
+    assert checkpoint(config, last_step).exists(), output
     if asked_by == signal.SIGTERM:
-        assert (process.returncode, job.requeued()) == (1, []), printed
+        assert (process.returncode, job.requeued()) == (1, []), output
         return
-    assert (process.returncode, job.requeued()) == (0, [str(job.number)]), printed
+    assert (process.returncode, job.requeued()) == (0, [str(job.number)]), output
     process = batch_script(workspace, job, restarts=1)
-    printed = process.communicate(timeout=120)[0]
-    assert process.returncode == 0, printed
-    assert f"resuming at step {stopped}" in printed
+    output = process.communicate(timeout=120)[0]
+    assert process.returncode == 0, output
+    assert f"resuming at step {last_step}" in output
     assert len(job.requeued()) == 1
     assert [row["step"] for row in rows(config)] == list(range(1, STEPS + 1))
-    assert_same_state(checkpoint(config, STEPS), checkpoint(straight, STEPS))
+    assert_same_state(checkpoint(config, STEPS), checkpoint(straight_run, STEPS))
 
 
 def vanish(marker: str) -> None:
@@ -86,32 +86,34 @@ def test_a_skypilot_job_continues_on_another_instance(workspace: Workspace) -> N
     workspace.extra_environment = environment
     process = workspace.start("bash", "-c", task["run"])
     assert process.stdout is not None
-    printed = ""
+    output = ""
     for line in process.stdout:
-        printed += line
+        output += line
         if line.startswith("step ") and any(bucket.glob("run/checkpoints/*/MANIFEST.json")):
             break
     vanish(f"TEST_INSTANCE={workspace.root}")
-    printed += process.communicate(timeout=60)[0]
-    assert process.returncode == -signal.SIGKILL, printed
-    lost = int(workspace.metrics("run")[-1]["step"])
-    assert lost < STEPS
+    output += process.communicate(timeout=60)[0]
+    assert process.returncode == -signal.SIGKILL, output
+    last_step = int(workspace.metrics("run")[-1]["step"])
+    assert last_step < STEPS
     shutil.rmtree(workspace.root / "runs")
     shutil.rmtree(workspace.root / "artifacts")
 
-    again = workspace.command("bash", "-c", task["run"]).succeeded()
-    assert "resuming at step" in again.out
+    second_instance = workspace.command("bash", "-c", task["run"]).succeeded()
+    assert "resuming at step" in second_instance.out
     config = workspace.run_folder("run") / "training.yaml"
     assert [row["step"] for row in rows(config)] == list(range(1, STEPS + 1))
     workspace.orchestrate("validate-data", config.parent).succeeded()
-    kept = bucket / "run" / "training.yaml"
-    assert_same_state(checkpoint(kept, STEPS), checkpoint(config, STEPS))
-    assert workspace.checkpoints("run") == sorted(path.name for path in (kept.parent / "checkpoints").glob("step-*"))
+    bucket_config = bucket / "run" / "training.yaml"
+    assert_same_state(checkpoint(bucket_config, STEPS), checkpoint(config, STEPS))
+    assert workspace.checkpoints("run") == sorted(
+        path.name for path in (bucket_config.parent / "checkpoints").glob("step-*")
+    )
 
     workspace.extra_environment = environment | {"EXPERIMENT": "straight"}
     workspace.command("bash", "-c", task["run"]).succeeded()
-    straight = workspace.run_folder("straight") / "training.yaml"
-    assert_same_state(checkpoint(config, STEPS), checkpoint(straight, STEPS))
+    straight_run = workspace.run_folder("straight") / "training.yaml"
+    assert_same_state(checkpoint(config, STEPS), checkpoint(straight_run, STEPS))
 
 
 def test_skypilot_accepts_the_example(workspace: Workspace) -> None:

@@ -48,19 +48,19 @@ def test_the_commands_of_the_guide_work(tmp_path: Path, hub: FakeHub) -> None:
     (tmp_path / "work").mkdir()
     workspace = Workspace(tmp_path / "work", hub.environment(tmp_path / "hf"))
     (workspace.root / "conversations.jsonl").write_text(rows(40))
-    told: dict[str, str] = {}
-    typed = [
+    outputs: dict[str, str] = {}
+    guide_commands = [
         [{"$MODEL": MODEL, "$DATA": DATASET}.get(word, word) for word in words] for words in commands("fine-tuning.md")
     ]
-    for words in typed:
+    for words in guide_commands:
         small = SMALL if words[0] == "finetune" else ["--device=cpu", "--max-tokens=8"] if words[0] == "chat" else []
-        told[" ".join(words)] = orchestrate(workspace, *words, *small).succeeded().out
-    assert {words[0] for words in typed} == {"finetune", "plan", "chat", "export", "push"}
-    (once,) = (text for words, text in told.items() if "--once" in words)
-    assert once.endswith("\n")
-    (listed,) = (text for words, text in told.items() if "--list" in words)
-    assert f"step-00000004  4     16    {workspace.metrics('capybara', 'evaluation')[-1]['loss']:.4f}" in listed
-    (unstable,) = (text for words, text in told.items() if "--unstable" in words)
+        outputs[" ".join(words)] = orchestrate(workspace, *words, *small).succeeded().out
+    assert {words[0] for words in guide_commands} == {"finetune", "plan", "chat", "export", "push"}
+    (answer,) = (text for words, text in outputs.items() if "--once" in words)
+    assert answer.endswith("\n")
+    (listing,) = (text for words, text in outputs.items() if "--list" in words)
+    assert f"step-00000004  4     16    {workspace.metrics('capybara', 'evaluation')[-1]['loss']:.4f}" in listing
+    (unstable,) = (text for words, text in outputs.items() if "--unstable" in words)
     assert "optimizer.learning_rate: 0.0001 (was 0.0002)" in unstable
     assert [row["step"] for row in workspace.metrics("capybara")] == [1, 2, 3, 4]
     assert workspace.metrics("third", "evaluation")[0]["step"] == 0

@@ -13,13 +13,13 @@ from make_operations import fixture as operation_fixture
 from safetensors.torch import load_file
 
 
-def assert_stored(name: str, made: Tensors, tolerance: float) -> None:
+def assert_stored(name: str, tensors: Tensors, tolerance: float) -> None:
     """Check that the file holds these tensors; those of bfloat16, rounded by processor, may have other values."""
     stored = load_file(GOLDEN / f"{name}.safetensors")
-    assert stored.keys() == made.keys()
+    assert stored.keys() == tensors.keys()
     exact = [key for key in stored if not key.startswith("bf16.")]
     torch.testing.assert_close(
-        {key: made[key] for key in exact}, {key: stored[key] for key in exact}, rtol=tolerance, atol=tolerance
+        {key: tensors[key] for key in exact}, {key: stored[key] for key in exact}, rtol=tolerance, atol=tolerance
     )
 
 

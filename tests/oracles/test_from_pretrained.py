@@ -64,18 +64,20 @@ def test_a_bf16_checkpoint_loads_in_bf16(workspace: Workspace) -> None:
 def test_exported_shards_have_the_checkpoints_weights(workspace: Workspace) -> None:
     checkpoint = trained(workspace, "bf16", tied=False)
     export = ["export", "--experiment=model", "--format=hf", "--max-shard-size=40KB"]
-    typed = workspace.orchestrate(*export).succeeded().out.partition("try it     python ")[2]
+    printed_command = workspace.orchestrate(*export).succeeded().out.partition("try it     python ")[2]
     folder = workspace.root / "model-hf"
     assert len(list(folder.glob("model-*-of-*.safetensors"))) > 2
-    saved, exported = (AutoModelForCausalLM.from_pretrained(path, dtype="auto") for path in (checkpoint, folder))
-    assert exported.dtype == torch.bfloat16
-    weights = exported.state_dict()
-    assert weights.keys() == saved.state_dict().keys()
-    assert all(torch.equal(weights[name], values) for name, values in saved.state_dict().items())
+    original, exported_model = (
+        AutoModelForCausalLM.from_pretrained(path, dtype="auto") for path in (checkpoint, folder)
+    )
+    assert exported_model.dtype == torch.bfloat16
+    weights = exported_model.state_dict()
+    assert weights.keys() == original.state_dict().keys()
+    assert all(torch.equal(weights[name], values) for name, values in original.state_dict().items())
     ids = [AutoTokenizer.from_pretrained(path)(PROMPT).input_ids for path in (checkpoint, folder)]
     assert ids[0] == ids[1]
     (example,) = re.findall(r"```python\n(.*?)```", (folder / "README.md").read_text(), re.DOTALL)
-    for command in ([sys.executable, "-c", example], ["sh", "-c", f"{sys.executable} {typed}"]):
+    for command in ([sys.executable, "-c", example], ["sh", "-c", f"{sys.executable} {printed_command}"]):
         assert workspace.command(*command).succeeded().out.startswith("Once upon a time")
 
 

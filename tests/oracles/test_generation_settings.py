@@ -49,8 +49,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def tuned(workspace: Workspace, model: Path, *flags: str) -> Path:
     """Fine-tune the model and return the checkpoint."""
     rows = workspace.root / "rows.jsonl"
-    said = [{"role": "user", "content": "Say a number."}, {"role": "assistant", "content": "One."}]
-    rows.write_text((json.dumps({"messages": said}) + "\n") * 64)
+    messages = [{"role": "user", "content": "Say a number."}, {"role": "assistant", "content": "One."}]
+    rows.write_text((json.dumps({"messages": messages}) + "\n") * 64)
     words = ["finetune", "--model", model, "--input", rows, "--experiment=tuned", *SMALL, *flags]
     orchestrate(workspace, *words)
     return workspace.run_folder("tuned") / "checkpoints" / workspace.checkpoints("tuned")[-1]
@@ -66,10 +66,10 @@ def check_folder(folder: Path, model: Path) -> None:
     for key in (*SAMPLING, "bos_token_id", "pad_token_id"):
         assert getattr(ours, key) == getattr(theirs, key), key
     assert sorted(ours.eos_token_id) == sorted(STOPS)
-    exported, original = (AutoTokenizer.from_pretrained(place) for place in (folder, model))
-    assert exported.special_tokens_map == original.special_tokens_map
-    assert (exported.pad_token_id, exported.eos_token_id) == (PAD, STOPS[0])
-    assert exported.chat_template == original.chat_template
+    actual, original = (AutoTokenizer.from_pretrained(place) for place in (folder, model))
+    assert actual.special_tokens_map == original.special_tokens_map
+    assert (actual.pad_token_id, actual.eos_token_id) == (PAD, STOPS[0])
+    assert actual.chat_template == original.chat_template
 
 
 def field(reader: GGUFReader, name: str) -> Any:
@@ -98,9 +98,9 @@ def test_generation_settings_survive_training_and_exports(workspace: Workspace, 
     folder, file = workspace.root / "exported", workspace.root / "exported.gguf"
     orchestrate(workspace, "export", "--experiment=tuned", "--format=hf", "--out", folder, *merge)
     check_folder(folder, model)
-    told = orchestrate(workspace, "export", "--experiment=tuned", "--format=gguf", "--out", file, *merge).out
+    output = orchestrate(workspace, "export", "--experiment=tuned", "--format=gguf", "--out", file, *merge).out
     check_gguf(file)
-    assert "GGUF has" not in told, "nothing is lost"
+    assert "GGUF has" not in output, "nothing is lost"
 
 
 def test_what_gguf_cannot_hold_is_named(workspace: Workspace, model: Path) -> None:
@@ -120,8 +120,8 @@ def test_what_gguf_cannot_hold_is_named(workspace: Workspace, model: Path) -> No
         content = json.loads((folder / name).read_text())
         (folder / name).unlink()
         (folder / name).write_text(json.dumps({**content, **keys}))
-    told = orchestrate(workspace, "export", "--checkpoint", folder, "--format=gguf", "--out=model.gguf").out
-    said = " ".join(told.split())
+    output = orchestrate(workspace, "export", "--checkpoint", folder, "--format=gguf", "--out=model.gguf").out
+    message = " ".join(output.split())
     names = AutoTokenizer.from_pretrained(folder).convert_ids_to_tokens([8, 9])
     for words in (
         "GGUF has no key for no_repeat_ngram_size, stop_strings of generation_config.json",
@@ -129,4 +129,4 @@ def test_what_gguf_cannot_hold_is_named(workspace: Workspace, model: Path) -> No
         "GGUF has no rstrip: <|im_end|> takes white space after it here, not in llama.cpp",
         "the model has no embedding for <|beyond|>: the file leaves them out",
     ):
-        assert words in said, said
+        assert words in message, message

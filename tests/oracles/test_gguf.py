@@ -141,8 +141,8 @@ def test_a_tokenizer_of_another_model_is_refused(workspace: Workspace) -> None:
 
 
 def refused(workspace: Workspace, model: Path, code: int, *words: str) -> None:
-    typed = ["export", "--checkpoint", model, "--format=gguf", "--out", workspace.root / "out.gguf"]
-    workspace.command(workspace.python, "-m", "orchestrator", *typed).refused(code, *words)
+    export_arguments = ["export", "--checkpoint", model, "--format=gguf", "--out", workspace.root / "out.gguf"]
+    workspace.command(workspace.python, "-m", "orchestrator", *export_arguments).refused(code, *words)
     assert not list(workspace.root.glob("*out.gguf*"))
 
 
@@ -150,8 +150,8 @@ def test_only_files_of_ours_are_replaced(workspace: Workspace) -> None:
     checkpoint, out = trained(workspace, "llama_2"), workspace.root / "out.gguf"
     ours = [workspace.python, "-m", "orchestrator", "export", "--format=gguf", "--checkpoint", checkpoint, "--out", out]
     workspace.command(*ours).succeeded()
-    exported = out.read_bytes()
-    (workspace.root / ".out.gguf.tmp-4194305").write_bytes(exported)
+    exported_bytes = out.read_bytes()
+    (workspace.root / ".out.gguf.tmp-4194305").write_bytes(exported_bytes)
     workspace.command(*ours).succeeded()
     assert [path.name for path in workspace.root.glob("*out.gguf*")] == ["out.gguf"], "no part is left"
     for content in (b"mine", b"GGUF" + bytes(600)):
@@ -159,14 +159,14 @@ def test_only_files_of_ours_are_replaced(workspace: Workspace) -> None:
         workspace.command(*ours).refused(2, "no export of this program", "--overwrite")
         assert out.read_bytes() == content
     workspace.command(*ours, "--overwrite").succeeded()
-    assert out.read_bytes() == exported
+    assert out.read_bytes() == exported_bytes
     target = out.rename(workspace.root / "target")
     out.symlink_to(target)
     workspace.command(*ours, "--overwrite").refused(2, "a link, a pipe or a device")
     out.unlink()
     os.mkfifo(out)
     workspace.command(*ours, "--overwrite").refused(2, "a link, a pipe or a device")
-    assert out.is_fifo() and target.read_bytes() == exported
+    assert out.is_fifo() and target.read_bytes() == exported_bytes
 
 
 def test_wrong_commands_write_nothing(workspace: Workspace) -> None:

@@ -83,22 +83,22 @@ def test_training_starts_from_the_very_model(workspace: Workspace, text: Path, n
     report = next(trainer)
     assert report.loss == pytest.approx(loss.item(), abs=1e-4)
 
-    saved = trainer.save()
+    checkpoint = trainer.save()
     # Before clipping and without bias correction, the first moment is a tenth of the gradient.
-    moments = load_file(saved / "optimizer.safetensors")
+    moments = load_file(checkpoint / "optimizer.safetensors")
     gradients = {parameter: value.grad for parameter, value in theirs.named_parameters()}
     for parameter, gradient in gradients.items():
-        found = 10 * moments[f"{parameter}.first_moment"]
-        assert (found - gradient).norm() < 1e-5 * gradient.norm() + 1e-9, parameter
+        scaled_moment = 10 * moments[f"{parameter}.first_moment"]
+        assert (scaled_moment - gradient).norm() < 1e-5 * gradient.norm() + 1e-9, parameter
 
-    again = AutoModelForCausalLM.from_pretrained(saved, dtype=torch.float32)
-    assert type(again) is type(theirs)
-    ends = again.generation_config.eos_token_id
+    reloaded_model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32)
+    assert type(reloaded_model) is type(theirs)
+    ends = reloaded_model.generation_config.eos_token_id
     expected_ends = dict.fromkeys([AutoTokenizer.from_pretrained(folder).eos_token_id, theirs.config.eos_token_id])
     assert (ends if isinstance(ends, list) else [ends]) == list(expected_ends), "the model's own stop tokens are kept"
     with torch.no_grad():
-        expected = again(torch.tensor([tokens])).logits[0].numpy()
-    np.testing.assert_allclose(orchestrator.logits(saved, tokens, device="cpu"), expected, atol=1e-4)
+        expected = reloaded_model(torch.tensor([tokens])).logits[0].numpy()
+    np.testing.assert_allclose(orchestrator.logits(checkpoint, tokens, device="cpu"), expected, atol=1e-4)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bf16", "f16"])
@@ -115,8 +115,8 @@ def test_the_command_evaluates_before_the_first_step(workspace: Workspace, text:
     assert first["loss"] == pytest.approx(held_out_loss(model, folder, text), rel=2e-3)
 
     (folder / "config.json").unlink()
-    again = workspace.orchestrate("train", "--config", config, "--resume", "--override=runtime.precision=bf16")
-    again.succeeded()
+    resumed_run = workspace.orchestrate("train", "--config", config, "--resume", "--override=runtime.precision=bf16")
+    resumed_run.succeeded()
 
 
 def test_a_tied_model_with_a_head_of_its_own_is_refused(workspace: Workspace, text: Path) -> None:

@@ -64,9 +64,9 @@ def adapters(folder: Path) -> dict[str, torch.Tensor]:
     return load_file(folder / "adapter_model.safetensors")
 
 
-@pytest.mark.parametrize(("name", "lora", "described"), SETTINGS)
+@pytest.mark.parametrize(("name", "lora", "adapter_config"), SETTINGS)
 def test_twenty_steps_are_those_of_peft(
-    workspace: Workspace, text: Path, name: str, lora: dict[str, Any], described: dict[str, Any]
+    workspace: Workspace, text: Path, name: str, lora: dict[str, Any], adapter_config: dict[str, Any]
 ) -> None:
     folder = make_model(name, workspace.root / name)
     write_tokenizer(name, TEXTS, folder)
@@ -77,8 +77,8 @@ def test_twenty_steps_are_those_of_peft(
     theirs = PeftModel.from_pretrained(base(folder), start, is_trainable=True)
     trainable = {key for key, value in theirs.named_parameters() if value.requires_grad}
     assert trainable == {key.replace(".weight", ".default.weight") for key in adapters(start)}
-    wanted = described.get("target_modules", lora.get("target_modules"))
-    peft_made = get_peft_model(base(folder), LoraConfig(r=lora["rank"], target_modules=wanted))
+    target_modules = adapter_config.get("target_modules", lora.get("target_modules"))
+    peft_made = get_peft_model(base(folder), LoraConfig(r=lora["rank"], target_modules=target_modules))
     assert trainable == {key for key, value in peft_made.named_parameters() if value.requires_grad}
     np.testing.assert_allclose(orchestrator.logits(start, TOKENS, device="cpu"), logits(theirs), atol=1e-4)
 
@@ -94,17 +94,19 @@ def test_twenty_steps_are_those_of_peft(
         loss.backward()
         optimizer.step()
 
-    saved = trainer.save()
-    found = {key.replace(".default", ""): value for key, value in theirs.named_parameters() if value.requires_grad}
-    ours = adapters(saved)
-    assert ours.keys() == found.keys()
+    checkpoint = trainer.save()
+    their_values = {
+        key.replace(".default", ""): value for key, value in theirs.named_parameters() if value.requires_grad
+    }
+    ours = adapters(checkpoint)
+    assert ours.keys() == their_values.keys()
     for key, value in ours.items():
-        assert (value - found[key]).abs().max() < 1e-5, key
+        assert (value - their_values[key]).abs().max() < 1e-5, key
         assert (value - adapters(start)[key]).abs().max() > 1e-3, f"{key} has not moved"
 
-    again = PeftModel.from_pretrained(base(folder), saved)
-    np.testing.assert_allclose(orchestrator.logits(saved, TOKENS, device="cpu"), logits(again), atol=1e-4)
-    assert np.abs(logits(again) - logits(base(folder))).max() > 1e-3
+    reloaded_model = PeftModel.from_pretrained(base(folder), checkpoint)
+    np.testing.assert_allclose(orchestrator.logits(checkpoint, TOKENS, device="cpu"), logits(reloaded_model), atol=1e-4)
+    assert np.abs(logits(reloaded_model) - logits(base(folder))).max() > 1e-3
 
 
 def test_training_goes_on_from_peft_s_adapters(workspace: Workspace, text: Path) -> None:
@@ -123,11 +125,11 @@ def test_training_goes_on_from_peft_s_adapters(workspace: Workspace, text: Path)
     config = make_run(workspace, folder, text, {"init_from": str(workspace.root / "adapters")})
     trainer = orchestrator.Trainer(config)
     start = trainer.save()
-    given = adapters(workspace.root / "adapters")
-    assert given.keys() == adapters(start).keys()
-    assert all(torch.equal(value, given[key]) for key, value in adapters(start).items())
+    start_adapters = adapters(workspace.root / "adapters")
+    assert start_adapters.keys() == adapters(start).keys()
+    assert all(torch.equal(value, start_adapters[key]) for key, value in adapters(start).items())
     next(trainer)
-    assert any(not torch.equal(value, given[key]) for key, value in adapters(trainer.save()).items())
+    assert any(not torch.equal(value, start_adapters[key]) for key, value in adapters(trainer.save()).items())
 
 
 def test_bf16_adapters_are_loaded_by_peft(workspace: Workspace, text: Path) -> None:
@@ -137,9 +139,9 @@ def test_bf16_adapters_are_loaded_by_peft(workspace: Workspace, text: Path) -> N
     config = workspace.root / "run" / "training.yaml"
     flags = ("--override=runtime.precision=bf16", "--override=scheduler.total_steps=5")
     workspace.orchestrate("train", "--config", config, *flags).succeeded()
-    saved = config.parent / "checkpoints" / "step-00000005"
-    assert {value.dtype for value in adapters(saved).values()} == {torch.bfloat16}
+    checkpoint = config.parent / "checkpoints" / "step-00000005"
+    assert {value.dtype for value in adapters(checkpoint).values()} == {torch.bfloat16}
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16)
-    expected = logits(PeftModel.from_pretrained(model, saved, autocast_adapter_dtype=False).float())
-    found = np.array(orchestrator.logits(saved, TOKENS, device="cpu"))
-    assert np.abs(found - expected).max() < 0.05 * np.abs(expected).max()
+    expected = logits(PeftModel.from_pretrained(model, checkpoint, autocast_adapter_dtype=False).float())
+    actual = np.array(orchestrator.logits(checkpoint, TOKENS, device="cpu"))
+    assert np.abs(actual - expected).max() < 0.05 * np.abs(expected).max()

@@ -75,17 +75,17 @@ UNREADABLE = {("null-head-dim", "qwen2"), ("null-head-dim", "qwen3")}
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     root = tmp_path_factory.mktemp("models")
-    made = {kind: make_model(name, root / kind) for kind, name in MODELS.items()}
-    for kind, folder in made.items():
+    folders = {kind: make_model(name, root / kind) for kind, name in MODELS.items()}
+    for kind, folder in folders.items():
         write_tokenizer(MODELS[kind], list(documents())[:20], folder)
-    return made
+    return folders
 
 
 def respelled(model: Path, folder: Path, keys: dict[str, Any]) -> Path:
     shutil.copytree(model, folder)
     config = {**json.loads((folder / "config.json").read_text()), **keys}
-    kept = {key: value for key, value in config.items() if value is not ABSENT}
-    (folder / "config.json").write_text(json.dumps(kept))
+    remaining = {key: value for key, value in config.items() if value is not ABSENT}
+    (folder / "config.json").write_text(json.dumps(remaining))
     return folder
 
 

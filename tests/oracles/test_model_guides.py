@@ -39,9 +39,9 @@ def blocks(guide: str, language: str) -> list[str]:
 def commands(guide: str) -> list[list[str]]:
     """Return the commands of the guide that are ours, as words."""
     lines = [line for block in blocks(guide, "sh") for line in block.splitlines()]
-    typed = [shlex.split(line, comments=True) for line in lines if not line.startswith(ELSEWHERE)]
-    assert all(words[0] == "orchestrate" for words in typed)
-    return [words[1:] for words in typed]
+    command_lines = [shlex.split(line, comments=True) for line in lines if not line.startswith(ELSEWHERE)]
+    assert all(words[0] == "orchestrate" for words in command_lines)
+    return [words[1:] for words in command_lines]
 
 
 @pytest.fixture
@@ -68,12 +68,12 @@ def orchestrate(workspace: Workspace, *words: str | Path) -> Finished:
 
 
 def test_a_run_starts_from_a_repository_and_from_a_folder(workspace: Workspace, hub: FakeHub) -> None:
-    (typed,) = commands("pretrained-models.md")
-    out = orchestrate(workspace, *typed, *SMALL).succeeded().out
+    (command,) = commands("pretrained-models.md")
+    out = orchestrate(workspace, *command, *SMALL).succeeded().out
     assert "training starts from the weights in" in out
-    written = json.loads((workspace.run_folder("more") / "resolved_config.json").read_text())
-    assert "models--HuggingFaceTB--SmolLM2-135M/snapshots/" in written["model"]["init_from"]
-    assert (written["optimizer"]["algorithm"], written["optimizer"]["learning_rate"]) == ("adamw", 5e-5)
+    resolved_config = json.loads((workspace.run_folder("more") / "resolved_config.json").read_text())
+    assert "models--HuggingFaceTB--SmolLM2-135M/snapshots/" in resolved_config["model"]["init_from"]
+    assert (resolved_config["optimizer"]["algorithm"], resolved_config["optimizer"]["learning_rate"]) == ("adamw", 5e-5)
     assert [row["step"] for row in workspace.metrics("more", "evaluation")] == [0, 2, 4]
 
 

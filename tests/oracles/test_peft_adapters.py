@@ -66,9 +66,9 @@ def test_exported_adapters_compute_what_peft_computes(base: Path, tmp_path: Path
     expected = logits(PeftModel.from_pretrained(load(base), folder))
     assert np.abs(logits(load(base)) - expected).max() > 1e-2, "the adapters do something"
 
-    merged = tmp_path / "merged"
-    hf_directory.write(exported_model.open_merged(Source(folder, None)), merged, "5GB")
-    np.testing.assert_allclose(logits(load(merged)), expected, atol=1e-4)
+    merged_folder = tmp_path / "merged"
+    hf_directory.write(exported_model.open_merged(Source(folder, None)), merged_folder, "5GB")
+    np.testing.assert_allclose(logits(load(merged_folder)), expected, atol=1e-4)
     alone = tmp_path / "alone"
     hf_directory.write(exported_model.open_adapters_alone(Source(folder, None)), alone, "5GB")
     np.testing.assert_allclose(

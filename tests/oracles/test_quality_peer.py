@@ -59,11 +59,11 @@ def test_a_stopped_peer_resumes_bit_for_bit(bench: run.Bench) -> None:
     partial = bench.result(whole.name)
     assert partial
     assert not partial["complete"]
-    resumed = Peer(bench, FP32)
-    assert resumed.step == 2
-    resumed.train()
-    assert resumed.losses == whole.losses
-    for one, other in zip(resumed.trainer.masters, whole.trainer.masters, strict=True):
+    second_peer = Peer(bench, FP32)
+    assert second_peer.step == 2
+    second_peer.train()
+    assert second_peer.losses == whole.losses
+    for one, other in zip(second_peer.trainer.masters, whole.trainer.masters, strict=True):
         assert torch.equal(one, other)
 
 
@@ -72,8 +72,8 @@ def test_fp8_gemms_round_their_operands() -> None:
     x, weight, gradient = (torch.randn(shape, generator=generator) for shape in ((2, 5, 16), (8, 16), (2, 5, 8)))
     x.requires_grad_()
     weight.requires_grad_()
-    found = peer.Fp8Linear.apply(x, weight)
-    found.backward(gradient)
+    product = peer.Fp8Linear.apply(x, weight)
+    product.backward(gradient)
 
     def rounded(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         scale = values.abs().max() / torch.finfo(dtype).max
@@ -83,12 +83,12 @@ def test_fp8_gemms_round_their_operands() -> None:
     x_fp8, weight_fp8, gradient_fp8 = rounded(x.data, e4m3), rounded(weight.data, e4m3), rounded(gradient, e5m2)
     assert x.grad is not None
     assert weight.grad is not None
-    torch.testing.assert_close(found.data.double(), x_fp8 @ weight_fp8.T, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(product.data.double(), x_fp8 @ weight_fp8.T, rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(x.grad.double(), gradient_fp8 @ weight_fp8, rtol=1e-5, atol=1e-5)
     expected = torch.einsum("btn,btk->nk", gradient_fp8, x_fp8)
     torch.testing.assert_close(weight.grad.double(), expected, rtol=1e-5, atol=1e-5)
     exact = x.data @ weight.data.T
-    assert 1e-3 < ((found - exact).norm() / exact.norm()).item() < 0.1
+    assert 1e-3 < ((product - exact).norm() / exact.norm()).item() < 0.1
 
 
 def test_an_fp8_row_learns_about_as_much(bench: run.Bench) -> None:

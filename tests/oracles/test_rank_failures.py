@@ -66,23 +66,25 @@ def test_ranks_killed_twenty_times_lose_nothing(workspace: Workspace, template: 
     words = ("--config", config, *LONG, "--override=runtime.checkpoint.every_n_steps=2")
     launcher = workspace.start(sys.executable, script, "20", *words)
     assert launcher.stdout is not None
-    printed, named = "", 0
+    output, reported_deaths = "", 0
     for kill in range(20):
         victim, moment = kill % 2, draw.randrange(24)
         processes: dict[int, int] = {}
         for line in launcher.stdout:
-            printed += line
+            output += line
             starting = PROCESS.match(line)
             processes |= {int(starting[1]): int(starting[2])} if starting else {}
             moment -= 1
             if moment < 0 and len(processes) == 2:
                 break
         os.kill(processes[victim], signal.SIGKILL)
-    printed += until_step(launcher, int(rows(config)[-1]["step"]) + 3)
-    printed += save_and_end(launcher)
-    named = len(re.findall(r"^orchestrate: rank \d on \S+: process \d+ has ended without a word", printed, re.M))
-    assert named >= 5, printed
-    assert printed.count("orchestrate: ") == named, printed
+    output += until_step(launcher, int(rows(config)[-1]["step"]) + 3)
+    output += save_and_end(launcher)
+    reported_deaths = len(
+        re.findall(r"^orchestrate: rank \d on \S+: process \d+ has ended without a word", output, re.M)
+    )
+    assert reported_deaths >= 5, output
+    assert output.count("orchestrate: ") == reported_deaths, output
     assert_continued(workspace, template, config)
 
 
@@ -91,16 +93,16 @@ def test_a_stopped_rank_is_named_killed_and_started_again(workspace: Workspace, 
     workspace.extra_environment["ORCHESTRATE_RANK_TIMEOUT"] = str(RANK_TIMEOUT)
     words = ("--nproc-per-node=2", "--max-restarts=2", "-m", "orchestrator.distributed", "--config", config, *LONG)
     launcher = started(workspace, *TORCHRUN, *words)
-    printed = until_step(launcher, 5)
+    output = until_step(launcher, 5)
     for victim in (1, 0):
         process = ranks_of(launcher)[victim]
         os.kill(process, signal.SIGSTOP)
-        printed += until_line(launcher, "resuming at step")
-        said = f"process {process} has not answered for {RANK_TIMEOUT} seconds and was killed"
-        assert re.search(rf"^orchestrate: rank {victim} on \S+: {said}", printed, re.M), printed
-        printed += until_step_after(launcher, 3)
-    printed += save_and_end(launcher)
-    assert printed.count("orchestrate: ") == 2, printed
+        output += until_line(launcher, "resuming at step")
+        message = f"process {process} has not answered for {RANK_TIMEOUT} seconds and was killed"
+        assert re.search(rf"^orchestrate: rank {victim} on \S+: {message}", output, re.M), output
+        output += until_step_after(launcher, 3)
+    output += save_and_end(launcher)
+    assert output.count("orchestrate: ") == 2, output
     assert_continued(workspace, template, config)
 
 
@@ -110,13 +112,13 @@ def test_the_rank_that_serves_the_store_may_be_killed(workspace: Workspace, temp
     workspace.extra_environment["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
     words = ("--nproc-per-node=2", "--max-restarts=1", "-m", "orchestrator.distributed", "--config", config, *LONG)
     launcher = started(workspace, *TORCHRUN, *words)
-    printed = until_step(launcher, 5)
+    output = until_step(launcher, 5)
     os.kill(ranks_of(launcher)[0], signal.SIGKILL)
-    printed += until_line(launcher, "resuming at step")
-    assert re.search(r"^orchestrate: rank 0 on \S+: process \d+ has ended without a word", printed, re.M), printed
-    printed += until_step_after(launcher, 3)
-    printed += save_and_end(launcher)
-    assert printed.count("orchestrate: ") == 1, printed
+    output += until_line(launcher, "resuming at step")
+    assert re.search(r"^orchestrate: rank 0 on \S+: process \d+ has ended without a word", output, re.M), output
+    output += until_step_after(launcher, 3)
+    output += save_and_end(launcher)
+    assert output.count("orchestrate: ") == 1, output
     assert_continued(workspace, template, config)
 
 
@@ -135,22 +137,22 @@ def test_ranks_do_not_outlive_torchrun(workspace: Workspace, template: Path) -> 
     script = workspace.root / "late.py"
     script.write_text(LATE)
     launcher = workspace.start(*TORCHRUN, "--nproc-per-node=2", script, "--config", config, *LONG)
-    printed = until_step(launcher, 5)
+    output = until_step(launcher, 5)
     launcher.kill()
-    printed += launcher.communicate(timeout=120)[0]  # until the ranks have closed it too
-    assert re.search(r"^orchestrate: rank 0 on \S+: the store of torchrun at \S+ is gone", printed, re.M), printed
-    assert printed.count("orchestrate: ") == 1, printed
+    output += launcher.communicate(timeout=120)[0]  # until the ranks have closed it too
+    assert re.search(r"^orchestrate: rank 0 on \S+: the store of torchrun at \S+ is gone", output, re.M), output
+    assert output.count("orchestrate: ") == 1, output
     train(workspace, config, 2, *LONG, "--resume", f"--max-steps={int(rows(config)[-1]['step']) + 1}").succeeded()
 
 
 def until_line(process: subprocess.Popen[str], start: str) -> str:
-    printed = ""
+    output = ""
     assert process.stdout is not None
     for line in process.stdout:
-        printed += line
+        output += line
         if line.startswith(start):
-            return printed
-    raise AssertionError(f"{start!r} was not printed:\n{printed}")
+            return output
+    raise AssertionError(f"{start!r} was not printed:\n{output}")
 
 
 def until_step_after(process: subprocess.Popen[str], steps: int) -> str:
@@ -185,21 +187,21 @@ def test_a_rank_that_is_busy_is_not_taken_for_hung(workspace: Workspace, templat
         beat = f"orchestrator/{store.get('orchestrator/attempt').decode()}/beat/1"
         while int(store.get(beat)) < 3 * 5 / 0.5:
             assert launcher.poll() is None
-    printed = launcher.communicate(timeout=120)[0]
-    assert launcher.returncode == 0, printed
-    assert "orchestrate: " not in printed, printed
+    output = launcher.communicate(timeout=120)[0]
+    assert launcher.returncode == 0, output
+    assert "orchestrate: " not in output, output
 
 
 def test_a_rank_that_gets_no_memory_is_named(workspace: Workspace, template: Path) -> None:
     config = copy_of(template, "out-of-memory")
     launcher = started(workspace, "orchestrate", "train", f"--config={config}", "--nproc=2", *LONG)
-    printed = until_step(launcher, 5)
+    output = until_step(launcher, 5)
     resource.prlimit(ranks_of(launcher)[1], resource.RLIMIT_AS, (1, 1))
-    printed += launcher.communicate(timeout=120)[0]
-    assert launcher.returncode in (1, 4), printed
-    said = r"(it has run out of memory|process \d+ has ended without a word: it was killed, or the machine ran out)"
-    assert len(re.findall(rf"^orchestrate: rank 1 on \S+: {said}", printed, re.M)) == 1, printed
-    assert printed.count("orchestrate: ") == 1, printed
+    output += launcher.communicate(timeout=120)[0]
+    assert launcher.returncode in (1, 4), output
+    message = r"(it has run out of memory|process \d+ has ended without a word: it was killed, or the machine ran out)"
+    assert len(re.findall(rf"^orchestrate: rank 1 on \S+: {message}", output, re.M)) == 1, output
+    assert output.count("orchestrate: ") == 1, output
 
 
 LIMITED = """
@@ -218,10 +220,10 @@ def test_a_rank_whose_machine_is_too_small_is_named(workspace: Workspace, templa
     size = ("model.hidden_size=1024", "model.intermediate_size=8192", "model.num_layers=8")
     words = [f"--override={key}" for key in size]
     command = (*TORCHRUN, "--nproc-per-node=2", workspace.root / "limited.py", "--config", config, *words)
-    done = workspace.command(*command)
-    assert len(re.findall(r"^orchestrate: rank 1 on \S+: .*address space", done.err, re.M)) == 1, done.err
-    assert done.err.count("orchestrate: ") == 1, done.err
-    assert "exitcode  : 4" in done.err, done.err
+    process = workspace.command(*command)
+    assert len(re.findall(r"^orchestrate: rank 1 on \S+: .*address space", process.err, re.M)) == 1, process.err
+    assert process.err.count("orchestrate: ") == 1, process.err
+    assert "exitcode  : 4" in process.err, process.err
     assert not (config.parent / "metrics.jsonl").exists()
 
 
@@ -231,10 +233,10 @@ def test_a_pytorch_without_gloo_is_refused_once(workspace: Workspace, template: 
     script += "runpy.run_module('orchestrator.distributed', run_name='__main__')"
     (workspace.root / "without_gloo.py").write_text(script)
     command = (*TORCHRUN, "--nproc-per-node=2", workspace.root / "without_gloo.py", "--config", config)
-    done = workspace.command(*command)
-    assert done.err.count("orchestrate: ") == 1, done.err
-    assert "has no gloo" in done.err
-    assert "exitcode  : 2" in done.err, done.err
+    process = workspace.command(*command)
+    assert process.err.count("orchestrate: ") == 1, process.err
+    assert "has no gloo" in process.err
+    assert "exitcode  : 2" in process.err, process.err
     assert sorted(path.name for path in config.parent.iterdir()) == sorted(path.name for path in template.iterdir())
 
 
@@ -252,18 +254,20 @@ runpy.run_module("orchestrator.distributed", run_name="__main__")
 def test_ranks_of_different_versions_are_refused_once(workspace: Workspace, template: Path) -> None:
     config = copy_of(template, "versions")
     (workspace.root / "older.py").write_text(OLDER)
-    done = workspace.command(*TORCHRUN, "--nproc-per-node=2", workspace.root / "older.py", "--config", config)
-    assert re.search(r"^orchestrate: .*the version is \S+ on rank 0 and \"0.0.1\" on rank 1", done.err, re.M), done.err
-    assert done.err.count("orchestrate: ") == 1, done.err
-    assert "exitcode  : 2" in done.err, done.err
+    process = workspace.command(*TORCHRUN, "--nproc-per-node=2", workspace.root / "older.py", "--config", config)
+    assert re.search(r"^orchestrate: .*the version is \S+ on rank 0 and \"0.0.1\" on rank 1", process.err, re.M), (
+        process.err
+    )
+    assert process.err.count("orchestrate: ") == 1, process.err
+    assert "exitcode  : 2" in process.err, process.err
     assert not (config.parent / "metrics.jsonl").exists()
 
 
 def test_a_missing_network_interface_is_refused_once(workspace: Workspace, template: Path) -> None:
     workspace.extra_environment["GLOO_SOCKET_IFNAME"] = "nowhere0"
     config = copy_of(template, "nowhere")
-    refused = train(workspace, config, 2).refused(2, "GLOO_SOCKET_IFNAME asks for the network interface nowhere0")
-    assert refused.err.count("orchestrate: ") == 1, refused.err
+    process = train(workspace, config, 2).refused(2, "GLOO_SOCKET_IFNAME asks for the network interface nowhere0")
+    assert process.err.count("orchestrate: ") == 1, process.err
 
 
 def test_a_rank_killed_while_it_starts_is_named(workspace: Workspace, template: Path) -> None:
@@ -274,17 +278,17 @@ def test_a_rank_killed_while_it_starts_is_named(workspace: Workspace, template: 
     )
     own = str(workspace.root)
     workspace.extra_environment["PYTHONPATH"] = os.pathsep.join(filter(None, (own, os.environ.get("PYTHONPATH"))))
-    killed = train(workspace, config, 2)
-    killed.refused(1, "orchestrate: rank 1: process ", "was ended by SIGKILL")
-    assert killed.err.count("orchestrate: ") == 1, killed.err
+    process = train(workspace, config, 2)
+    process.refused(1, "orchestrate: rank 1: process ", "was ended by SIGKILL")
+    assert process.err.count("orchestrate: ") == 1, process.err
 
 
 def test_a_restart_does_not_resume_what_was_refused(workspace: Workspace, template: Path) -> None:
     config = copy_of(template, "finished")
     train(workspace, config, None, "--max-steps=3").succeeded()
     words = ("--nproc-per-node=2", "--max-restarts=1", "-m", "orchestrator.distributed", "--config", config)
-    done = workspace.command(*TORCHRUN, *words)
-    assert done.err.count("already holds checkpoints, the newest of step 3") == 2, done.err
+    process = workspace.command(*TORCHRUN, *words)
+    assert process.err.count("already holds checkpoints, the newest of step 3") == 2, process.err
     assert len(rows(config)) == 3
 
 
@@ -303,8 +307,8 @@ def test_a_pause_of_this_process_is_no_silence_of_the_others(monkeypatch: pytest
     monkeypatch.setattr(time, "monotonic", lambda: now)
     clock = RunningClock()
     counted = []
-    for passed in (0.5, 0.6, 3600.0, 0.5):
-        now += passed
+    for seconds in (0.5, 0.6, 3600.0, 0.5):
+        now += seconds
         counted.append(clock.seconds())
     assert counted == pytest.approx([0.5, 1.1, 2.1, 2.6])
 

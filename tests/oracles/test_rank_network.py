@@ -51,7 +51,7 @@ class Machine:
         )  # fmt: skip
         words = ("-m", "orchestrator.distributed", "--config", config, *LENGTH)
         self.process = workspace.start(*on(name), *torchrun, *options, *words)
-        self.printed = ""
+        self.text = ""
         self._grown = threading.Condition()
         self._ended = False
         self._reader = threading.Thread(target=self._read, args=(self.process,))
@@ -73,7 +73,7 @@ class Machine:
         assert process.stdout is not None
         for line in process.stdout:
             with self._grown:
-                self.printed += line
+                self.text += line
                 self._grown.notify_all()
         with self._grown:
             self._ended = True
@@ -81,10 +81,10 @@ class Machine:
 
     def until(self, pattern: str, after: int = 0) -> None:
         """Wait until torchrun has printed a line that matches, after the first `after` characters."""
-        searched = re.compile(pattern, re.M)
+        regex = re.compile(pattern, re.M)
         with self._grown:
-            self._grown.wait_for(lambda: self._ended or searched.search(self.printed, after), timeout=180)
-            assert searched.search(self.printed, after), self.printed
+            self._grown.wait_for(lambda: self._ended or regex.search(self.text, after), timeout=180)
+            assert regex.search(self.text, after), self.text
 
     def finish(self) -> int:
         code = self.process.wait(timeout=300)
@@ -100,7 +100,7 @@ def test_a_network_that_delays_drops_and_fails_loses_nothing(workspace: Workspac
         a.until("^step 12/")
         os.kill(b.rank(), signal.SIGKILL)
         a.until(r"^orchestrate: rank 1 on machine-b: it cannot be reached any more")
-        a.until("^step ", len(a.printed))
+        a.until("^step ", len(a.text))
         link.is_cut = True
         a.until(rf"^orchestrate: rank 1 on machine-b: process \d+ has not answered for {RANK_TIMEOUT} seconds")
         b.until(r"^orchestrate: rank 1 on machine-b: the store of torchrun at \S+ has not answered")
@@ -110,10 +110,10 @@ def test_a_network_that_delays_drops_and_fails_loses_nothing(workspace: Workspac
         for machine in machines:
             machine.process.kill()
             machine.finish()
-    printed = a.printed + b.printed
-    assert codes == [0, 0], printed
-    assert printed.count("orchestrate: ") == 3, printed
-    assert printed.count("resuming at step") == 2, printed
+    output = a.text + b.text
+    assert codes == [0, 0], output
+    assert output.count("orchestrate: ") == 3, output
+    assert output.count("resuming at step") == 2, output
     assert link.dropped > 20
     train(workspace, straight, 2, *LENGTH).succeeded()
     assert [row["loss"] for row in rows(config)] == [row["loss"] for row in rows(straight)]

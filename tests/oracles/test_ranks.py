@@ -61,9 +61,9 @@ def state(checkpoint: Path) -> dict[str, torch.Tensor]:
     """Return weights and optimizer state of a checkpoint, whatever files they are in."""
     tensors: dict[str, torch.Tensor] = {}
     for file in sorted(checkpoint.glob("*.safetensors")):
-        stored = load_file(file)
-        assert not tensors.keys() & stored.keys()
-        tensors |= stored
+        file_tensors = load_file(file)
+        assert not tensors.keys() & file_tensors.keys()
+        tensors |= file_tensors
     return tensors
 
 
@@ -97,8 +97,8 @@ def test_the_number_of_ranks_changes_losses_by_rounding_only(
 def test_times_of_all_ranks_are_recorded_and_shown(workspace: Workspace, template: Path) -> None:
     config, alone = copy_of(template, "shared"), copy_of(template, "alone")
     words = ("--override=scheduler.total_steps=60", "--override=runtime.utilization_every=1s")
-    printed = train(workspace, config, 2, *words).succeeded().out
-    assert "tokens/s  exchange " in printed, printed
+    output = train(workspace, config, 2, *words).succeeded().out
+    assert "tokens/s  exchange " in output, output
     steps = rows(config)
     assert len(steps) == 60
     for row in steps:
@@ -128,10 +128,12 @@ def test_losses_are_those_of_distributed_data_parallel(workspace: Workspace, tem
     resolved = RunConfig.load(copy_of(template, "start"))
     start = Trainer(resolved).save()
     batches = [batch for _, batch in zip(range(steps), TokenStream(resolved), strict=False)]
-    saved = workspace.root / "batches.npz"
-    np.savez(saved, inputs=np.stack([b[0] for b in batches]), targets=np.stack([b[1] for b in batches]))
+    batches_file = workspace.root / "batches.npz"
+    np.savez(batches_file, inputs=np.stack([b[0] for b in batches]), targets=np.stack([b[1] for b in batches]))
     script = Path(__file__).with_name("ddp_losses.py")
-    theirs = workspace.command(*TORCHRUN, "--nproc-per-node=2", script, start, saved, str(learning_rate)).succeeded()
+    theirs = workspace.command(
+        *TORCHRUN, "--nproc-per-node=2", script, start, batches_file, str(learning_rate)
+    ).succeeded()
     train(workspace, config, 2, f"--override=scheduler.total_steps={steps}").succeeded()
     losses = [row["loss"] for row in rows(config)]
     np.testing.assert_allclose(losses, json.loads(theirs.out.splitlines()[-1]), atol=1e-5, rtol=0)
@@ -141,17 +143,17 @@ def test_losses_are_those_of_distributed_data_parallel(workspace: Workspace, tem
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_a_checkpoint_is_resumed_on_any_number_of_ranks(workspace: Workspace, template: Path, ranks: int) -> None:
     bf16 = ("--override=runtime.precision=bf16", "--override=optimizer.algorithm=muon")
-    straight, stopped = copy_of(template, "straight"), copy_of(template, "stopped")
-    train(workspace, straight, 2, *bf16).succeeded()
-    train(workspace, stopped, 2, *bf16, "--max-steps=3").succeeded()
-    assert_same_state(checkpoint(stopped, 3), checkpoint(straight, 3))
-    train(workspace, stopped, ranks, *bf16, "--resume").succeeded()
-    expected = [row["loss"] for row in rows(straight)]
-    losses = [row["loss"] for row in rows(stopped)]
+    straight_run, interrupted_run = copy_of(template, "straight"), copy_of(template, "stopped")
+    train(workspace, straight_run, 2, *bf16).succeeded()
+    train(workspace, interrupted_run, 2, *bf16, "--max-steps=3").succeeded()
+    assert_same_state(checkpoint(interrupted_run, 3), checkpoint(straight_run, 3))
+    train(workspace, interrupted_run, ranks, *bf16, "--resume").succeeded()
+    expected = [row["loss"] for row in rows(straight_run)]
+    losses = [row["loss"] for row in rows(interrupted_run)]
     assert losses[:4] == pytest.approx(expected[:4], abs=1e-6), "the first loss after it is of the saved weights"
     if ranks == 2:
         assert losses == expected
-        assert_same_state(checkpoint(stopped, 6), checkpoint(straight, 6))
+        assert_same_state(checkpoint(interrupted_run, 6), checkpoint(straight_run, 6))
     else:
         assert losses == pytest.approx(expected, abs=1e-2)
 
@@ -161,14 +163,14 @@ def test_loading_keeps_every_bit_of_other_ranks_state(workspace: Workspace, temp
     train(workspace, config, 4, "--override=runtime.precision=bf16", "--max-steps=3").succeeded()
     away = shutil.move(checkpoint(config, 3), workspace.root / "step-00000003")
     overrides = ["runtime.precision=bf16"]
-    again = Trainer.resume(copy_of(template, "again"), overrides=overrides, checkpoint=away).save()
-    assert (again / "optimizer.safetensors").exists()
-    assert_same_state(again, Path(away))
+    second_save = Trainer.resume(copy_of(template, "again"), overrides=overrides, checkpoint=away).save()
+    assert (second_save / "optimizer.safetensors").exists()
+    assert_same_state(second_save, Path(away))
 
 
 def ranks_of(launcher: subprocess.Popen[str]) -> dict[int, int]:
     """Return the ids of the processes that a launcher has started, by their ranks."""
-    found = {}
+    processes = {}
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             variables = dict(line.partition("=")[::2] for line in (folder / "environ").read_text().split("\0"))
@@ -176,8 +178,8 @@ def ranks_of(launcher: subprocess.Popen[str]) -> dict[int, int]:
         except (OSError, UnicodeDecodeError):
             continue
         if variables.get("TEST_LAUNCH") == str(launcher.args) and "RANK" in variables and session:
-            found[int(variables["RANK"])] = int(folder.name)
-    return found
+            processes[int(variables["RANK"])] = int(folder.name)
+    return processes
 
 
 def started(workspace: Workspace, *command: str | Path) -> subprocess.Popen[str]:
@@ -187,18 +189,18 @@ def started(workspace: Workspace, *command: str | Path) -> subprocess.Popen[str]
 
 def until_step(process: subprocess.Popen[str], step: int) -> str:
     """Read what a run prints until it reports this step."""
-    printed = ""
+    output = ""
     assert process.stdout is not None
     for line in process.stdout:
-        printed += line
+        output += line
         if line.startswith(f"step {step}/"):
-            return printed
-    raise AssertionError(f"step {step} was not reached:\n{printed}")
+            return output
+    raise AssertionError(f"step {step} was not reached:\n{output}")
 
 
-@pytest.mark.parametrize("killed", [0, 1])
+@pytest.mark.parametrize("victim", [0, 1])
 def test_killed_ranks_are_started_again_and_end_with_the_same_weights(
-    workspace: Workspace, template: Path, killed: int
+    workspace: Workspace, template: Path, victim: int
 ) -> None:
     steps = ("--override=scheduler.total_steps=400", "--override=runtime.checkpoint.every_n_steps=15")
     straight, config = copy_of(template, "straight"), copy_of(template, "killed")
@@ -213,13 +215,13 @@ def test_killed_ranks_are_started_again_and_end_with_the_same_weights(
         config,
     )
     process = started(workspace, *command, *steps)
-    printed = until_step(process, 20)
-    os.kill(ranks_of(process)[killed], signal.SIGKILL)
-    printed += process.communicate(timeout=120)[0]
-    assert process.returncode == 0, printed
-    assert f"rank {killed} on" in printed, printed
-    assert "was killed" in printed, printed
-    assert "resuming at step" in printed, printed
+    output = until_step(process, 20)
+    os.kill(ranks_of(process)[victim], signal.SIGKILL)
+    output += process.communicate(timeout=120)[0]
+    assert process.returncode == 0, output
+    assert f"rank {victim} on" in output, output
+    assert "was killed" in output, output
+    assert "resuming at step" in output, output
     assert [row["step"] for row in rows(config)] == list(range(1, 401))
     assert_same_state(checkpoint(config, 400), checkpoint(straight, 400))
 
@@ -231,11 +233,11 @@ def test_a_killed_rank_ends_the_run_with_a_sentence(workspace: Workspace, templa
     )
     until_step(process, 5)
     os.kill(ranks_of(process)[1], signal.SIGKILL)
-    printed = process.communicate(timeout=60)[0]
-    assert process.returncode == 1, printed
-    assert printed.count("orchestrate: ") == 1, printed
-    assert "rank 1 on" in printed, printed
-    assert "Traceback" not in printed, printed
+    output = process.communicate(timeout=60)[0]
+    assert process.returncode == 1, output
+    assert output.count("orchestrate: ") == 1, output
+    assert "rank 1 on" in output, output
+    assert "Traceback" not in output, output
 
 
 def test_ctrl_c_saves_and_ends_with_130(workspace: Workspace, template: Path) -> None:
@@ -244,9 +246,9 @@ def test_ctrl_c_saves_and_ends_with_130(workspace: Workspace, template: Path) ->
     process = workspace.start("orchestrate", "train", f"--config={config}", "--nproc=2", *steps)
     until_step(process, 3)
     process.send_signal(signal.SIGINT)
-    printed = process.communicate(timeout=60)[0]
-    assert process.returncode == 130, printed
-    assert "Traceback" not in printed and "death signal" not in printed, printed
+    output = process.communicate(timeout=60)[0]
+    assert process.returncode == 130, output
+    assert "Traceback" not in output and "death signal" not in output, output
     last = max(int(path.name[5:]) for path in (config.parent / "checkpoints").glob("step-*"))
     assert last < 400
     train(workspace, config, 2, "--resume", *steps).succeeded()
@@ -261,27 +263,27 @@ def test_other_signals_save_and_are_named(workspace: Workspace, template: Path, 
     process = workspace.start("orchestrate", "train", f"--config={config}", "--nproc=2", *steps)
     until_step(process, 3)
     process.send_signal(number)
-    printed = process.communicate(timeout=60)[0]
-    assert process.returncode == 143, printed
-    assert f"{number.name}: saving step" in printed, printed
-    assert "Traceback" not in printed, printed
+    output = process.communicate(timeout=60)[0]
+    assert process.returncode == 143, output
+    assert f"{number.name}: saving step" in output, output
+    assert "Traceback" not in output, output
     assert list((config.parent / "checkpoints").glob("step-*"))
 
 
 def test_what_ranks_cannot_share_is_refused(workspace: Workspace, template: Path) -> None:
     config = copy_of(template, "refused")
-    for ranks, words, said in (
+    for ranks, words, message in (
         (3, [], "8 sequences cannot be shared equally by 3 ranks"),
         (8, [], "4 micro-batches of 2, which 8 ranks cannot share equally"),
         (2, ["--override=model.hidden_size=-1"], "model.hidden_size"),
         (2, ["--launch=process"], "leave out --launch"),
     ):
-        refused = train(workspace, config, ranks, *words).refused(2, said)
-        assert refused.err.count("orchestrate: ") == 1, refused.err
+        refused_process = train(workspace, config, ranks, *words).refused(2, message)
+        assert refused_process.err.count("orchestrate: ") == 1, refused_process.err
         assert sorted(path.name for path in config.parent.iterdir()) == sorted(p.name for p in template.iterdir())
     timeout = Workspace(workspace.root, {**workspace.extra_environment, "ORCHESTRATE_RANK_TIMEOUT": "2"})
-    told = train(timeout, config, 2).refused(2, "ORCHESTRATE_RANK_TIMEOUT is '2'", "at least 5")
-    assert told.err.count("orchestrate: ") == 1, told.err
+    process = train(timeout, config, 2).refused(2, "ORCHESTRATE_RANK_TIMEOUT is '2'", "at least 5")
+    assert process.err.count("orchestrate: ") == 1, process.err
     flags = ("--input", workspace.write_text(), "--experiment=new", "--preset=smoke_cpu", "--nproc=3")
     workspace.command("orchestrate", *flags).refused(2, "16 sequences cannot be shared equally by 3 ranks")
     assert not workspace.run_folder("new").exists()
@@ -297,16 +299,16 @@ def test_ranks_save_when_the_data_cannot_be_read(workspace: Workspace, template:
     process = workspace.start("orchestrate", "train", f"--config={config}", "--nproc=2", *steps)
     until_step(process, 3)
     os.truncate(workspace.root / "book.txt", 1000)
-    printed = process.communicate(timeout=60)[0]
-    assert process.returncode == 3, printed
-    assert printed.count("orchestrate: ") == 1, printed
-    assert "book.txt" in printed, printed
+    output = process.communicate(timeout=60)[0]
+    assert process.returncode == 3, output
+    assert output.count("orchestrate: ") == 1, output
+    assert "book.txt" in output, output
     assert checkpoint(config, int(rows(config)[-1]["step"])).exists(), "the last step is saved"
 
 
 def test_a_port_in_use_is_named(workspace: Workspace, template: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = str(taken.getsockname()[1])
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = str(listener.getsockname()[1])
         workspace.extra_environment |= {
             "RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0",
             "LOCAL_WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port,
@@ -318,9 +320,9 @@ def test_a_port_in_use_is_named(workspace: Workspace, template: Path) -> None:
 def test_the_pipeline_trains_in_several_processes(workspace: Workspace) -> None:
     flags = [flag for flag in MODEL if flag not in ("--launch=none", "--experiment=template")]
     text = workspace.write_text()
-    done = workspace.orchestrate(*flags, "--experiment=run", "--input", text, "--nproc=2").succeeded()
-    assert "in 2 processes of torchrun" in done.out
-    assert "in 2 ranks, each with" in done.out
+    process = workspace.orchestrate(*flags, "--experiment=run", "--input", text, "--nproc=2").succeeded()
+    assert "in 2 processes of torchrun" in process.out
+    assert "in 2 ranks, each with" in process.out
     assert len(workspace.losses("run")) == 6
     more = workspace.orchestrate("--experiment=run", "--resume", "--nproc=2", "--steps=8").succeeded()
     assert "--resume --nproc 2 --steps 16" in more.out

@@ -52,14 +52,16 @@ def load(folder: Path) -> Any:
 
 def greedy(theirs: Any, ids: list[int], count: int) -> list[int]:
     """Return the most likely tokens after `ids`, without those that end the answer."""
-    found = theirs.generate(torch.tensor([ids]), max_new_tokens=count, do_sample=False, pad_token_id=2)[0, len(ids) :]
-    return [token for token in found.tolist() if token != theirs.config.eos_token_id]
+    generated_ids = theirs.generate(torch.tensor([ids]), max_new_tokens=count, do_sample=False, pad_token_id=2)[
+        0, len(ids) :
+    ]
+    return [token for token in generated_ids.tolist() if token != theirs.config.eos_token_id]
 
 
 def logits(theirs: Any, ids: list[int]) -> np.ndarray:
     with torch.no_grad():
-        found: np.ndarray = theirs(torch.tensor([ids])).logits[0].float().numpy()
-    return found
+        values: np.ndarray = theirs(torch.tensor([ids])).logits[0].float().numpy()
+    return values
 
 
 def rms(difference: np.ndarray) -> float:
@@ -123,8 +125,8 @@ def test_evaluation_and_lora_steps_are_those_of_peft(
     assert evaluation.loss == pytest.approx(expected, abs=tolerance)
 
     start = load_file(trainer.save() / "adapter_model.safetensors")
-    adapted = get_peft_model(theirs, LoraConfig(r=8, lora_alpha=16, target_modules="all-linear"))
-    parameters = {key: value for key, value in adapted.named_parameters() if value.requires_grad}
+    peft_model = get_peft_model(theirs, LoraConfig(r=8, lora_alpha=16, target_modules="all-linear"))
+    parameters = {key: value for key, value in peft_model.named_parameters() if value.requires_grad}
     with torch.no_grad():
         for key, value in parameters.items():
             value.copy_(start[key.replace(".default", "")])
@@ -133,7 +135,7 @@ def test_evaluation_and_lora_steps_are_those_of_peft(
     losses = []
     for _ in range(STEPS):
         inputs, targets = (torch.from_numpy(part).long() for part in next(stream))
-        loss = torch.nn.functional.cross_entropy(adapted(inputs).logits.flatten(0, 1), targets.flatten())
+        loss = torch.nn.functional.cross_entropy(peft_model(inputs).logits.flatten(0, 1), targets.flatten())
         losses.append(loss.item())
         assert next(trainer).loss == pytest.approx(losses[-1], abs=tolerance)
         optimizer.zero_grad()
@@ -142,17 +144,17 @@ def test_evaluation_and_lora_steps_are_those_of_peft(
     assert losses[-1] < losses[0] - 0.1, "nothing was learnt, so that nothing is compared"
 
 
-def compare(checkpoint: Path, exported: tuple[Path, Path], ids: list[int], precision: str) -> None:
+def compare(checkpoint: Path, folders: tuple[Path, Path], ids: list[int], precision: str) -> None:
     """Check that peft's and transformers' logits of what was exported are those of the checkpoint."""
-    adapter, merged = exported
+    adapter_folder, merged_folder = folders
     ours = orchestrator.logits(checkpoint, ids, device="cpu")
-    expected = logits(load(merged), ids)
-    peft = AutoPeftModelForCausalLM.from_pretrained(adapter, dtype=torch.float32)
+    expected = logits(load(merged_folder), ids)
+    peft = AutoPeftModelForCausalLM.from_pretrained(adapter_folder, dtype=torch.float32)
     np.testing.assert_allclose(logits(peft, ids), expected, atol=1e-3)
     if precision == "fp32":
         np.testing.assert_allclose(ours, expected, atol=1e-3)
     else:
-        rounded = logits(AutoModelForCausalLM.from_pretrained(merged, dtype=torch.bfloat16), ids)
+        rounded = logits(AutoModelForCausalLM.from_pretrained(merged_folder, dtype=torch.bfloat16), ids)
         assert rms(ours - expected) < 1.5 * rms(rounded - expected)
 
 
@@ -165,18 +167,18 @@ def test_the_commands_of_the_guide_work(tmp_path: Path, model: Path) -> None:
         workspace = Workspace(tmp_path, hub.environment(tmp_path / "hf"))
         (workspace.root / "conversations.jsonl").write_text(rows(40))
         for words in commands("fine-tuning.md"):
-            typed = [{"$MODEL": str(model), "$DATA": DATASET}.get(word, word) for word in words]
+            arguments = [{"$MODEL": str(model), "$DATA": DATASET}.get(word, word) for word in words]
             small = {"finetune": SMALL, "chat": ["--device=cpu", "--max-tokens=8"]}.get(words[0], [])
             if words[0] != "push":  # the model has no repository
-                orchestrate(workspace, *typed, *small).succeeded()
+                orchestrate(workspace, *arguments, *small).succeeded()
 
     ids = conversation(AutoTokenizer.from_pretrained(model), QUESTIONS[0])
     checkpoint = workspace.run_folder("capybara") / "checkpoints" / "step-00000004"
-    merged = workspace.root / "capybara-hf"
-    compare(checkpoint, (workspace.root / "capybara-adapter", merged), ids, "fp32")
+    merged_folder = workspace.root / "capybara-hf"
+    compare(checkpoint, (workspace.root / "capybara-adapter", merged_folder), ids, "fp32")
     before = orchestrator.logits(model, ids, device="cpu")
-    assert np.abs(logits(load(merged), ids) - before).max() > 0.1, "nothing was learnt"
-    expected = greedy(load(merged), ids, 24)
+    assert np.abs(logits(load(merged_folder), ids) - before).max() > 0.1, "nothing was learnt"
+    expected = greedy(load(merged_folder), ids, 24)
     assert expected
     f32 = workspace.root / "f32.gguf"
     orchestrate(workspace, "export", "--experiment=capybara", "--format=gguf", "--merge", "--out", f32).succeeded()

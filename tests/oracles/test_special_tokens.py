@@ -76,10 +76,10 @@ def drawn_files(folder: Path, chance: random.Random) -> None:
     if chance.random() < 0.4:
         config[chance.choice(["additional_special_tokens", "extra_special_tokens"])] = chance.sample(names, 2)
     if chance.random() < 0.4:
-        listed = chance.sample(names, 3)
+        chosen_names = chance.sample(names, 3)
         ids = chance.sample(range(320, 340), 3)
         config["added_tokens_decoder"] = {
-            str(index): {"content": name, **properties()} for index, name in zip(ids, listed, strict=True)
+            str(index): {"content": name, **properties()} for index, name in zip(ids, chosen_names, strict=True)
         }
     if has_added_tokens:
         write(folder, "added_tokens.json", {name: 320 + index for index, name in enumerate(chance.sample(names, 3))})
@@ -145,8 +145,8 @@ def test_rows_with_tools_take_the_template_of_tools(model: Path, tmp_path: Path,
     folder = shutil.copytree(model, tmp_path / "model")
     config: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|im_end|>"}
     if place == "list":
-        named = {"tool_use": WITH_TOOLS, "default": CHATML}
-        config["chat_template"] = [{"name": name, "template": template} for name, template in named.items()]
+        templates = {"tool_use": WITH_TOOLS, "default": CHATML}
+        config["chat_template"] = [{"name": name, "template": template} for name, template in templates.items()]
     else:
         (folder / "chat_template.jinja").write_text(CHATML)
         (folder / "additional_chat_templates").mkdir()

@@ -102,9 +102,9 @@ def command(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_the_command_ends_with_its_result(tmp_path: Path) -> None:
-    done = command(tmp_path, "--steps", "1")
-    assert done.returncode == 0, done.stderr
-    lines = [json.loads(line) for line in done.stdout.splitlines()]
+    process = command(tmp_path, "--steps", "1")
+    assert process.returncode == 0, process.stderr
+    lines = [json.loads(line) for line in process.stdout.splitlines()]
     assert [line["micro_batch"] for line in lines[:-1]] == [1, 2, 4, 8]
     assert lines[-1]["contender"] == "torch-eager"
     assert lines[-1]["tokens_per_step"] == 256
@@ -112,14 +112,14 @@ def test_the_command_ends_with_its_result(tmp_path: Path) -> None:
 
 
 def test_a_budget_bounds_the_steps_and_the_peak_is_given(tmp_path: Path) -> None:
-    done = command(tmp_path, "--micro-batch", "8", "--steps", "100000000", "--seconds", "1", "--peak", "1e12")
-    assert done.returncode == 0, done.stderr
-    result = json.loads(done.stdout.splitlines()[-1])
+    process = command(tmp_path, "--micro-batch", "8", "--steps", "100000000", "--seconds", "1", "--peak", "1e12")
+    assert process.returncode == 0, process.stderr
+    result = json.loads(process.stdout.splitlines()[-1])
     assert 1 <= result["steps"] < 100_000_000
     assert result["mfu"] == result["model_flops_per_second"] / 1e12
 
 
 def test_a_gpu_that_is_asked_for_and_missing_is_refused(tmp_path: Path) -> None:
-    done = command(tmp_path, "--device", "cuda")
-    assert done.returncode == 2
-    assert "finds no CUDA device" in done.stderr
+    process = command(tmp_path, "--device", "cuda")
+    assert process.returncode == 2
+    assert "finds no CUDA device" in process.stderr

@@ -87,9 +87,9 @@ def two_machines(delay: float, loss: float, seed: int) -> Iterator[Link]:
     Raises:
         NotPermittedError: With the reason, on a machine where that is not possible.
     """
-    missing = [program for program in ("ip", "nsenter", "unshare") if shutil.which(program) is None]
-    if missing:
-        raise NotPermittedError(f"{', '.join(missing)} not found: install iproute2 and util-linux")
+    missing_programs = [program for program in ("ip", "nsenter", "unshare") if shutil.which(program) is None]
+    if missing_programs:
+        raise NotPermittedError(f"{', '.join(missing_programs)} not found: install iproute2 and util-linux")
     with ExitStack() as stack:
         descriptors = [_make(machine, stack) for machine in MACHINES]
         _run(*on("a"), "true")
@@ -124,6 +124,6 @@ def _make(machine: str, stack: ExitStack) -> int:
 
 
 def _run(*command: str) -> None:
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        raise NotPermittedError(f"{' '.join(command)}: {done.stderr.strip()}")
+    process = subprocess.run(command, capture_output=True, text=True, check=False)
+    if process.returncode != 0:
+        raise NotPermittedError(f"{' '.join(command)}: {process.stderr.strip()}")

@@ -63,15 +63,17 @@ add_trainer_command(app, "evaluate")
     ],
     "Talk with a fine-tuned model.\n\nWithout a terminal each line of the input is a turn.",
 )
-def chat(once: str | None, system: str | None, chat_template: Path | None, max_tokens: int, **typed: Any) -> None:
+def chat(once: str | None, system: str | None, chat_template: Path | None, max_tokens: int, **options: Any) -> None:
     """Converse in the terminal, or answer what a script asks."""
     from orchestrator.chat import Request, sampling_settings
     from orchestrator.chat import run as converse
     from orchestrator.model_source import named_source
 
-    sampling = sampling_settings({name: typed[name] for name in SAMPLING})
-    source = named_source("chat with", typed["run"], typed["checkpoint"], typed["experiment"], typed["base_model"])
-    converse(Request(source, once, system, chat_template, typed["device"] or "auto", max_tokens, sampling))
+    sampling = sampling_settings({name: options[name] for name in SAMPLING})
+    source = named_source(
+        "chat with", options["run"], options["checkpoint"], options["experiment"], options["base_model"]
+    )
+    converse(Request(source, once, system, chat_template, options["device"] or "auto", max_tokens, sampling))
 
 
 @app.command("export", cls=Command)

@@ -56,18 +56,18 @@ add_trainer_command(app, "validate-data")
     [DEVICE.parameter().replace(default="auto"), *trainer_command("plan").parameters(["json"])],
     "Tell whether this machine can train: GPU, driver, libraries, programs, disk, Hub.",
 )
-def examine(device: str, **typed: Any) -> None:
+def examine(device: str, **options: Any) -> None:
     """Print what `doctor` finds."""
     from orchestrator import doctor
     from orchestrator.paths import Roots
     from orchestrator.screen import finding
 
     findings = doctor.examine(device, Roots.from_environment())
-    if typed["json"]:
+    if options["json"]:
         terminal.result(json.dumps(doctor.as_json(findings)))
     else:
-        for found in findings:
-            finding(found.topic, found.text, found.verdict.value)
-    problems = [found.text for found in findings if found.verdict is doctor.Verdict.BAD]
+        for entry in findings:
+            finding(entry.topic, entry.text, entry.verdict.value)
+    problems = [entry.text for entry in findings if entry.verdict is doctor.Verdict.BAD]
     if problems:
         raise CommandError("\n".join(["this machine cannot train on what is asked:", *problems]))

@@ -59,8 +59,8 @@ def run(words: list[str], connect_gpus: ConnectGpus | None = None) -> int:
     with stopping_the_trainer() as stopping:
         try:
             exchange = TorchExchange(rank_info, connect_gpus or nccl.connect)
-        except (KeyboardInterrupt, Terminated) as stopped:  # torchrun knows why, or the user
-            return _explained(stopped)[1]
+        except (KeyboardInterrupt, Terminated) as interruption:  # torchrun knows why, or the user
+            return _explained(interruption)[1]
         if exchange.attempt.resumes and not any(word.startswith("--resume") for word in words):
             words = [*words, "--resume=latest"]
         try:

@@ -108,13 +108,13 @@ def join(store: Store, rank_info: RankInfo) -> Attempt:
             was_restarted = not rank_info.store_is_served and any(process.restarts for process in processes)
             return Attempt(name, rank_info, processes, was_restarted or store.check([_TRAINING]))
         time.sleep(POLL_INTERVAL)
-    missing = (
+    missing_ranks = (
         [0]
         if rank_info.rank
         else [r for r in range(rank_info.world_size) if not _prefixed(store, name).check([_key(r)])]
     )
     raise CommandError(
-        f"ranks {', '.join(map(str, missing))} of {rank_info.world_size} have not started within "
+        f"ranks {', '.join(map(str, missing_ranks))} of {rank_info.world_size} have not started within "
         f"{START_TIMEOUT / 60:.0f} minutes",
         ExitCode.UNEXPECTED,
     )

@@ -87,14 +87,14 @@ class FailureBoard:
         has_store = True
         while time.monotonic() < give_up:
             try:
-                told = self.told() if has_store else None
+                failure = self.told() if has_store else None
             except RuntimeError:  # it was served by the rank that has ended
-                has_store, told = False, None
-            if told is not None:
-                return told
-            gone = self.gone()
-            if gone is not None:
-                return Failure.of_ended(gone)
+                has_store, failure = False, None
+            if failure is not None:
+                return failure
+            ended_process = self.gone()
+            if ended_process is not None:
+                return Failure.of_ended(ended_process)
             time.sleep(POLL_INTERVAL)
         process = silent()
         if process is not None:

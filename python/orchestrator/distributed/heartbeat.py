@@ -79,9 +79,9 @@ class Heartbeat:
             clock = RunningClock()
             while not self._stopping.wait(INTERVAL):
                 self._now = clock.seconds()
-                gone = self._board.gone()
+                process = self._board.gone()
                 self._exchange(self._rounds + 1)
-                self._judge(gone)
+                self._judge(process)
             self._finish()
         except RuntimeError:  # the store is gone; a thread that waits for another rank may know why
             if not self._stopping.wait(2 * PATIENCE):
@@ -91,24 +91,24 @@ class Heartbeat:
 
     def _exchange(self, beat: int) -> None:
         self._store.set(self._keys[self._attempt.rank_info.rank], str(beat))
-        for rank, found in enumerate(map(int, self._store.multi_get(self._keys))):
-            if found != self._beats[rank]:
-                self._beats[rank], self._heard[rank] = found, self._now
+        for rank, count in enumerate(map(int, self._store.multi_get(self._keys))):
+            if count != self._beats[rank]:
+                self._beats[rank], self._heard[rank] = count, self._now
         self._rounds += 1
 
-    def _judge(self, gone: Process | None) -> None:
+    def _judge(self, process: Process | None) -> None:
         """End this process if another rank has failed, has ended or no longer answers.
 
         Args:
-            gone: A process that had ended before the beats were read, so that its beat is `DONE` if it was done.
+            process: A process that had ended before the beats were read, so that its beat is `DONE` if it was done.
         """
-        told = self._board.told()
-        if told is not None:  # the trainer ends when it next waits for the others, which may be late
-            self._told = self._told or (self._now, told)
+        failure = self._board.told()
+        if failure is not None:  # the trainer ends when it next waits for the others, which may be late
+            self._told = self._told or (self._now, failure)
             if self._now - self._told[0] >= self._timeout:
-                self._end(told)
-        elif gone is not None and self._beats[gone.rank] != DONE:
-            self._end(Failure.of_ended(gone))
+                self._end(failure)
+        elif process is not None and self._beats[process.rank] != DONE:
+            self._end(Failure.of_ended(process))
         else:
             silent = [rank for rank in self._others() if self._now - self._heard[rank] >= self._timeout]
             for rank in silent[:1]:

@@ -58,8 +58,8 @@ def run(ranks: int, words: list[str]) -> int:
     options = ["--standalone", f"--nproc-per-node={ranks}", f"--shutdown-timeout={shutdown_seconds(words)}"]
     try:
         torchrun.run(torchrun.parse_args([*options, "-m", "orchestrator.distributed", *words]))
-    except SignalException as stopped:
-        return ExitCode.TERMINATED if stopped.sigval == signal.SIGHUP else 128 + int(stopped.sigval)
+    except SignalException as error:
+        return ExitCode.TERMINATED if error.sigval == signal.SIGHUP else 128 + int(error.sigval)
     except ChildFailedError as failed:
         return _explain(failed)
     return 0
@@ -78,11 +78,11 @@ def _explain(failed: ChildFailedError) -> int:
     from orchestrator import terminal
 
     rank, first = failed.get_first_failure()
-    told = [failure.exitcode for failure in failed.failures.values() if failure.exitcode > 0]
-    if not told:
+    codes = [failure.exitcode for failure in failed.failures.values() if failure.exitcode > 0]
+    if not codes:
         how = signal.Signals(-first.exitcode).name
         terminal.complain(f"orchestrate: rank {rank}: process {first.pid} was ended by {how}")
-    return told[0] if told else 1
+    return codes[0] if codes else 1
 
 
 def shutdown_seconds(words: list[str]) -> int:

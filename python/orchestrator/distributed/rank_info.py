@@ -37,17 +37,17 @@ class RankInfo:
     @staticmethod
     def from_environment() -> RankInfo:
         """Read the variables that torchrun sets, or raise a `CommandError` if one is missing or wrong."""
-        said, seconds = os.environ, timeout()
+        variables, seconds = os.environ, timeout()
         try:
             return RankInfo(
-                rank=int(said["RANK"]),
-                world_size=int(said["WORLD_SIZE"]),
-                local_rank=int(said["LOCAL_RANK"]),
-                local_world_size=int(said["LOCAL_WORLD_SIZE"]),
-                restarts=int(said.get("TORCHELASTIC_RESTART_COUNT", "0")),
-                address=said["MASTER_ADDR"],
-                port=int(said["MASTER_PORT"]),
-                store_is_served=said.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
+                rank=int(variables["RANK"]),
+                world_size=int(variables["WORLD_SIZE"]),
+                local_rank=int(variables["LOCAL_RANK"]),
+                local_world_size=int(variables["LOCAL_WORLD_SIZE"]),
+                restarts=int(variables.get("TORCHELASTIC_RESTART_COUNT", "0")),
+                address=variables["MASTER_ADDR"],
+                port=int(variables["MASTER_PORT"]),
+                store_is_served=variables.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
                 host=socket.gethostname(),
                 timeout=seconds,
             )

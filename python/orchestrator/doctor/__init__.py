@@ -21,14 +21,14 @@ def examine(device: str, roots: Roots) -> list[Finding]:
         roots: Where runs would be written.
     """
     built = _native.environment()
-    found = [devices.device(device)]
-    on_a_gpu = "free_bytes" in found[0].facts
-    if found[0].facts.get("device") != "cpu":
-        found.append(devices.libraries())
+    findings = [devices.device(device)]
+    on_a_gpu = "free_bytes" in findings[0].facts
+    if findings[0].facts.get("device") != "cpu":
+        findings.append(devices.libraries())
     if on_a_gpu:
-        found += gpu.state(found[0].facts["device"])
+        findings += gpu.state(findings[0].facts["device"])
     return [
-        *found,
+        *findings,
         software.trainer(trainer_program.find(roots.target), built, on_a_gpu),
         host.machine(built),
         *host.governor(),

@@ -39,16 +39,16 @@ def _why_no_gpu(name: str) -> str:
 
 def libraries() -> Finding:
     """Name the files behind the libraries that the device's opening has loaded."""
-    found: dict[str, str] = {}
+    paths: dict[str, str] = {}
     maps = Path("/proc/self/maps")
     for line in maps.read_text(encoding="utf-8").splitlines() if maps.exists() else []:
         path = line.split(maxsplit=5)[-1]
         name = re.match(r"(lib\w+\.so)\b", Path(path).name)
         if name and name[1] in LIBRARIES:
-            found[name[1]] = path
-    loaded = {name: found[name] for name in LIBRARIES if name in found}
+            paths[name[1]] = path
+    loaded = {name: paths[name] for name in LIBRARIES if name in paths}
     if not loaded:
         return Finding("libraries", Verdict.REMARK, "none of CUDA's libraries is loaded")
-    missing = [name for name in LIBRARIES if name not in loaded]
-    text = ", ".join(loaded.values()) + (f"; not loaded: {', '.join(missing)}" if missing else "")
-    return Finding("libraries", Verdict.REMARK if missing else Verdict.GOOD, text, {"loaded": loaded})
+    missing_libraries = [name for name in LIBRARIES if name not in loaded]
+    text = ", ".join(loaded.values()) + (f"; not loaded: {', '.join(missing_libraries)}" if missing_libraries else "")
+    return Finding("libraries", Verdict.REMARK if missing_libraries else Verdict.GOOD, text, {"loaded": loaded})

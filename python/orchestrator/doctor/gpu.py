@@ -31,7 +31,7 @@ def state(device: str) -> list[Finding]:
         text = f"what slows the GPU down is not known: {error}; `nvidia-smi` tells whether the driver works"
         return [Finding("gpu", Verdict.REMARK, text)]
     checks = (_pcie, _power, _persistence, _clocks, _ecc, _other_processes)
-    return [found for check in checks if (found := check(facts))]
+    return [finding for check in checks if (finding := check(facts))]
 
 
 def _pcie(state: State) -> Finding | None:
@@ -99,9 +99,11 @@ def _other_processes(state: State) -> Finding | None:
     facts = {"others": others}
     if not others:
         return Finding("processes", Verdict.GOOD, "no other process is on the GPU", facts)
-    held = sum(other["bytes"] or 0 for other in others)
+    total_bytes = sum(other["bytes"] or 0 for other in others)
     names = ", ".join(
         f"{other['pid']} ({'unknown' if other['bytes'] is None else amount(other['bytes'])})" for other in others
     )
-    text = f"other processes hold {amount(held)} of the GPU's memory: {names}; they take its time as well: end them"
+    text = (
+        f"other processes hold {amount(total_bytes)} of the GPU's memory: {names}; they take its time as well: end them"
+    )
     return Finding("processes", Verdict.REMARK, text, facts)

@@ -55,8 +55,8 @@ def _without_user(url: str) -> tuple[str, str]:
 
 def hub() -> Finding:
     """Check that the Hub answers."""
-    typed = (os.environ.get("HF_ENDPOINT") or HUB).rstrip("/")
-    endpoint, (address, user) = _native.redacted_url(typed), _without_user(typed)
+    url = (os.environ.get("HF_ENDPOINT") or HUB).rstrip("/")
+    endpoint, (address, user) = _native.redacted_url(url), _without_user(url)
     if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE"):
         text = "offline, as HF_HUB_OFFLINE asks: local files and `--dataset demo` only"
         return Finding("hub", Verdict.REMARK, text, {"endpoint": endpoint, "offline": True})
@@ -75,5 +75,7 @@ def hub() -> Finding:
         way = _native.hub_proxy(endpoint) or "HTTPS_PROXY or HF_ENDPOINT"
         text = f"{endpoint} does not answer ({why}): {way}, or local files and `--dataset demo`"
         return Finding("hub", Verdict.REMARK, text, facts)
-    held = f"the token {token[0]}" if token else "no token (HF_TOKEN), which gated data sets and higher limits need"
-    return Finding("hub", Verdict.GOOD, f"{endpoint} answers; {held}", facts)
+    token_text = (
+        f"the token {token[0]}" if token else "no token (HF_TOKEN), which gated data sets and higher limits need"
+    )
+    return Finding("hub", Verdict.GOOD, f"{endpoint} answers; {token_text}", facts)

@@ -23,8 +23,8 @@ NEEDED = ("optuna", "plotly")
 
 def run(request: Request) -> None:
     """Search, write the best config and the report, train base and winner, and print the result."""
-    if missing := [name for name in NEEDED if importlib.util.find_spec(name) is None]:
-        raise CommandError(f"searches need {' and '.join(missing)}: {extras.install_command('tune')}")
+    if missing_packages := [name for name in NEEDED if importlib.util.find_spec(name) is None]:
+        raise CommandError(f"searches need {' and '.join(missing_packages)}: {extras.install_command('tune')}")
     from orchestrator.tune import search, winner
 
     roots = Roots.from_environment()
@@ -37,12 +37,12 @@ def run(request: Request) -> None:
         search.Search(plan, study).run()
         with search.study_errors(plan.folder):
             trial = winner.best_trial(study, plan.folder)
-            written = [winner.write_best(plan, trial), winner.write_report(study, plan.folder)]
-        compared = winner.retrain(plan, trial, request.seeds, roots.target) if request.seeds else []
+            paths = [winner.write_best(plan, trial), winner.write_report(study, plan.folder)]
+        comparisons = winner.retrain(plan, trial, request.seeds, roots.target) if request.seeds else []
         with search.study_errors(plan.folder):
-            winner.show(plan, study, trial, compared)
+            winner.show(plan, study, trial, comparisons)
         heading("Where it is")
-        for path in written:
+        for path in paths:
             plain(shown(path))
         plain(f"optuna-dashboard sqlite:///{shown(plan.folder / search.DATABASE)}")
 
@@ -52,7 +52,7 @@ def _plan(request: Request, roots: Roots) -> Plan:
     from orchestrator.tune.search import Plan
     from orchestrator.tune.trial_config import check_bounds, open_base
 
-    searched = space.read(request.space)
+    search_space = space.read(request.space)
     config = _config(request, roots)
     if not config.is_file():
         raise CommandError(
@@ -63,10 +63,10 @@ def _plan(request: Request, roots: Roots) -> Plan:
     base = open_base(config, tokens, threads)
     if request.jobs > 1 and _is_on_gpu(base.values["runtime"]["device"]):
         raise CommandError("--jobs is for CPUs: trials on a GPU run one at a time; add --device cpu or leave it out")
-    check_bounds(base, searched)
+    check_bounds(base, search_space)
     gpus.require(base.values["runtime"]["device"], None)
     folder = _study_folder(request.study, config.absolute().parent, roots)
-    return Plan(request, folder, base, searched, final_tokens or base.full_tokens)
+    return Plan(request, folder, base, search_space, final_tokens or base.full_tokens)
 
 
 def _study_folder(study: str | None, base: Path, roots: Roots) -> Path:

@@ -73,8 +73,8 @@ class Search:
                         running.add(pool.submit(self._one_trial))
                     if not running:
                         return
-                    done, running = wait(running, return_when=FIRST_COMPLETED)
-                    for future in done:
+                    finished_futures, running = wait(running, return_when=FIRST_COMPLETED)
+                    for future in finished_futures:
                         future.result()
                     self._check_refusals()
             finally:
@@ -91,9 +91,9 @@ class Search:
         if self.is_stopped:
             return  # stays open: the next search repeats it
         with self.lock, study_errors(self.plan.folder):
-            ended = self.study.tell(trial, value, state)
+            finished_trial = self.study.tell(trial, value, state)
             best = min((t.value for t in self.study.get_trials(deepcopy=False) if t.value is not None), default=None)
-        _show(ended, best)
+        _show(finished_trial, best)
 
     def _outcome(self, trial: Trial) -> tuple[TrialState, float | None]:
         """Train a trial and return how it ended, and the loss of a complete one.
@@ -166,8 +166,8 @@ class Search:
     def _check_refusals(self) -> None:
         """End a search whose trials cannot be trained."""
         with self.lock, study_errors(self.plan.folder):
-            ended = self.study.get_trials(deepcopy=False, states=ENDED)
-        last = [trial.user_attrs.get(REFUSED) for trial in ended[-REFUSED_IN_A_ROW:]]
+            finished_trials = self.study.get_trials(deepcopy=False, states=ENDED)
+        last = [trial.user_attrs.get(REFUSED) for trial in finished_trials[-REFUSED_IN_A_ROW:]]
         if len(last) == REFUSED_IN_A_ROW and all(last):
             raise CommandError(
                 f"the last {REFUSED_IN_A_ROW} trials could not be trained, the last one because: {last[-1]}. "
@@ -193,14 +193,14 @@ def open_study(plan: Plan) -> optuna.Study:
             storage=storage(plan.folder), study_name=plan.folder.name, direction="minimize", load_if_exists=True,
             sampler=_sampler(plan, plan.request.seed), pruner=_pruner(plan),
         )  # fmt: skip
-        found = study.user_attrs.get("identity")
-        if found is None:
+        stored = study.user_attrs.get("identity")
+        if stored is None:
             study.set_user_attr("identity", identity)
             if point := plan.space.point(plan.base.values):
                 study.enqueue_trial(point)
-        elif changed := [IDENTITY[name] for name, value in identity.items() if found.get(name) != value]:
+        elif changed_parts := [IDENTITY[name] for name, value in identity.items() if stored.get(name) != value]:
             raise CommandError(
-                f"the study {shown(plan.folder)} was begun with another {' and '.join(changed)}: "
+                f"the study {shown(plan.folder)} was begun with another {' and '.join(changed_parts)}: "
                 "put it back, or give the search a --study of its own"
             )
         else:

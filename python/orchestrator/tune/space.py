@@ -99,10 +99,10 @@ class Space:
 
 def value_of(values: Mapping[str, Any], key: str) -> Any:
     """Return a config's value of a dotted key."""
-    found: Any = values
+    value: Any = values
     for name in key.split("."):
-        found = found[name]
-    return found
+        value = value[name]
+    return value
 
 
 def read(path: Path) -> Space:
@@ -122,9 +122,9 @@ def read(path: Path) -> Space:
         raise CommandError(f"the search space {shown(path)} must be {form}")
     problems = [f"{name}: unknown; a search space is {form}" for name in document if name not in Space.__annotations__]
     parameters: dict[str, Choice | Range] = {}
-    for key, declared in document["parameters"].items():
+    for key, declaration in document["parameters"].items():
         try:
-            parameters[str(key)] = _parameter(str(key), declared)
+            parameters[str(key)] = _parameter(str(key), declaration)
         except ValueError as problem:
             problems.append(f"{key}: {problem}")
     fixed = None
@@ -154,7 +154,7 @@ def count(value: Any) -> int | None:
     return number
 
 
-def _parameter(key: str, declared: Any) -> Choice | Range:
+def _parameter(key: str, declaration: Any) -> Choice | Range:
     try:
         schema = schema_of(key)
     except KeyError:
@@ -165,19 +165,19 @@ def _parameter(key: str, declared: Any) -> Choice | Range:
         raise ValueError(f"is a section: name one of its keys, such as {key}.{next(iter(schema['properties']))}")
     types = schema.get("type", "string")
     kinds = {types} if isinstance(types, str) else set(types)
-    if isinstance(declared, list):
-        return Choice(list(_choices(declared, kinds)))
-    if not isinstance(declared, dict):
+    if isinstance(declaration, list):
+        return Choice(list(_choices(declaration, kinds)))
+    if not isinstance(declaration, dict):
         raise ValueError("must be a list of values, or a range such as {low: 1e-4, high: 1e-2, log: true}")
     if not kinds & {"integer", "number"}:
         raise ValueError("has no range: give a list of values")
-    return _range(declared, is_integer="number" not in kinds)
+    return _range(declaration, is_integer="number" not in kinds)
 
 
-def _choices(declared: list[Any], kinds: set[str]) -> Iterator[Any]:
-    if not declared:
+def _choices(declaration: list[Any], kinds: set[str]) -> Iterator[Any]:
+    if not declaration:
         raise ValueError("is an empty list")
-    for value in declared:
+    for value in declaration:
         if isinstance(value, (list, dict)):
             raise ValueError(f"the value {value!r} is neither a number nor a string, which is all that is searched")
         if isinstance(value, float) and not math.isfinite(value):
@@ -186,14 +186,14 @@ def _choices(declared: list[Any], kinds: set[str]) -> Iterator[Any]:
         yield _number(value) if isinstance(value, str) and "number" in kinds else value
 
 
-def _range(declared: dict[str, Any], is_integer: bool) -> Range:
-    if unknown := set(declared) - {"low", "high", "log", "step"}:
+def _range(declaration: dict[str, Any], is_integer: bool) -> Range:
+    if unknown := set(declaration) - {"low", "high", "log", "step"}:
         raise ValueError(f"unknown {', '.join(map(str, sorted(unknown)))}; a range has low, high, log and step")
-    if missing := {"low", "high"} - set(declared):
-        raise ValueError(f"a range needs {' and '.join(sorted(missing))}")
-    low, high = _number(declared["low"]), _number(declared["high"])
-    step = _number(declared["step"]) if declared.get("step") is not None else None
-    log = declared.get("log", False)
+    if missing_keys := {"low", "high"} - set(declaration):
+        raise ValueError(f"a range needs {' and '.join(sorted(missing_keys))}")
+    low, high = _number(declaration["low"]), _number(declaration["high"])
+    step = _number(declaration["step"]) if declaration.get("step") is not None else None
+    log = declaration.get("log", False)
     if not isinstance(log, bool):
         raise ValueError(f"log is {log!r}: it must be true or false")
     if low > high:

@@ -47,25 +47,25 @@ class Base:
         Raises:
             ConfigError: The values contradict each other.
         """
-        chosen = dict(overrides)
-        if "data.sequences_per_step" in chosen:
+        values_to_set = dict(overrides)
+        if "data.sequences_per_step" in values_to_set:
             # The split into micro-batches changes results by rounding only.
-            chosen = {"data.batch_size": "auto", "data.gradient_accumulation_steps": None} | chosen
-        chosen["scheduler.total_epochs"] = None
-        values = self._parsed(chosen)
+            values_to_set = {"data.batch_size": "auto", "data.gradient_accumulation_steps": None} | values_to_set
+        values_to_set["scheduler.total_epochs"] = None
+        values = self._parsed(values_to_set)
         size = tokens_per_step(values)
         held_out = self.values["runtime"]["evaluation"]["max_batches"] * tokens_per_step(self.values)
-        chosen.setdefault("runtime.evaluation.max_batches", max(1, round(held_out / size)))
+        values_to_set.setdefault("runtime.evaluation.max_batches", max(1, round(held_out / size)))
         in_steps = {key: value_of(values, key) for key in KEYS_IN_STEPS - set(overrides)}
         base_steps, steps = values["scheduler"]["total_steps"], max(1, round(tokens / size))
         while True:
-            shares = {key: round(given * steps / base_steps) for key, given in in_steps.items() if given}
+            shares = {key: round(count * steps / base_steps) for key, count in in_steps.items() if count}
             shares |= {key: max(1, share) for key, share in shares.items() if key.startswith("runtime.")}
-            values = self._parsed({**chosen, "scheduler.total_steps": steps, **shares})
-            missing = tokens - tokens_of(values, steps)
-            if missing <= size / 2:
+            values = self._parsed({**values_to_set, "scheduler.total_steps": steps, **shares})
+            missing_tokens = tokens - tokens_of(values, steps)
+            if missing_tokens <= size / 2:
                 return values
-            steps += max(1, missing // size)
+            steps += max(1, missing_tokens // size)
 
     def _parsed(self, overrides: Mapping[str, Any]) -> dict[str, Any]:
         text = [f"{key}={written(value)}" for key, value in overrides.items()]
@@ -125,8 +125,8 @@ def tokens_of(values: Mapping[str, Any], steps: int) -> int:
     """Return the tokens of a number of optimizer steps, fewer in a batch-size warm-up."""
     most, warmup = values["data"]["sequences_per_step"], values["scheduler"]["batch_warmup_steps"]
     first = values["scheduler"]["batch_warmup_start"] or -(-most // 8)
-    missing = sum(most - first - (most - first) * step // warmup for step in range(min(steps, warmup)))
-    return int((most * steps - missing) * values["data"]["sequence_length"])
+    missing_sequences = sum(most - first - (most - first) * step // warmup for step in range(min(steps, warmup)))
+    return int((most * steps - missing_sequences) * values["data"]["sequence_length"])
 
 
 def overrides_of(base: Base, space: Space, point: Mapping[str, Any]) -> dict[str, Any]:
@@ -193,8 +193,8 @@ def check_bounds(base: Base, space: Space) -> None:
 
 def _about(key: str, message: str) -> list[str]:
     """Return the lines of a config's problems that name a key, from the key on."""
-    found = [line[line.index(f"{key}: ") :] for line in message.splitlines() if f"{key}: " in line]
-    return [without_origin(line) for line in found]
+    lines = [line[line.index(f"{key}: ") :] for line in message.splitlines() if f"{key}: " in line]
+    return [without_origin(line) for line in lines]
 
 
 def without_origin(message: str) -> str:

@@ -79,19 +79,19 @@ def write_report(study: optuna.Study, folder: Path) -> Path:
 def retrain(plan: Plan, trial: FrozenTrial, seeds: int, target: Path | None) -> list[Comparison]:
     """Train the base and the winner with several seeds, as ordinary runs; resume those begun."""
     configs = {"base": {}, "winner": trial.user_attrs[OVERRIDES]}
-    compared = []
+    comparisons = []
     for name, overrides in configs.items():
         losses = []
         for seed in range(1, seeds + 1):
             values = plan.base.trial_values({**overrides, "runtime.seed": seed}, plan.final_tokens)
             losses.append(_train(plan, plan.folder / f"{name}-seed-{seed}", values, target))
-        compared.append(Comparison(name, losses))
-    return compared
+        comparisons.append(Comparison(name, losses))
+    return comparisons
 
 
 def _train(plan: Plan, folder: Path, values: dict[str, Any], target: Path | None) -> float:
     """Train a run unless it has ended, and return its last held-out loss."""
-    begun = (folder / "checkpoints" / "latest").exists()
+    has_checkpoint = (folder / "checkpoints" / "latest").exists()
     total = values["scheduler"]["total_steps"]
     if (config := folder / TRAINING_CONFIG).exists():
         steps = _native.RunConfig.load_for_planning(config).to_dict()["scheduler"]["total_steps"]
@@ -103,7 +103,7 @@ def _train(plan: Plan, folder: Path, values: dict[str, Any], target: Path | None
     last = _last_evaluation(folder)
     if last is None or last["step"] < total:
         step("training", f"{folder.name} in {folder}")
-        job = Job(plan.base.write(folder, values), resume="latest" if begun else None)
+        job = Job(plan.base.write(folder, values), resume="latest" if has_checkpoint else None)
         code = launch.start(job.words(), Launch.AUTO, target)
         if code != 0:
             raise CommandError(
@@ -120,20 +120,20 @@ def _last_evaluation(folder: Path) -> dict[str, Any] | None:
     return rows[-1] if rows else None
 
 
-def show(plan: Plan, study: optuna.Study, trial: FrozenTrial, compared: list[Comparison]) -> None:
+def show(plan: Plan, study: optuna.Study, trial: FrozenTrial, comparisons: list[Comparison]) -> None:
     """Print the result of a study."""
-    states = [ended.state.name for ended in study.get_trials(deepcopy=False)]
+    states = [entry.state.name for entry in study.get_trials(deepcopy=False)]
     heading("What the search found")
     plain(f"{counted(states.count('COMPLETE'), 'trial')} complete, {states.count('PRUNED')} pruned or not trained")
     plain(f"best: trial {trial.number}, loss {trial.value:.4f} after {plan.base.tokens:,} tokens")
     for key, value in trial.user_attrs[OVERRIDES].items():
         plain(f"  {key}: {shown_value(value)}")
-    if compared:
+    if comparisons:
         heading(f"Trained on {plan.final_tokens:,} tokens")
-        width = max(len(comparison.name) for comparison in compared)
-        for comparison in compared:
+        width = max(len(comparison.name) for comparison in comparisons)
+        for comparison in comparisons:
             plain(f"{comparison.name:<{width}}  {comparison.text}")
-        plain(_verdict(*compared))
+        plain(_verdict(*comparisons))
 
 
 def _verdict(base: Comparison, winner: Comparison) -> str:

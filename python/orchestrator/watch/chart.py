@@ -183,12 +183,12 @@ def _ticks(low: float, high: float, count: int) -> list[float]:
 
 def _labels(ticks: Sequence[float]) -> list[str]:
     largest = max(map(abs, ticks))
-    apart = ticks[1] - ticks[0] if len(ticks) > 1 else largest
+    spacing = ticks[1] - ticks[0] if len(ticks) > 1 else largest
     if largest >= 1e6:
         return [f"{tick:.3g}" for tick in ticks]
     if largest < 1e-2:
         return [f"{tick:.1e}" if tick else "0" for tick in ticks]
-    decimals = max(0, -math.floor(math.log10(apart) + 1e-9)) if apart else 2
+    decimals = max(0, -math.floor(math.log10(spacing) + 1e-9)) if spacing else 2
     return [f"{tick:,.{decimals}f}" for tick in ticks]
 
 

@@ -37,8 +37,8 @@ def named(folder: Path, pointer: str) -> Checkpoint | None:
     with contextlib.suppress(OSError, ValueError):
         # A live run may move the pointer and remove its former target after it was read.
         while (target := read_pointer(folder / pointer)) != name and STEP.fullmatch(target):
-            if found := _checkpoint(folder / target):
-                return found
+            if checkpoint := _checkpoint(folder / target):
+                return checkpoint
             name = target
     return None
 

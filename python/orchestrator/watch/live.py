@@ -71,7 +71,7 @@ class Watched:
         return status
 
 
-def run(named: str | None, once: bool, is_json: bool, interval: float) -> None:
+def run(name: str | None, once: bool, is_json: bool, interval: float) -> None:
     """Show a run until a key or its end; once if `once`.
 
     Raises:
@@ -79,7 +79,7 @@ def run(named: str | None, once: bool, is_json: bool, interval: float) -> None:
     """
     if is_json and not once:
         raise CommandError("--json prints one object: give --once with it")
-    watched = Watched(FollowedDirectory(_native.run_directory(named)))
+    watched = Watched(FollowedDirectory(_native.run_directory(name)))
     unicode = "utf" in (sys.stdout.encoding or "").lower()
     console = Console(file=sys.stdout, highlight=False)
     if once:
@@ -90,9 +90,9 @@ def run(named: str | None, once: bool, is_json: bool, interval: float) -> None:
             _show_live(watched, console, interval, unicode)
         else:
             _show_lines(watched, interval, unicode)
-    except Stopped as stopped:
+    except Stopped as stop:
         # Ctrl-C is a usual way to quit.
-        if stopped.code != ExitCode.INTERRUPTED:
+        if stop.code != ExitCode.INTERRUPTED:
             raise
 
 
@@ -198,13 +198,13 @@ def _quits(keyboard: int | None, seconds: float) -> bool:
     """Wait until it is time to look again, or the terminal's size has changed. Return whether to leave."""
     size, deadline = _size(), time.monotonic() + seconds
     while True:
-        left = max(0.0, deadline - time.monotonic())
-        ready, _, _ = select.select([] if keyboard is None else [keyboard], [], [], min(left, POLL_SECONDS))
+        remaining = max(0.0, deadline - time.monotonic())
+        ready, _, _ = select.select([] if keyboard is None else [keyboard], [], [], min(remaining, POLL_SECONDS))
         if ready and keyboard is not None:
             keys = _pressed(keyboard)
             if not keys or any(key in QUIT_KEYS for key in keys):
                 return True
-        if left <= 0 or _size() != size:
+        if remaining <= 0 or _size() != size:
             return False
 
 

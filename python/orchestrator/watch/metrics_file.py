@@ -64,9 +64,9 @@ class Curve:
 
     def skip(self) -> bool:
         """Pass over the next point if it would be dropped; return whether it was."""
-        dropped = self.offered % self.stride != 0
-        self.offered += dropped
-        return dropped
+        is_dropped = self.offered % self.stride != 0
+        self.offered += is_dropped
+        return is_dropped
 
 
 @dataclass
@@ -202,19 +202,19 @@ class MetricsFile:
             del lines[0]
             self._in_endless_line = False
         kinds = [line[KIND] if line.startswith(FREQUENT) else b"" for line in lines]
-        left = Counter(kinds)
+        remaining = Counter(kinds)
         for line, kind in zip(lines, kinds, strict=True):
             if kind:
-                left[kind] -= 1
-                if left[kind] >= WINDOW and self._skips(kind):
+                remaining[kind] -= 1
+                if remaining[kind] >= WINDOW and self._skips(kind):
                     continue
             self._add_line(line)
 
     def _skips(self, kind: bytes) -> bool:
         """Whether a line of a frequent kind that is not among the newest need not be parsed."""
-        skipped = kind != FREQUENT[0][KIND] or self.metrics.train.skip()
-        self.metrics.lines += skipped
-        return skipped
+        is_skipped = kind != FREQUENT[0][KIND] or self.metrics.train.skip()
+        self.metrics.lines += is_skipped
+        return is_skipped
 
     def _add_line(self, line: bytes) -> None:
         if not line.strip():

@@ -74,11 +74,11 @@ def _layout(status: Status, note: str, width: int, height: int, unicode: bool) -
     messages = _messages(status, is_large)
     if len(_headline(status)) > width:
         messages.insert(0, Text(escaped(status.detail), style="yellow"))
-    left = height - HEADER - facts_height - 1
+    remaining_height = height - HEADER - facts_height - 1
     wrapped = _wrapped(messages, width - 4)
-    messages_height = min(len(wrapped) + FRAME, max(3, left * 2 // 5 + 1))
+    messages_height = min(len(wrapped) + FRAME, max(3, remaining_height * 2 // 5 + 1))
     frame = box.ROUNDED if unicode else box.ASCII
-    charts_height = left - messages_height
+    charts_height = remaining_height - messages_height
     layout = Layout()
     layout.split_column(
         Layout(_header(status, width), size=HEADER),
@@ -158,13 +158,13 @@ def _messages(status: Status, is_large: bool) -> list[Text]:
     else:
         lines = [_fact((files[0][0], "; ".join([files[0][1], *(f"{name} {text}" for name, text in files[1:])])))]
     lines += [Text(text, style="yellow") for text in wording.warnings(status)]
-    shown = wording.sample(status)
-    if shown is None:
+    sample_parts = wording.sample(status)
+    if sample_parts is None:
         return lines
-    title, prompt, text = shown
+    title, prompt, text = sample_parts
     if is_large:
-        written = Text.assemble((prompt, "bold"), text)
-        return [*lines, Text(title, style="cyan"), *written.split("\n", allow_blank=True)]
+        text_lines = Text.assemble((prompt, "bold"), text)
+        return [*lines, Text(title, style="cyan"), *text_lines.split("\n", allow_blank=True)]
     return [*lines, _one_line(Text.assemble((f"{title}: ", "cyan"), " ".join(f"{prompt}{text}".split())))]
 
 

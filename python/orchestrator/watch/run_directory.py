@@ -59,20 +59,20 @@ def _open(path: Path) -> int | None:
         return None
 
 
-def _is_same(opened: int, path: Path) -> bool:
+def _is_same(descriptor: int, path: Path) -> bool:
     """Whether the path leads to the opened directory. A file system that fails for a moment tells nothing."""
     try:
-        return os.path.samestat(os.fstat(opened), path.stat())
+        return os.path.samestat(os.fstat(descriptor), path.stat())
     except (FileNotFoundError, NotADirectoryError):
         return False
     except OSError:
         return True
 
 
-def _place_of(opened: int) -> Path | None:
+def _place_of(descriptor: int) -> Path | None:
     """Return where an opened directory is now, where the system tells; none if it was removed."""
     for folder in ("/proc/self/fd", "/dev/fd"):
         with contextlib.suppress(OSError):
-            place = Path(folder, str(opened)).readlink()
-            return place if _is_same(opened, place) else None
+            place = Path(folder, str(descriptor)).readlink()
+            return place if _is_same(descriptor, place) else None
     return None

@@ -126,11 +126,11 @@ class Status:
         """Return the steps left, converted into steps of the current stage by their numbers of tokens."""
         if self.stage is None:
             return max(0, total - self.step)
-        current, done, left = self.stages[self.stage].tokens_per_step, self.step, 0.0
+        current, step, remaining = self.stages[self.stage].tokens_per_step, self.step, 0.0
         for stage in self.stages[self.stage :]:
-            left += max(0, min(stage.end, total) - done) * stage.tokens_per_step / current
-            done = max(done, stage.end)
-        return left
+            remaining += max(0, min(stage.end, total) - step) * stage.tokens_per_step / current
+            step = max(step, stage.end)
+        return remaining
 
     def median(self, key: str) -> float | None:
         """Return the median of a number of the last steps; None for runs of before it was recorded."""
@@ -179,8 +179,8 @@ def assess(directory: Path, metrics: Metrics, lock: TrainerLock, removed: bool, 
     latest = checkpoints.newest(folder)
     total = _section(config, "scheduler").get("total_steps")
     total = total if type(total) is int and total > 0 else None
-    written = last_change(directory) if (directory / METRICS).exists() else None
-    age = None if written is None else max(0.0, now - written)
+    last_write = last_change(directory) if (directory / METRICS).exists() else None
+    age = None if last_write is None else max(0.0, now - last_write)
     state, detail = _state(metrics, lock, latest, total, age) if not removed else (State.REMOVED, "")
     return Status(
         directory=directory,

@@ -51,15 +51,15 @@ def ask(run: Path) -> TrainerLock:
         return TrainerLock(Held.UNKNOWN if (run / "metrics.jsonl").exists() else Held.NO)
     except OSError:
         return TrainerLock(Held.UNKNOWN)
-    listed = _is_listed(status)
-    if listed:
+    is_listed = _is_listed(status)
+    if is_listed:
         return TrainerLock(Held.YES, pid, host)
     if host not in (None, os.uname().nodename):
         return TrainerLock(Held.UNKNOWN, pid, host)
     if pid is not None and _has_open(pid, status):
         # File systems such as btrfs list their locks under another device number.
         return TrainerLock(Held.YES, pid, host)
-    return TrainerLock(Held.UNKNOWN if listed is None else Held.NO, pid, host)
+    return TrainerLock(Held.UNKNOWN if is_listed is None else Held.NO, pid, host)
 
 
 def _owner(path: Path) -> dict[str, Any]:
@@ -80,8 +80,8 @@ def _is_listed(status: os.stat_result) -> bool | None:
         lines = Path("/proc/locks").read_text(encoding="ascii").splitlines()
     except (OSError, ValueError):
         return None
-    wanted = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino}"
-    return any(wanted in line.split() for line in lines if "->" not in line)
+    file_id = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino}"
+    return any(file_id in line.split() for line in lines if "->" not in line)
 
 
 def _has_open(pid: int, status: os.stat_result) -> bool:

@@ -103,10 +103,10 @@ def machine(status: Status) -> list[Fact]:
 
 
 def _gpu(row: Row) -> Iterable[Fact]:
-    used, clock = number(row, "gpu_utilization"), number(row, "gpu_clock_mhz")
-    if used is None:
+    utilization, clock = number(row, "gpu_utilization"), number(row, "gpu_clock_mhz")
+    if utilization is None:
         return
-    yield "GPU", f"{100 * used:.0f} %" if clock is None else f"{100 * used:.0f} %, {clock:,.0f} MHz"
+    yield "GPU", f"{100 * utilization:.0f} %" if clock is None else f"{100 * utilization:.0f} %, {clock:,.0f} MHz"
     memory, total = number(row, "gpu_memory_bytes"), number(row, "gpu_memory_total_bytes")
     if memory is not None:
         yield "GPU memory", amount(int(memory)) if total is None else f"{amount(int(memory))} of {amount(int(total))}"
@@ -141,9 +141,9 @@ def files(status: Status) -> list[Fact]:
 
 def _skipped(row: Row | None) -> Iterable[Fact]:
     """Yield the rows that were skipped, `5 of 800: 5 empty`, and the number of corrupted files."""
-    if skipped := number(row, "skipped_rows"):
+    if count := number(row, "skipped_rows"):
         of = _formatted(number(row, "rows"), ",.0f")
-        yield "rows skipped", escaped(f"{skipped:,.0f} of {of}: {row.get('skipped') if row else ''}")
+        yield "rows skipped", escaped(f"{count:,.0f} of {of}: {row.get('skipped') if row else ''}")
     if files := number(row, "bad_files"):
         yield "corrupted", f"{files:,.0f} file{'' if files == 1 else 's'}, skipped as far as unreadable"
 
@@ -204,11 +204,11 @@ def plain(status: Status, width: int, unicode: bool) -> str:
     lines = [headline(status), *(f"{name:<{LABEL_WIDTH}}{escaped(text)}" for name, text in facts)]
     lines += [f"{'warning':<{LABEL_WIDTH}}{text}" for text in warnings(status)]
     if status.metrics.train.points:
-        drawn = chart.draw(loss_series(status, unicode), width, CHART_HEIGHT, unicode)
-        lines += ["", loss_title(unicode), *(row.plain.rstrip() for row in drawn)]
-    shown = sample(status)
-    if shown is not None:
-        title, prompt, text = shown
+        chart_rows = chart.draw(loss_series(status, unicode), width, CHART_HEIGHT, unicode)
+        lines += ["", loss_title(unicode), *(row.plain.rstrip() for row in chart_rows)]
+    sample_parts = sample(status)
+    if sample_parts is not None:
+        title, prompt, text = sample_parts
         lines += ["", title, *(f"  {row}" for row in f"{prompt}{text}".split("\n"))]
     return "\n".join(lines)
 

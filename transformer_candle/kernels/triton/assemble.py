@@ -44,15 +44,15 @@ class Assembled:
 @functools.cache
 def ptxas() -> str:
     """Return the path of the assembler: the environment variable `PTXAS`, else the one on PATH."""
-    found = os.environ.get("PTXAS") or shutil.which("ptxas")
-    if found is None:
+    path = os.environ.get("PTXAS") or shutil.which("ptxas")
+    if path is None:
         raise FileNotFoundError(
             "no ptxas: set PTXAS to that of CUDA 13.0, which the wheel nvidia-cuda-nvcc==13.0.88 contains"
         )
-    version = subprocess.run([found, "--version"], capture_output=True, text=True, check=True).stdout
+    version = subprocess.run([path, "--version"], capture_output=True, text=True, check=True).stdout
     if "release 13.0," not in version:
-        raise ValueError(f"{found} is not of CUDA 13.0")
-    return found
+        raise ValueError(f"{path} is not of CUDA 13.0")
+    return path
 
 
 def manifest() -> list[dict[str, Any]]:
@@ -75,17 +75,17 @@ def assemble(kernel: dict[str, Any], target: str, limit: int | None) -> Assemble
     """Run ptxas. `limit` is the shared memory of the target, None if no GPU of this target runs the kernel."""
     with tempfile.TemporaryDirectory() as folder:
         command = [ptxas(), "-v", f"--gpu-name={target}", FOLDER / kernel["file"], "-o", Path(folder, "out")]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        return Assembled(kernel["file"], target, 0, 0, 0, done.stderr.strip())
+        process = subprocess.run(command, capture_output=True, text=True, check=False)
+    if process.returncode:
+        return Assembled(kernel["file"], target, 0, 0, 0, process.stderr.strip())
     registers, stores, loads = (
-        int(re.search(pattern, done.stderr)[1])  # type: ignore[index]
+        int(re.search(pattern, process.stderr)[1])  # type: ignore[index]
         for pattern in (r"Used (\d+) reg", r"(\d+) bytes spill stores", r"(\d+) bytes spill loads")
     )
     spilled, shared, problem = max(stores, loads), kernel["shared_bytes"], None
     if spilled > MAX_SPILLED_BYTES:
         problem = f"{spilled} bytes of registers are spilled"
-    if "wgmma.mma_async instructions are serialized" in done.stderr:
+    if "wgmma.mma_async instructions are serialized" in process.stderr:
         problem = "its wgmma instructions are serialized"
     if limit is not None and shared > limit:
         problem = f"{shared} bytes of shared memory; the GPU has {limit}"
@@ -111,10 +111,12 @@ def assemble_all(pattern: str = "") -> Iterator[Assembled]:
 def main() -> int:
     """Print one line per kernel and target."""
     failed = False
-    for done in assemble_all(*sys.argv[1:]):
-        report = done.problem or f"{done.registers} registers, {done.spilled} spilled, {done.shared_bytes} shared"
-        print(f"{done.file} {done.target}: {report}", flush=True)
-        failed |= done.problem is not None
+    for result in assemble_all(*sys.argv[1:]):
+        report = (
+            result.problem or f"{result.registers} registers, {result.spilled} spilled, {result.shared_bytes} shared"
+        )
+        print(f"{result.file} {result.target}: {report}", flush=True)
+        failed |= result.problem is not None
     return failed
 
 

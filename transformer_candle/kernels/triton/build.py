@@ -48,8 +48,8 @@ def sources() -> list[str]:
 
 def kernels(source: str) -> list[Kernel]:
     """Return the kernels that a file declares."""
-    declared: list[Kernel] = importlib.import_module(Path(source).stem).KERNELS
-    return declared
+    declared_kernels: list[Kernel] = importlib.import_module(Path(source).stem).KERNELS
+    return declared_kernels
 
 
 def compile_kernel(kernel: Kernel) -> tuple[str, dict[str, Any]]:
@@ -125,14 +125,16 @@ def write(folder: Path, names: Sequence[str]) -> None:
     before = json.loads(path.read_text())["kernels"] if path.exists() else []
     tasks = [(source, index) for source in names for index in range(len(kernels(source)))]
     with ProcessPoolExecutor() as pool:
-        compiled = list(pool.map(compile_declared, *zip(*tasks, strict=True)))
-    for ptx, described in compiled:
+        compiled_kernels = list(pool.map(compile_declared, *zip(*tasks, strict=True)))
+    for ptx, described in compiled_kernels:
         file = folder / described["file"]
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(ptx)
-    kept = [described for described in before if described["source"] not in names and described["source"] in sources()]
+    other_kernels = [
+        described for described in before if described["source"] not in names and described["source"] in sources()
+    ]
     entries = sorted(
-        [*kept, *(described for _, described in compiled)],
+        [*other_kernels, *(described for _, described in compiled_kernels)],
         key=lambda one: (one["name"], one["family"], one.get("candidate") or ""),
     )
     files = [described["file"] for described in entries]
@@ -164,12 +166,12 @@ def main() -> int:
         return 0
     with tempfile.TemporaryDirectory() as folder:
         write(Path(folder), sources())
-        changed = differences(Path(folder), PTX)
-    for file in changed:
+        changed_files = differences(Path(folder), PTX)
+    for file in changed_files:
         print(
             f"ptx/{file} differs from what the sources compile to: run build.py (Triton as in requirements/oracle.txt)"
         )
-    return bool(changed)
+    return bool(changed_files)
 
 
 if __name__ == "__main__":

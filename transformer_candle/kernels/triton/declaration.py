@@ -70,8 +70,8 @@ class Kernel:
         parameters = list(self.function.arg_names)
         declared = [name for name in parameters if name not in self.constants]
         if list(self.arguments) != declared or not set(self.constants) <= set(parameters):
-            given = [*self.arguments, *self.constants]
-            raise ValueError(f"{self.name}: the function takes {parameters}, the declaration has {given}")
+            declared_names = [*self.arguments, *self.constants]
+            raise ValueError(f"{self.name}: the function takes {parameters}, the declaration has {declared_names}")
         for name, kind in self.arguments.items():
             if kind.removesuffix(":16") not in ARGUMENT_TYPES:
                 raise ValueError(f"{self.name}: `{name}` has the type {kind!r}, not one of {ARGUMENT_TYPES}")

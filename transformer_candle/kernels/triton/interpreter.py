@@ -37,12 +37,12 @@ def launch(kernel: Kernel, grid: Sequence[int], *arguments: Any) -> None:
         raise TypeError(f"{kernel.name} takes {list(kernel.arguments)}, given are {len(arguments)} arguments")
     for argument, (name, declared) in zip(arguments, kernel.arguments.items(), strict=True):
         kind, divisible = declared.removesuffix(":16"), declared.endswith(":16")
-        given = _TYPES.get(str(getattr(argument, "dtype", None)), {int: "i32", float: "fp32"}.get(type(argument)))
-        value = argument.data_ptr() if kind.startswith("*") and given == kind else argument
-        if given != kind or (divisible and value % 16):
-            raise TypeError(f"{kernel.name}: `{name}` is {declared}, given is {given} {value}")
-    named = dict(zip(kernel.arguments, arguments, strict=True))
-    kernel.function[tuple(grid)](**named, **kernel.constants)
+        actual = _TYPES.get(str(getattr(argument, "dtype", None)), {int: "i32", float: "fp32"}.get(type(argument)))
+        value = argument.data_ptr() if kind.startswith("*") and actual == kind else argument
+        if actual != kind or (divisible and value % 16):
+            raise TypeError(f"{kernel.name}: `{name}` is {declared}, given is {actual} {value}")
+    arguments_by_name = dict(zip(kernel.arguments, arguments, strict=True))
+    kernel.function[tuple(grid)](**arguments_by_name, **kernel.constants)
 
 
 def _to_f32(tensor: interpreter.TensorHandle) -> np.ndarray:

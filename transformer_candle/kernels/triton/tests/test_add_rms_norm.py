@@ -25,14 +25,14 @@ def inputs(width, dtype, rows=5):
 @pytest.mark.parametrize(("block", "width"), WIDTHS)
 def test_forward_matches_pytorch_and_normalize_repeats_it(block, width, dtype):
     x, _, weight = inputs(width, dtype)
-    normed, again, inv_rms = torch.empty_like(x), torch.empty_like(x), torch.empty(5)
+    normed, second_output, inv_rms = torch.empty_like(x), torch.empty_like(x), torch.empty(5)
     kernel = by_name(KERNELS, f"add_rms_norm_forward.{dtype}.h{block}")
     launch(kernel, [5], x, weight, normed, inv_rms, width, EPSILON)
     assert_near(normed, norm(x.double(), weight.double()))
     assert_near(inv_rms, torch.rsqrt((x.double() ** 2).mean(-1) + EPSILON), 1e-6)
     kernel = by_name(KERNELS, f"add_rms_norm_normalize.{dtype}")
-    launch(kernel, [5, blocks(width, kernel.constants["BLOCK"])], x, weight, inv_rms, again, width)
-    assert torch.equal(normed, again)
+    launch(kernel, [5, blocks(width, kernel.constants["BLOCK"])], x, weight, inv_rms, second_output, width)
+    assert torch.equal(normed, second_output)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

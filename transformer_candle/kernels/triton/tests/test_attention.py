@@ -59,9 +59,9 @@ def run(qkv, dout, heads, batch, documents=None, family="sm_80", candidates=()):
     dqkv = torch.full_like(qkv, torch.nan)
     begins = torch.zeros(tokens, dtype=torch.int32) if documents is None else documents
     sizes = (length, *heads.arguments, heads.size**-0.5)
-    taken = {one.name: one for one in candidates}
+    candidates_by_name = {one.name: one for one in candidates}
     forward, queries, keys = (
-        taken.get(one.name, one)
+        candidates_by_name.get(one.name, one)
         for direction in ("forward", "backward_queries", "backward_keys")
         for one in [kernel(f"attention_{direction}", dtype, heads, family, documents is not None)]
     )

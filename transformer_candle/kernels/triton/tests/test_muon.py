@@ -22,9 +22,9 @@ def scalars(rate=0.01, clip_scale=1.0, apply=1.0):
 
 def momentum_of(dtype, momentum, grad, values):
     update = torch.full(momentum.shape, float("nan"), dtype=DTYPES[dtype])
-    declared = kernel("momentum", dtype)
-    grid = [blocks(len(grad), declared.constants["BLOCK"])]
-    launch(declared, grid, momentum, grad, update, values, MU, REST, len(grad))
+    kernel_declaration = kernel("momentum", dtype)
+    grid = [blocks(len(grad), kernel_declaration.constants["BLOCK"])]
+    launch(kernel_declaration, grid, momentum, grad, update, values, MU, REST, len(grad))
     return update
 
 
@@ -79,9 +79,9 @@ def test_the_polynomial_equals_the_cpu_bitwise(size, dtype):
     gram_term = np.float32(b) * gram.float().numpy()
     gram_term = np.where(np.eye(size, dtype=bool), np.float32(a) + gram_term, gram_term)
     expected = torch.from_numpy(gram_term + np.float32(c) * square.float().numpy()).to(DTYPES[dtype])
-    declared = kernel("polynomial", dtype)
-    grid = [blocks(size * size, declared.constants["BLOCK"]), 2]
-    launch(declared, grid, gram, square, size, a, b, c, size * size)
+    kernel_declaration = kernel("polynomial", dtype)
+    grid = [blocks(size * size, kernel_declaration.constants["BLOCK"]), 2]
+    launch(kernel_declaration, grid, gram, square, size, a, b, c, size * size)
     assert torch.equal(square, expected)
 
 
@@ -93,8 +93,8 @@ def test_a_step_equals_the_cpu_bitwise(length, dtype):
     rate, scale, f32 = float(np.float32(0.01)), float(np.float32(0.2 * 50)), np.float32
     decay, scaled = f32(1 - rate * float(f32(0.1))), f32(rate * scale)
     expected = decay * master.numpy() - scaled * update.float().numpy()
-    declared = kernel("step", dtype)
-    grid = [blocks(length, declared.constants["BLOCK"])]
-    launch(declared, grid, *weights, update, scalars(rate), scale, 0.1, length)
+    kernel_declaration = kernel("step", dtype)
+    grid = [blocks(length, kernel_declaration.constants["BLOCK"])]
+    launch(kernel_declaration, grid, *weights, update, scalars(rate), scale, 0.1, length)
     ours = join_master(*weights) if dtype == "bf16" else weights[0]
     assert np.array_equal(ours.numpy(), expected)

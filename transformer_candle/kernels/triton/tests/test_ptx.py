@@ -10,10 +10,14 @@ FOLDER = Path(assemble.__file__).parent
 
 
 def test_checked_in_ptx_matches_the_sources():
-    done = subprocess.run([sys.executable, FOLDER / "build.py", "--check"], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
+    process = subprocess.run(
+        [sys.executable, FOLDER / "build.py", "--check"], capture_output=True, text=True, check=False
+    )
+    assert process.returncode == 0, process.stdout + process.stderr
 
 
 def test_every_kernel_assembles_and_fits_its_gpus():
-    problems = [f"{done.file} {done.target}: {done.problem}" for done in assemble.assemble_all() if done.problem]
+    problems = [
+        f"{result.file} {result.target}: {result.problem}" for result in assemble.assemble_all() if result.problem
+    ]
     assert not problems, "\n".join(problems)

@@ -39,6 +39,6 @@ def test_sweep_finds_the_declared_tile_of_a_gpu():
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="tests the message without a GPU")
 def test_sweep_without_a_gpu_exits_with_a_message():
-    done = subprocess.run([sys.executable, FILE], capture_output=True, text=True, check=False)
-    assert done.returncode == 2
-    assert done.stderr == "sweep.py needs a GPU, and PyTorch sees none: run it where `nvidia-smi` lists one\n"
+    process = subprocess.run([sys.executable, FILE], capture_output=True, text=True, check=False)
+    assert process.returncode == 2
+    assert process.stderr == "sweep.py needs a GPU, and PyTorch sees none: run it where `nvidia-smi` lists one\n"

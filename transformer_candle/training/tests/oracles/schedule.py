@@ -23,12 +23,12 @@ def rates(strategy: str, warmup: int, total: int) -> list[float]:
     if warmup > 1:
         rise = LinearLR(optimizer, 1 / warmup, 1.0, total_iters=warmup - 1)
         schedule = SequentialLR(optimizer, [rise, decay], milestones=[warmup - 1])
-    found = []
+    values = []
     for _ in range(total):
-        found.append(optimizer.param_groups[0]["lr"])
+        values.append(optimizer.param_groups[0]["lr"])
         optimizer.step()
         schedule.step()
-    return found
+    return values
 
 
 print("# strategy warmup total step rate; made by schedule.py with torch", torch.__version__)
