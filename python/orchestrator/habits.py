@@ -39,8 +39,9 @@ TRAINING = _table(
         "--ctx-size --max-length --n-ctx",
         "--seq-len N",
     ),
-    ("--dtype --mixed-precision --torch-dtype", "--precision bf16 or --precision fp32"),
+    ("--dtype --mixed-precision --torch-dtype", "--precision bf16, fp32 or fp8"),
     ("--bf16 --fp16 --amp", "--precision bf16"),
+    ("--fp8", "--precision fp8"),
     (
         "--model --model-name --model-name-or-path --base-model --pretrained --checkpoint-dir -m",
         "--init-from OWNER/NAME or --init-from DIR",

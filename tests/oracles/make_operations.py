@@ -1,7 +1,7 @@
 """Write `tests/golden/<operation>.safetensors`: what PyTorch computes, in float64, for every operation.
 
 Run `python tests/oracles/make_operations.py` in an environment with torch and safetensors. The inputs are drawn so
-that float32 represents them exactly; ids and targets are int64, everything else is float64. Axes: N tokens, B
+that float32 represents them exactly; ids and targets are int64, everything else but fp8 is float64. Axes: N tokens, B
 sequences, T positions, D hidden, H query heads, K key/value heads, E head size, P = (H + 2K) * E packed QKV, I
 intermediate, V padded vocabulary. `d<name>` is the gradient of a scalar with respect to <name>.
 
@@ -26,17 +26,23 @@ intermediate, V padded vocabulary. `d<name>` is the gradient of a scalar with re
     muon                hyper_2 = [momentum, weight_decay], learning_rates_S; of a wide, a tall and a square matrix:
                         *_start_MN, *_grads_SMN, *_weights_SMN (after every step), *_momentum_MN (after the last), and
                         bf16.*_weights_MN (after the last) with the iteration in bfloat16, as PyTorch ships it
+    fp8                 x_RC with zero blocks, subnormals and large rows; x_tensor_RC, x_128_RC, x_32_RC: rounded to
+                        e4m3 with one scale, or one for each square of 128 or 32; every_32, every_128: the same of all
+                        65,536 bfloat16 numbers as [2048, 32]. All bfloat16
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import product
 from pathlib import Path
 from types import FunctionType, SimpleNamespace
 
+import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy.typing import NDArray
 from safetensors.torch import save_file
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden"
@@ -269,9 +275,46 @@ def muon() -> Tensors:
     return tensors
 
 
+def e4m3(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Round finite numbers to e4m3 by its definition, and check PyTorch's own conversion."""
+    exponents = np.maximum(np.frexp(values)[1] - 1, -6)
+    spacing = np.ldexp(1.0, exponents - 3)
+    rounded = np.copysign(np.rint(np.abs(values) / spacing) * spacing, values)
+    assert np.array_equal(rounded, torch.from_numpy(values).to(torch.float8_e4m3fn).double().numpy())
+    return rounded
+
+
+def in_fp8(x: torch.Tensor, edge: int) -> torch.Tensor:
+    """Round each square of so many rows and columns to e4m3 times a power of two, in float64."""
+    values = x.double().numpy()
+    out = np.full_like(values, np.nan)
+    for row, column in product(range(0, values.shape[0], edge), range(0, values.shape[1], edge)):
+        block = (slice(row, row + edge), slice(column, column + edge))
+        if np.isfinite(values[block]).all():
+            largest = np.abs(values[block]).max()
+            exponent = -120 if largest == 0 else np.ceil(np.log2(largest / 448)).clip(-120, 120)
+            scale = np.ldexp(1.0, int(exponent))
+            assert largest <= 448 * scale
+            out[block] = e4m3(values[block] / scale) * scale
+    rounded = torch.from_numpy(out).bfloat16()
+    assert torch.equal(rounded.double().nan_to_num(), torch.from_numpy(out).nan_to_num())
+    return rounded
+
+
+def fp8() -> Tensors:
+    x = torch.randn(200, 270)
+    x[:32, 64:96] = 0  # a block of zeros
+    x[100:132] *= 1e-38  # among them subnormal numbers
+    x[7], x[180] = x[7] * 1e4, x[180] * 1e30
+    x = x.bfloat16()
+    every = torch.arange(65_536, dtype=torch.int32).to(torch.uint16).view(torch.bfloat16).reshape(2048, 32)
+    rounded = {f"x_{name}_RC": in_fp8(x, edge) for name, edge in {"tensor": 1000, "128": 128, "32": 32}.items()}
+    return {"x_RC": x, **rounded, "every_32": in_fp8(every, 32), "every_128": in_fp8(every, 128)}
+
+
 OPERATIONS = (
     embedding, add_rms_norm, bias, qk_norm, rope, attention, attention_documents, swiglu, linear, head_cross_entropy,
-    grad_norm, adamw, muon,
+    grad_norm, adamw, muon, fp8,
 )  # fmt: skip
 
 

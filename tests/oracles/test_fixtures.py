@@ -19,7 +19,11 @@ def assert_stored(name: str, tensors: Tensors, tolerance: float) -> None:
     assert stored.keys() == tensors.keys()
     exact = [key for key in stored if not key.startswith("bf16.")]
     torch.testing.assert_close(
-        {key: tensors[key] for key in exact}, {key: stored[key] for key in exact}, rtol=tolerance, atol=tolerance
+        {key: tensors[key] for key in exact},
+        {key: stored[key] for key in exact},
+        rtol=tolerance,
+        atol=tolerance,
+        equal_nan=True,
     )
 
 

@@ -89,7 +89,7 @@ fn compare(
     let exact = compute(&cpu, 1, dtype, true)?;
     let bounds: Vec<f64> = match precision {
         Precision::Fp32 => vec![F32; exact.len()],
-        Precision::Bf16 => {
+        Precision::Bf16 | Precision::Fp8 => {
             let rounded = compute(&cpu, 1, dtype, false)?;
             let tolerance = |((_, ours), (_, exact)): (&(String, BufferContents), &(String, BufferContents))| {
                 BF16_FACTOR * relative_error(&ours.numbers(), &exact.numbers()) + BF16_FLOOR
@@ -224,6 +224,7 @@ impl GradientCase {
             sequence_length: self.sequence_length,
             dtype: weights.dtype,
             residual_dtype: weights.dtype,
+            fp8: None,
             recompute: ActivationRecompute::None,
             training: true,
             device: device.kind(),
@@ -256,6 +257,7 @@ impl GradientCase {
             batch: self.batch,
             sequence_length: self.sequence_length,
             precision: if weights.dtype == DType::BF16 { Precision::Bf16 } else { Precision::Fp32 },
+            fp8: None,
             recompute,
             device: device.device.kind(),
             training: true,
@@ -292,5 +294,6 @@ fn dtype_name(precision: Precision) -> &'static str {
     match precision {
         Precision::Fp32 => "fp32",
         Precision::Bf16 => "bf16",
+        Precision::Fp8 => "fp8",
     }
 }

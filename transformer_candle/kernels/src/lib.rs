@@ -47,6 +47,7 @@ pub mod cast;
 pub mod counter_hash;
 pub mod dropout;
 pub mod embedding;
+pub mod fp8;
 pub mod grad_norm;
 pub mod head_cross_entropy;
 pub mod linear;

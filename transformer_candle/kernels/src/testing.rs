@@ -133,7 +133,7 @@ impl Golden {
     }
 
     pub(crate) fn values(&self, name: &str) -> Vec<f64> {
-        self.0[name].flatten_all().unwrap().to_vec1().unwrap()
+        self.0[name].flatten_all().unwrap().to_dtype(DType::F64).unwrap().to_vec1().unwrap()
     }
 
     pub(crate) fn integers(&self, name: &str) -> Vec<i64> {

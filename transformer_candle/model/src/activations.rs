@@ -7,6 +7,7 @@
 
 use std::collections::BTreeMap;
 
+use kernels::fp8::ScaleBlock;
 use kernels::memory::{Arena, Category};
 use kernels::{Buffer, DType, DeviceKind};
 
@@ -28,6 +29,9 @@ pub struct ActivationSettings {
     pub recompute: ActivationRecompute,
     /// Whether there is a backward pass at all.
     pub training: bool,
+    /// The elements that share a scale where the operands of the blocks' GEMMs are rounded to fp8; None where they are
+    /// not.
+    pub fp8: Option<ScaleBlock>,
     /// The kind of device that the model runs on.
     pub device: DeviceKind,
     /// Elements of workspace that the caller's own operations need.
@@ -71,6 +75,11 @@ impl<'a> BlockBuffers<'a> {
             let name = format!("layers.{}.{name}", self.layer);
             return self.arena.take(name, Category::SavedActivations, dtype, shape);
         }
+        self.take_shared(name, dtype, shape)
+    }
+
+    /// Takes the buffer of this name that all blocks share.
+    pub(crate) fn take_shared(&mut self, name: &'static str, dtype: DType, shape: &[usize]) -> Buffer {
         let take = || self.arena.take(format!("layers.{name}"), Category::Scratch, dtype, shape);
         self.shared.entry(name).or_insert_with(take).clone()
     }

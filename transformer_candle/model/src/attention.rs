@@ -4,6 +4,7 @@ use kernels::attention::{AttentionShape, Saved as SavedAttention};
 use kernels::{Buffer, DType, attention, bias, linear, qk_norm, rope};
 
 use crate::activations::{ActivationSettings, BlockBuffers, Saved};
+use crate::fp8::Fp8Operands;
 use crate::linear::Linear;
 use crate::lora::{self, MakeAdapters};
 use crate::norm::{Norm, NormActivations};
@@ -65,13 +66,20 @@ impl Attention {
         let saved = if qk_norm.is_some() { Saved::Recomputable } else { Saved::Inner };
         Ok(Self {
             norm: Norm::new(norm_weight, previous_ND, values),
-            qkv: Linear::new("qkv", qkv.clone(), weights.qkv_bias.clone(), adapters(&weights.adapters.qkv)?),
+            qkv: Linear::new(
+                "qkv",
+                qkv.clone(),
+                weights.qkv_bias.clone(),
+                adapters(&weights.adapters.qkv)?,
+                Fp8Operands::take(shape, [d, heads.packed_width()], buffers)?,
+            ),
             qk_norm,
             output: Linear::new(
                 "attention_output",
                 output.clone(),
                 None,
                 adapters(&weights.adapters.attention_output)?,
+                Fp8Operands::take(shape, [heads.query_width(), d], buffers)?,
             ),
             qkv_NP: buffers.take("qkv", saved, dtype, &[n, heads.packed_width()]),
             attended_NA: buffers.take("attended", Saved::Inner, dtype, &[n, heads.query_width()]),

@@ -193,6 +193,7 @@ mod tests {
             sequence_length: 2048,
             dtype: DType::BF16,
             residual_dtype: DType::BF16,
+            fp8: None,
             recompute,
             training,
             device: DeviceKind::Cpu,

@@ -63,6 +63,7 @@ impl Decoder {
             residual_dtype: dtype,
             recompute,
             training,
+            fp8: settings.fp8,
             device,
             workspace_elements: head_cross_entropy::workspace_elements(rows, shape.hidden_size, v, device),
         };

@@ -80,6 +80,7 @@ impl Generator {
             residual_dtype: sums_dtype,
             recompute: ActivationRecompute::None,
             training: false,
+            fp8: None,
             workspace_elements: linear::workspace_elements(1, shape.hidden_size, shape.padded_vocab_size, device),
             device,
         };

@@ -16,6 +16,7 @@
 //!     batch: 1,
 //!     sequence_length: 4,
 //!     precision: Precision::Fp32,
+//!     fp8: None,
 //!     recompute: ActivationRecompute::None,
 //!     training: true,
 //!     z_loss: 0.0,
@@ -49,6 +50,7 @@ pub mod backbone;
 pub mod block;
 mod decoder;
 mod error;
+mod fp8;
 pub mod generation;
 pub mod hugging_face;
 pub mod initialization;
@@ -73,4 +75,4 @@ pub use lora::AdapterParameters;
 pub use parameters::{ParameterKind, ParameterSpec, Parameters};
 pub use run_config::{ActivationRecompute, Precision};
 pub use sampling::{SamplingSettings, sample};
-pub use shape::{LoraShape, ModelShape};
+pub use shape::{LinearMap, LoraShape, ModelShape};

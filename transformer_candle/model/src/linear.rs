@@ -4,6 +4,7 @@
 use kernels::{Buffer, WriteMode, bias, linear, timing};
 
 use crate::Result;
+use crate::fp8::{Fp8Operands, RoundedOperand};
 use crate::lora::Adapter;
 use crate::weight::Weight;
 
@@ -16,18 +17,28 @@ pub struct Linear {
     weight_OI: Weight,
     bias_O: Option<Weight>,
     adapters: Vec<Adapter>,
+    /// Where operands are rounded to; None where GEMMs are not in fp8. What adapters compute is not.
+    fp8: Option<Fp8Operands>,
 }
 
 impl Linear {
     /// The linear map with weights `[O, I]`, bias `[O]` and adapters; `name` is for profiles.
-    pub(crate) fn new(name: &'static str, weight_OI: Weight, bias_O: Option<Weight>, adapters: Vec<Adapter>) -> Self {
-        Self { name, weight_OI, bias_O, adapters }
+    pub(crate) fn new(
+        name: &'static str,
+        weight_OI: Weight,
+        bias_O: Option<Weight>,
+        adapters: Vec<Adapter>,
+        fp8: Option<Fp8Operands>,
+    ) -> Self {
+        Self { name, weight_OI, bias_O, adapters, fp8 }
     }
 
     /// Writes the outputs.
     pub fn forward(&mut self, x_NI: &Buffer, y_NO: &mut Buffer, workspace: &mut Buffer) -> Result<()> {
         timing::scope(self.name, || {
-            linear::forward(x_NI, &self.weight_OI.values, y_NO, workspace)?;
+            let (x, weight) = self.fp8.as_mut().map(|fp8| (&mut fp8.input_NI, &mut fp8.weight_OI)).unzip();
+            let weight_OI = RoundedOperand::of(weight, &self.weight_OI.values)?;
+            linear::forward(RoundedOperand::of(x, x_NI)?, weight_OI, y_NO, workspace)?;
             if let Some(bias_O) = &self.bias_O {
                 bias::forward(y_NO, &bias_O.values)?;
             }
@@ -38,7 +49,10 @@ impl Linear {
     /// Writes the gradient of the inputs.
     pub fn backward_input(&mut self, dy_NO: &Buffer, dx_NI: &mut Buffer, workspace: &mut Buffer) -> Result<()> {
         timing::scope(self.name, || {
-            linear::backward_input(dy_NO, &self.weight_OI.values, dx_NI, workspace)?;
+            let operands = self.fp8.as_mut().map(|fp8| (&mut fp8.output_gradient_NO, &mut fp8.weight_OI));
+            let (dy, weight) = operands.unzip();
+            let weight_OI = RoundedOperand::of(weight, &self.weight_OI.values)?;
+            linear::backward_input(RoundedOperand::of(dy, dy_NO)?, weight_OI, dx_NI, workspace)?;
             self.adapters.iter_mut().try_for_each(|adapter| adapter.backward_input(dy_NO, dx_NI, workspace))
         })
     }
@@ -53,6 +67,9 @@ impl Linear {
     ) -> Result<()> {
         timing::scope(self.name, || {
             if let Some(dweight_OI) = &mut self.weight_OI.gradient {
+                let operands = self.fp8.as_mut().map(|fp8| (&mut fp8.output_gradient_NO, &mut fp8.input_NI));
+                let (dy, x) = operands.unzip();
+                let (dy_NO, x_NI) = (RoundedOperand::of(dy, dy_NO)?, RoundedOperand::of(x, x_NI)?);
                 linear::backward_weight(dy_NO, x_NI, dweight_OI, write_mode, workspace)?;
             }
             if let Some(dbias_O) = self.bias_O.as_mut().and_then(|bias_O| bias_O.gradient.as_mut()) {
@@ -61,5 +78,83 @@ impl Linear {
             let mut adapters = self.adapters.iter_mut();
             adapters.try_for_each(|adapter| adapter.backward_weight(dy_NO, x_NI, write_mode, workspace))
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use kernels::fp8::{ScaleBlock, reference};
+    use kernels::memory::Arena;
+    use kernels::{DType, Device, DeviceKind, bf16};
+
+    use super::*;
+    use crate::activations::{ActivationSettings, BlockBuffers};
+    use crate::shape::tests::one_billion;
+    use crate::{ActivationRecompute, ModelShape};
+
+    const BLOCK: ScaleBlock = ScaleBlock::Square(32);
+
+    /// A matrix of numbers of very different sizes, and the same rounded to fp8.
+    fn operand(seed: usize, sizes @ [rows, columns]: [usize; 2]) -> [Buffer; 2] {
+        let number =
+            |at: usize| (((at * 97 + seed) % 1009) as f64 / 500.0 - 1.0) * 10f64.powi((at / columns % 7) as i32);
+        let exact: Vec<f64> = (0..rows * columns).map(|at| bf16::from_f64(number(at)).to_f64()).collect();
+        [exact.clone(), reference::round(&exact, sizes, BLOCK)].map(|values| {
+            let mut buffer = Buffer::zeros(&sizes, DType::BF16, &Device::Cpu).unwrap();
+            buffer.write(&values.into_iter().map(bf16::from_f64).collect::<Vec<_>>()).unwrap();
+            buffer
+        })
+    }
+
+    #[test]
+    fn all_three_gemms_of_a_map_have_rounded_operands() {
+        let [n, inputs, outputs] = [50, 96, 70];
+        let shape = ModelShape { hidden_size: inputs, intermediate_size: outputs, ..one_billion() };
+        let settings = ActivationSettings {
+            batch: 1,
+            sequence_length: n,
+            dtype: DType::BF16,
+            residual_dtype: DType::BF16,
+            fp8: Some(BLOCK),
+            recompute: ActivationRecompute::None,
+            training: true,
+            device: DeviceKind::Cpu,
+            workspace_elements: 0,
+        };
+        let ([x, x_rounded], [w, w_rounded], [dy, dy_rounded]) =
+            (operand(1, [n, inputs]), operand(2, [outputs, inputs]), operand(3, [n, outputs]));
+        let zeros = |shape: &[usize], dtype| Buffer::zeros(shape, dtype, &Device::Cpu).unwrap();
+        let results = || {
+            let [y, dx] = [outputs, inputs].map(|width| zeros(&[n, width], DType::BF16));
+            [y, dx, zeros(&[outputs, inputs], DType::F32)]
+        };
+        let ([mut y, mut dx, dw], [mut expected_y, mut expected_dx, mut expected_dw]) = (results(), results());
+        let elements = linear::workspace_elements(n, inputs, outputs, DeviceKind::Cpu);
+        let mut workspace = zeros(&[elements], DType::F32);
+        linear::forward(&x_rounded, &w_rounded, &mut expected_y, &mut workspace).unwrap();
+        linear::backward_input(&dy_rounded, &w_rounded, &mut expected_dx, &mut workspace).unwrap();
+        let mode = WriteMode::Overwrite;
+        linear::backward_weight(&dy_rounded, &x_rounded, &mut expected_dw, mode, &mut workspace).unwrap();
+
+        let (_, plan) = kernels::memory::count(|arena| take(&shape, &settings, [inputs, outputs], arena)).unwrap();
+        assert!(plan.bytes() > 0);
+        let fp8 = kernels::memory::allocate(&Device::Cpu, |arena| take(&shape, &settings, [inputs, outputs], arena));
+        let weight = Weight { values: w, gradient: Some(dw.clone()) };
+        let mut map = Linear::new("map", weight, None, Vec::new(), fp8.unwrap());
+        map.forward(&x, &mut y, &mut workspace).unwrap();
+        map.backward_input(&dy, &mut dx, &mut workspace).unwrap();
+        map.backward_weight(&dy, &x, mode, &mut workspace).unwrap();
+        for (ours, expected) in [(y, expected_y), (dx, expected_dx), (dw, expected_dw)] {
+            assert_eq!(ours.read_f32().unwrap(), expected.read_f32().unwrap());
+        }
+    }
+
+    fn take(
+        shape: &ModelShape,
+        settings: &ActivationSettings,
+        sizes: [usize; 2],
+        arena: &mut Arena,
+    ) -> Result<Option<Fp8Operands>> {
+        Fp8Operands::take(shape, sizes, &mut BlockBuffers::new(settings, arena))
     }
 }

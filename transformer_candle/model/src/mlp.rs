@@ -3,6 +3,7 @@
 use kernels::{Buffer, DType, linear, swiglu};
 
 use crate::activations::{ActivationSettings, BlockBuffers, Saved};
+use crate::fp8::Fp8Operands;
 use crate::linear::Linear;
 use crate::lora::{self, MakeAdapters};
 use crate::norm::{Norm, NormActivations};
@@ -41,8 +42,20 @@ impl Mlp {
         };
         Ok(Self {
             norm: Norm::new(weights.mlp_norm.clone(), Some(previous_ND), values),
-            gate_up: Linear::new("gate_up", weights.gate_up.clone(), None, adapters(&weights.adapters.gate_up)?),
-            down: Linear::new("down", weights.down.clone(), None, adapters(&weights.adapters.down)?),
+            gate_up: Linear::new(
+                "gate_up",
+                weights.gate_up.clone(),
+                None,
+                adapters(&weights.adapters.gate_up)?,
+                Fp8Operands::take(shape, [d, 2 * i], buffers)?,
+            ),
+            down: Linear::new(
+                "down",
+                weights.down.clone(),
+                None,
+                adapters(&weights.adapters.down)?,
+                Fp8Operands::take(shape, [i, d], buffers)?,
+            ),
             gate_up_N2I: buffers.take("gate_up", Saved::Inner, dtype, &[n, 2 * i]),
             activated_NI: buffers.take("activated", Saved::Recomputable, dtype, &[n, i]),
         })

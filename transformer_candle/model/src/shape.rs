@@ -94,6 +94,28 @@ impl ModelShape {
     pub fn heads(&self) -> HeadLayout {
         HeadLayout { heads: self.num_attention_heads, kv_heads: self.num_key_value_heads, head_size: self.head_size }
     }
+
+    /// The linear maps of every block, in the order of the forward pass.
+    pub fn linear_maps(&self) -> [LinearMap; 4] {
+        let (d, i, heads) = (self.hidden_size, self.intermediate_size, self.heads());
+        [
+            LinearMap { name: "qkv", inputs: d, outputs: heads.packed_width() },
+            LinearMap { name: "attention_output", inputs: heads.query_width(), outputs: d },
+            LinearMap { name: "gate_up", inputs: d, outputs: 2 * i },
+            LinearMap { name: "down", inputs: i, outputs: d },
+        ]
+    }
+}
+
+/// A linear map of a block: its name in profiles, and the widths of its rows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LinearMap {
+    /// `qkv`, `attention_output`, `gate_up` or `down`.
+    pub name: &'static str,
+    /// Width of a row that it reads.
+    pub inputs: usize,
+    /// Width of a row that it writes.
+    pub outputs: usize,
 }
 
 /// Rows of a vocabulary in memory, padding included.

@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used)]
 
 use allocation_counter::AllocationInfo;
+use kernels::fp8::ScaleBlock;
 use kernels::memory::allocate;
 use kernels::{Buffer, DType, Device, DeviceKind};
 use model::{ActivationRecompute, Decoder, DecoderSettings, ModelShape, Precision, initialization};
@@ -30,6 +31,7 @@ fn allocations(
         batch,
         sequence_length: 128,
         precision,
+        fp8: (precision == Precision::Fp8).then_some(ScaleBlock::Square(32)),
         recompute,
         training: true,
         z_loss: 0.0,
@@ -60,9 +62,8 @@ fn a_step_allocates_nothing() {
         (Architecture::Qwen2, None),
         (Architecture::Qwen3, None),
     ] {
-        for (precision, batch) in
-            [(Precision::Fp32, 1), (Precision::Fp32, 8), (Precision::Bf16, 1), (Precision::Bf16, 8)]
-        {
+        let cases = [Precision::Fp32, Precision::Bf16, Precision::Fp8].into_iter();
+        for (precision, batch) in cases.flat_map(|precision| [1, 8].map(|batch| (precision, batch))) {
             let during = allocations(architecture, batch, precision, recompute);
             assert_eq!(during.bytes_current, 0, "kept: {during:?}");
             let what = format!("{architecture:?} {precision:?} {recompute:?} batch {batch}");

@@ -68,8 +68,8 @@ pub use resolve::OWN_TOKENIZER;
 pub use resolved_run::{CheckpointTokenizer, ResolvedRun};
 pub use run_folder::{RESOLVED_CONFIG, checkpoint_directory};
 pub use runtime::{
-    ActivationRecompute, BestConfig, CheckpointConfig, DivergenceGuardConfig, EvaluationConfig, LoggingConfig,
-    Precision, RuntimeConfig,
+    ActivationRecompute, BestConfig, CheckpointConfig, DivergenceGuardConfig, EvaluationConfig, Fp8Recipe,
+    LoggingConfig, Precision, RuntimeConfig,
 };
 pub use scheduler::{ScheduleStrategy, SchedulerConfig};
 pub use stages::{StageConfig, StageStart, StageWeight};

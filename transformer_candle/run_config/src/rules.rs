@@ -9,7 +9,7 @@ use crate::error::Problem;
 use crate::fill::near_divisor;
 use crate::scheduler::ScheduleStrategy;
 use crate::tokenizer::SpecialTokens;
-use crate::{BatchSize, DataFormat, Packing, RunConfig, TimeSpan, stages};
+use crate::{BatchSize, DataFormat, Fp8Recipe, Packing, Precision, RunConfig, TimeSpan, stages};
 
 /// Checks every rule whose keys were themselves valid.
 pub(crate) fn check(config: &RunConfig, findings: &mut Findings) {
@@ -36,6 +36,7 @@ pub(crate) fn check(config: &RunConfig, findings: &mut Findings) {
     rules.transferred_models_are_untied();
     rules.batch_warmup_starts_small();
     rules.adapters_are_complete();
+    rules.fp8_recipe_needs_fp8();
     stages::check(config, findings);
 }
 
@@ -217,6 +218,16 @@ impl Rules<'_> {
             let problem = Problem::new(key, "is given, but data.format is text, which has no conversations");
             self.report(&[key, "data.format"], problem.suggest("remove it, or write data.format: chat"));
         }
+    }
+
+    fn fp8_recipe_needs_fp8(&mut self) {
+        let runtime = &self.config.runtime;
+        if runtime.fp8_recipe == Fp8Recipe::default() || runtime.precision == Precision::Fp8 {
+            return;
+        }
+        let path = "runtime.fp8_recipe";
+        let problem = Problem::new(path, "is given, but runtime.precision is not fp8");
+        self.report(&[path, "runtime.precision"], problem.suggest("remove it, or write runtime.precision: fp8"));
     }
 
     fn samples_take_time(&mut self) {

@@ -21,8 +21,10 @@ pub struct RuntimeConfig {
     #[schemars(range(min = 0, max = 9_223_372_036_854_775_807_i64))]
     pub seed: u64,
     /// Precision of matmuls and activations. Master weights, optimizer state and accumulation are f32
-    /// in both.
+    /// in all.
     pub precision: Precision,
+    /// With `precision: fp8`, the numbers of an operand that share a scale.
+    pub fp8_recipe: Fp8Recipe,
     /// CPU threads. Default: `RAYON_NUM_THREADS`, else all cores. Results do not depend on it.
     #[schemars(range(min = 1, max = 4096))]
     pub threads: Option<usize>,
@@ -63,6 +65,7 @@ impl Default for RuntimeConfig {
             device: Device::Auto,
             seed: 42,
             precision: Precision::Fp32,
+            fp8_recipe: Fp8Recipe::default(),
             threads: None,
             memory_limit: None,
             deterministic: false,
@@ -86,6 +89,23 @@ pub enum Precision {
     Fp32,
     /// Operands and activations in bfloat16, sums in f32.
     Bf16,
+    /// As `bf16`, but the operands of the matmuls in the blocks are rounded to 8 bits (e4m3), with a scale for each
+    /// group of numbers. Head, embedding, attention, norms and adapters stay as they are, and so do checkpoints. A CPU
+    /// only rounds as a GPU would, which takes time and memory; GPUs do not have it in this version.
+    Fp8,
+}
+
+/// The numbers of an fp8 operand that share a scale, a power of two.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum Fp8Recipe {
+    /// All of a tensor: the only one on GPUs of the Ada generation.
+    Tensorwise,
+    /// Squares of 128 x 128, as on Hopper.
+    Blockwise,
+    /// Squares of 32 x 32, as on Blackwell.
+    #[default]
+    Mxfp8,
 }
 
 /// Which activations are recomputed in the backward pass.

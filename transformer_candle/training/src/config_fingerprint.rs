@@ -8,7 +8,8 @@ use std::{
 
 use dataset::SourceDescription;
 use run_config::{
-    Algorithm, Architecture, Bos, DataFormat, FIRST_READING_VERSION, Packing, ResolvedRun, RopeType, RunConfig,
+    Algorithm, Architecture, Bos, DataFormat, FIRST_READING_VERSION, Packing, Precision, ResolvedRun, RopeType,
+    RunConfig,
 };
 use serde_json::{Value, json};
 
@@ -149,6 +150,9 @@ fn of_settings(config: &RunConfig) -> ConfigFingerprint {
     }
     add(ALGORITHM, json!(optimizer.algorithm));
     add(PRECISION, json!(runtime.precision));
+    if runtime.precision == Precision::Fp8 {
+        add("runtime.fp8_recipe", json!(runtime.fp8_recipe));
+    }
     add("runtime.seed", json!(runtime.seed));
     add("data.sequence_length", json!(data.sequence_length));
     add(PACKING, json!(data.packing));

@@ -12,7 +12,7 @@ use kernels::{
     cuda::{Gpu, limits},
 };
 use model::ModelShape;
-use run_config::{ResolvedRun, RunConfig};
+use run_config::{Precision, ResolvedRun, RunConfig};
 
 pub use self::gpu_memory::GpuMemory;
 use crate::{
@@ -120,14 +120,17 @@ pub fn describe(device: &Device) -> String {
 
 /// Returns why no GPU trains a config's model, as a clause that follows "a GPU"; none where one does.
 pub fn refusal(config: &RunConfig) -> Result<Option<String>> {
+    if config.runtime.precision == Precision::Fp8 {
+        return Ok(Some("does not multiply in fp8 (runtime.precision) in this version".to_owned()));
+    }
     Ok(limits::refusal(&sizes(&model_shape(config)?, config.longest_sequence())))
 }
 
 /// The error message for a requested GPU that does not support the model.
 pub(crate) fn refused(requested_device: run_config::Device, clause: &str) -> String {
     format!(
-        "the device asked for is {requested_device}, and this model needs a CPU: a GPU {clause}. Change the \
-         model's sizes, or take `--device cpu`"
+        "the device asked for is {requested_device}, and this run needs a CPU: a GPU {clause}. Change that, or take \
+         `--device cpu`"
     )
 }
 

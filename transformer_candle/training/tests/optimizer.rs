@@ -51,6 +51,7 @@ impl Golden {
             batch,
             sequence_length,
             precision,
+            fp8: None,
             recompute,
             training: true,
             z_loss: 0.0,

@@ -13,6 +13,7 @@ pub(crate) mod disjoint;
 pub(crate) mod dropout;
 pub(crate) mod embedding;
 pub(crate) mod exp;
+pub(crate) mod fp8;
 pub(crate) mod gemm;
 pub(crate) mod grad_norm;
 pub(crate) mod head_cross_entropy;

@@ -1,5 +1,6 @@
 //! What decides the sizes of a decoder's buffers.
 
+use kernels::fp8::ScaleBlock;
 use kernels::{DType, DeviceKind};
 
 use crate::{ActivationRecompute, Precision};
@@ -32,6 +33,9 @@ pub struct DecoderSettings {
     pub sequence_length: usize,
     /// Element type of weights and activations.
     pub precision: Precision,
+    /// The elements that share a scale where the operands of the blocks' GEMMs are rounded to fp8, beside BF16
+    /// activations; None where they are not.
+    pub fp8: Option<ScaleBlock>,
     /// Which activations the backward pass recomputes instead of keeping them.
     pub recompute: ActivationRecompute,
     /// The kind of device that the model runs on.
@@ -46,7 +50,7 @@ pub struct DecoderSettings {
 pub fn dtype_of(precision: Precision) -> DType {
     match precision {
         Precision::Fp32 => DType::F32,
-        Precision::Bf16 => DType::BF16,
+        Precision::Bf16 | Precision::Fp8 => DType::BF16,
     }
 }
 
@@ -73,6 +77,7 @@ mod tests {
             batch,
             sequence_length: 2048,
             precision: Precision::Bf16,
+            fp8: None,
             recompute: ActivationRecompute::Selective,
             device: DeviceKind::Cuda,
             training,

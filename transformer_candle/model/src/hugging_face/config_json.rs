@@ -18,7 +18,7 @@ pub fn config_json(
 ) -> Value {
     let dtype = match precision {
         Precision::Fp32 => "float32",
-        Precision::Bf16 => "bfloat16",
+        Precision::Bf16 | Precision::Fp8 => "bfloat16",
     };
     let mut config = json!({
         "architectures": [shape.architecture.class_name()],

@@ -1,10 +1,18 @@
 //! Bitwise the same: whatever is recomputed, and however many threads there are.
 
+use kernels::fp8::ScaleBlock;
 use model::{ActivationRecompute, DecoderSettings, ModelShape, Precision};
 
 use run_config::Architecture;
 
 use crate::models::{self, Batch, plain, tiny};
+
+const PRECISIONS: [(Precision, Option<ScaleBlock>); 4] = [
+    (Precision::Fp32, None),
+    (Precision::Bf16, None),
+    (Precision::Fp8, Some(ScaleBlock::Square(32))),
+    (Precision::Fp8, Some(ScaleBlock::Tensor)),
+];
 
 /// Bits of the loss and of all gradients after two micro-batches, of which the second holds documents.
 fn bits(shape: &ModelShape, settings: &DecoderSettings) -> Vec<u32> {
@@ -20,9 +28,9 @@ fn bits(shape: &ModelShape, settings: &DecoderSettings) -> Vec<u32> {
 
 #[test]
 fn what_is_recomputed_changes_no_bit_of_the_gradients() {
-    for precision in [Precision::Fp32, Precision::Bf16] {
+    for (precision, fp8) in PRECISIONS {
         for shape in models::variants() {
-            let of = |recompute| bits(&shape, &DecoderSettings { precision, recompute, ..plain(3, 13) });
+            let of = |recompute| bits(&shape, &DecoderSettings { precision, fp8, recompute, ..plain(3, 13) });
             let expected = of(ActivationRecompute::None);
             assert!(of(ActivationRecompute::Selective) == expected, "selective, {precision:?}, {shape:?}");
             assert!(of(ActivationRecompute::Block) == expected, "block, {precision:?}, {shape:?}");
@@ -46,8 +54,8 @@ fn the_number_of_threads_changes_no_bit() {
         ..tiny(true)
     };
     let shapes = [Architecture::Llama, Architecture::Qwen2, Architecture::Qwen3].map(large);
-    for (shape, precision) in shapes.iter().flat_map(|shape| [(shape, Precision::Fp32), (shape, Precision::Bf16)]) {
-        let settings = DecoderSettings { precision, ..plain(2, 161) };
+    for (shape, (precision, fp8)) in shapes.iter().flat_map(|shape| PRECISIONS.map(|precision| (shape, precision))) {
+        let settings = DecoderSettings { precision, fp8, ..plain(2, 161) };
         let with = |threads| {
             let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
             pool.install(|| bits(shape, &settings))

@@ -48,6 +48,7 @@ pub fn plain(batch: usize, sequence_length: usize) -> DecoderSettings {
         batch,
         sequence_length,
         precision,
+        fp8: None,
         recompute,
         training: true,
         z_loss: 0.0,

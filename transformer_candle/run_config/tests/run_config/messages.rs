@@ -33,7 +33,7 @@ runtime: {precision: fp16, memory_limit: 24XB, device: gpu, logging: {tensorboar
       optimizer.beta2: is 1.0, but must be a number of at least 0 and less than 1
       scheduler.strategy: is "cosin", but must be one of `cosine`, `linear`, `constant`, `wsd`; did you mean `cosine`?
       runtime.device: is "gpu", but must be `auto`, `cpu`, `cuda` or `cuda:N` with a device number N
-      runtime.precision: is "fp16", but must be one of `fp32`, `bf16`; did you mean `bf16`?
+      runtime.precision: is "fp16", but must be one of `fp32`, `bf16`, `fp8`; did you mean `bf16`?
       runtime.memory_limit: is "24XB", but must be an amount of memory such as `24GB` or `30GiB`
       runtime.logging.tensorboard: is "yes", but must be true or false; write true
       data.batch_size: is 3, which does not divide data.sequences_per_step 8; 2 would

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use proptest::prelude::*;
 use run_config::{
     ActivationRecompute, Architecture, BatchSize, BestConfig, Bos, ByteSize, CheckpointConfig, DataConfig, DataFormat,
-    Device, DivergenceGuardConfig, EvaluationConfig, Format, LoggingConfig, MixtureComponent, ModelConfig,
+    Device, DivergenceGuardConfig, EvaluationConfig, Format, Fp8Recipe, LoggingConfig, MixtureComponent, ModelConfig,
     NEWEST_READING_VERSION, NumWorkers, OnBadFile, OptimizerConfig, OverlongConversations, Packing, Precision,
     RopeScalingConfig, RunConfig, RuntimeConfig, ScheduleStrategy, SchedulerConfig, SpecialTokens, StageConfig,
     StageStart, TimeSpan, TokenizerConfig, presets,
@@ -168,7 +168,12 @@ fn optimizer_and_scheduler() -> impl Strategy<Value = (OptimizerConfig, Schedule
 
 fn runtime() -> impl Strategy<Value = RuntimeConfig> {
     let device = prop_oneof![Just(Device::Auto), Just(Device::Cpu), (0..8usize).prop_map(Device::Cuda)];
-    let precision = prop_oneof![Just(Precision::Fp32), Just(Precision::Bf16)];
+    let recipe = prop_oneof![Just(Fp8Recipe::Tensorwise), Just(Fp8Recipe::Blockwise), Just(Fp8Recipe::Mxfp8)];
+    let precision = prop_oneof![
+        Just((Precision::Fp32, Fp8Recipe::default())),
+        Just((Precision::Bf16, Fp8Recipe::default())),
+        recipe.prop_map(|recipe| (Precision::Fp8, recipe)),
+    ];
     let recompute = prop_oneof![
         Just(ActivationRecompute::None),
         Just(ActivationRecompute::Selective),
@@ -186,7 +191,8 @@ fn runtime() -> impl Strategy<Value = RuntimeConfig> {
         RuntimeConfig {
             device: machine.0,
             seed: machine.1,
-            precision: machine.2,
+            precision: machine.2.0,
+            fp8_recipe: machine.2.1,
             threads: machine.3,
             memory_limit: machine.4,
             deterministic: paths.3[1],

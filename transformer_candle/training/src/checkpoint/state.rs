@@ -131,9 +131,10 @@ fn is_zero(stage: &u64) -> bool {
 }
 
 impl TrainerState {
-    /// The precision that the run trains in.
+    /// The precision that the run's model is used in: the one it trains in, or BF16 where its GEMMs are in fp8.
     pub(super) fn precision(&self) -> Option<Precision> {
-        serde_json::from_value(self.fingerprint.get(config_fingerprint::PRECISION)?.clone()).ok()
+        let trained_in = serde_json::from_value(self.fingerprint.get(config_fingerprint::PRECISION)?.clone()).ok()?;
+        Some(if trained_in == Precision::Fp8 { Precision::Bf16 } else { trained_in })
     }
 
     pub(super) fn to_bytes(&self) -> Vec<u8> {

@@ -4,10 +4,11 @@ use std::collections::VecDeque;
 
 use kernels::{
     DeviceKind,
+    fp8::ScaleBlock,
     memory::{Arena, Plan, count},
 };
 use model::{Decoder, DecoderSettings, Generator, ModelShape};
-use run_config::{ActivationRecompute, RunConfig};
+use run_config::{ActivationRecompute, Fp8Recipe, Precision, RunConfig, RuntimeConfig};
 
 use super::{
     micro_batch::MicroBatch,
@@ -70,6 +71,15 @@ impl StepOf<'_> {
     }
 }
 
+/// The elements of an operand that share a scale; None where matmuls are not in fp8.
+fn fp8_block(runtime: &RuntimeConfig) -> Option<ScaleBlock> {
+    (runtime.precision == Precision::Fp8).then_some(match runtime.fp8_recipe {
+        Fp8Recipe::Tensorwise => ScaleBlock::Tensor,
+        Fp8Recipe::Blockwise => ScaleBlock::Square(128),
+        Fp8Recipe::Mxfp8 => ScaleBlock::Square(32),
+    })
+}
+
 /// Continues `runtime.evaluation.prompts`; None without prompts.
 fn generator(stage: StepOf<'_>, decoder: &Decoder, arena: &mut Arena) -> Result<Option<Generator>> {
     let StepOf { config, shape, settings } = stage;
@@ -107,6 +117,7 @@ impl StageEngine {
             batch,
             sequence_length,
             precision: config.runtime.precision,
+            fp8: fp8_block(&config.runtime),
             recompute: settings.activation_recompute,
             training,
             device,

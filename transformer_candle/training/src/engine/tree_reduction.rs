@@ -128,6 +128,7 @@ mod tests {
             batch: 1,
             sequence_length: 4,
             precision: Precision::Fp32,
+            fp8: None,
             recompute: ActivationRecompute::None,
             training: true,
             device: DeviceKind::Cpu,

@@ -22,6 +22,7 @@ fn precision(precision: Precision) -> &'static str {
     match precision {
         Precision::Fp32 => "fp32",
         Precision::Bf16 => "bf16",
+        Precision::Fp8 => "fp8",
     }
 }
 

@@ -173,7 +173,7 @@ impl GpuSpec {
     /// Nominal FLOPs per second of matmuls in this precision.
     pub(super) fn matmul_flops(&self, precision: Precision) -> f64 {
         match precision {
-            Precision::Bf16 => self.bf16_flops(),
+            Precision::Bf16 | Precision::Fp8 => self.bf16_flops(),
             Precision::Fp32 => self.fp32_flops,
         }
     }

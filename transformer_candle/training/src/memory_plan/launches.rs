@@ -7,9 +7,10 @@ use std::convert::Infallible;
 
 use kernels::{DeviceKind, muon};
 use model::{
-    AdapterParameters, ModelShape, ParameterKind, ParameterLayout, ParameterSpec, Parameters, dtype_of, head_chunk_rows,
+    AdapterParameters, LinearMap, ModelShape, ParameterKind, ParameterLayout, ParameterSpec, Parameters, dtype_of,
+    head_chunk_rows,
 };
-use run_config::{ActivationRecompute, Algorithm, RunConfig};
+use run_config::{ActivationRecompute, Algorithm, Precision, RunConfig};
 
 use super::operation::{ADAPTERS, KernelAndScope, Operation, Rate};
 use crate::engine::{EngineSettings, Shard, StepOf, muon_flops, shards};
@@ -61,6 +62,8 @@ struct MicroBatch<'a> {
     layers: f64,
     /// Blocks whose forward pass runs again before their backward pass: all but the last, or none.
     recomputed_blocks: f64,
+    /// Whether the operands of projections are rounded to fp8.
+    is_fp8: bool,
     /// Whether the backward pass of a block computes norms and `SwiGLU` again.
     recomputes: bool,
 }
@@ -75,6 +78,7 @@ impl<'a> MicroBatch<'a> {
             sequence_length: config.data.sequence_length as f64,
             tokens: settings.micro_batch * config.data.sequence_length,
             element: dtype_of(config.runtime.precision).size_in_bytes() as f64,
+            is_fp8: config.runtime.precision == Precision::Fp8,
             layers,
             recomputed_blocks: if recomputes_blocks { layers - 1.0 } else { 0.0 },
             recomputes: settings.activation_recompute != ActivationRecompute::None,
@@ -108,15 +112,8 @@ impl<'a> MicroBatch<'a> {
 
     /// Lists the GEMMs of every block: forward, and the gradients of inputs and weights.
     fn projections(&self) -> Vec<Operation> {
-        let &ModelShape { hidden_size: d, intermediate_size: i, .. } = self.shape;
-        let (n, heads) = (self.tokens, self.shape.heads());
-        let mut operations = Vec::new();
-        for (projection, inputs, outputs) in [
-            ("qkv", d, heads.packed_width()),
-            ("attention_output", heads.query_width(), d),
-            ("gate_up", d, 2 * i),
-            ("down", i, d),
-        ] {
+        let (n, mut operations) = (self.tokens, Vec::new());
+        for LinearMap { name: projection, inputs, outputs } in self.shape.linear_maps() {
             let [forward, input, weight] = ["linear::forward", "linear::backward_input", "linear::backward_weight"]
                 .map(|kernel| (kernel, projection));
             operations.extend([
@@ -126,8 +123,21 @@ impl<'a> MicroBatch<'a> {
             if self.trains_all() {
                 operations.push(self.gemm(weight, self.layers, [outputs, inputs, n], 4.0, true));
             }
+            operations.push(self.roundings(projection, [inputs, outputs]));
         }
         operations
+    }
+
+    /// The roundings of the operands of a projection's GEMMs to fp8 on a CPU: two for each GEMM.
+    fn roundings(&self, projection: &'static str, [inputs, outputs]: [usize; 2]) -> Operation {
+        let (forwards, layers) = (self.forwards(projection), self.layers);
+        let weight_gradients = if self.trains_all() { layers } else { 0.0 };
+        let count = if self.is_fp8 { 2.0 * (forwards + layers + weight_gradients) } else { 0.0 };
+        let elements = (forwards + layers) * (inputs * outputs) as f64
+            + (forwards + weight_gradients) * (self.tokens * inputs) as f64
+            + (layers + weight_gradients) * (self.tokens * outputs) as f64;
+        // Read and written in BF16.
+        pass(("fp8::round", projection), count, 4.0 * elements / count.max(1.0))
     }
 
     /// Whether every weight trains, not adapters only.

@@ -41,8 +41,7 @@ impl PlanTarget {
     pub(super) fn choose(config: &RunConfig, requested_gpu: Option<PlanGpu>, machine: &impl Machine) -> Result<Self> {
         let refusal = refusal(config)?;
         if let (Some(PlanGpu::Named(gpu)), Some(clause)) = (requested_gpu, &refusal) {
-            let message =
-                format!("--gpu {}: this model needs a CPU, a GPU {clause}. Change the model's sizes", gpu.key);
+            let message = format!("--gpu {}: this run needs a CPU, a GPU {clause}", gpu.key);
             return Err(TrainerError::Request(message));
         }
         if let Some(PlanGpu::Named(gpu)) = requested_gpu {

@@ -5,10 +5,10 @@ use run_config::Precision;
 
 use super::matmul_algorithms::ROUNDS_DIFFERENTLY;
 
-/// Returns the units that a run's bits depend on: those of a processor that trains in bf16. In fp32, and on a GPU, which
+/// Returns the units that a run's bits depend on: those of a processor that multiplies bf16 numbers. In fp32, and on a GPU, which
 /// records its GEMM algorithms, the processor decides no bit.
 pub(super) fn of(device: &Device, precision: Precision) -> Option<String> {
-    let decides = device.as_cuda().is_none() && precision == Precision::Bf16;
+    let decides = device.as_cuda().is_none() && precision != Precision::Fp32;
     decides.then(|| Bf16Units::of_this_processor().name().to_owned())
 }
 

@@ -16,7 +16,8 @@ use super::{QUIET, altered_state::alter_state, resume, support::Workshop, train}
 #[test]
 fn resuming_after_five_of_ten_steps_is_bit_exact() {
     let workshop = Workshop::new();
-    let adamw = [("fp32", "concat"), ("bf16", "concat"), ("bf16", "documents")].map(|case| (case, "adamw"));
+    let adamw =
+        [("fp32", "concat"), ("bf16", "concat"), ("bf16", "documents"), ("fp8", "concat")].map(|case| (case, "adamw"));
     let muon = [("fp32", "concat"), ("bf16", "concat")].map(|case| (case, "muon"));
     for ((precision, packing), algorithm) in adamw.into_iter().chain(muon) {
         let settings = [
@@ -42,7 +43,7 @@ fn resuming_after_five_of_ten_steps_is_bit_exact() {
 #[test]
 fn resuming_on_other_units_says_that_bits_may_differ() {
     let workshop = Workshop::new();
-    for (precision, expected) in [("bf16", true), ("fp32", false)] {
+    for (precision, expected) in [("bf16", true), ("fp8", true), ("fp32", false)] {
         let precision = format!("runtime.precision={precision}");
         train(&workshop, &precision, &[&precision], &RunOptions { max_steps: Some(5), ..QUIET });
         let notes = || {

@@ -75,7 +75,9 @@ impl Tiny {
         let numbers = |salt: u64| (0..elements as u64).map(move |index| (index * 97 + step * 31 + salt) % 4093);
         match precision {
             Precision::Fp32 => tiny.weights.write(&numbers(1).map(|n| n as f32 / 7.0).collect::<Vec<_>>()),
-            Precision::Bf16 => tiny.weights.write(&numbers(1).map(|n| bf16::from_f32(n as f32)).collect::<Vec<_>>()),
+            Precision::Bf16 | Precision::Fp8 => {
+                tiny.weights.write(&numbers(1).map(|n| bf16::from_f32(n as f32)).collect::<Vec<_>>())
+            }
         }
         .unwrap();
         for StateTensor { layout, buffer } in &mut tiny.optimizer {

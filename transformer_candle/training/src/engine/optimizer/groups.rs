@@ -6,7 +6,7 @@
 use std::ops::Range;
 
 use kernels::{DType, adamw, memory::Category, muon};
-use model::{ParameterKind, ParameterLayout, Precision};
+use model::{ParameterKind, ParameterLayout, Precision, dtype_of};
 use run_config::{Algorithm, MuonPolynomials, OptimizerConfig};
 
 use super::state::{MASTER_LOW_BITS, StateLayout};
@@ -117,7 +117,7 @@ pub(super) fn state_layouts(
             }
         }
     }
-    if precision == Precision::Bf16 {
+    if dtype_of(precision) == DType::BF16 {
         let (category, dtype) = (Category::MasterLowBits, DType::I16);
         layouts.push(StateLayout::new(MASTER_LOW_BITS, category, dtype, 0..elements));
     }
