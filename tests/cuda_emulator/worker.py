@@ -38,7 +38,9 @@ from triton.runtime import interpreter  # noqa: E402
 
 MAP, UNMAP, LEARN, LAUNCH = 1, 2, 3, 4
 LAUNCH_FAILED = 719
-POINTERS = {"*bf16": tl.bfloat16, "*fp32": tl.float32, "*i32": tl.int32, "*u32": tl.uint32, "*i16": tl.int16}
+POINTERS = {
+    "*bf16": tl.bfloat16, "*fp32": tl.float32, "*i32": tl.int32, "*u32": tl.uint32, "*i16": tl.int16, "*u8": tl.uint8
+}  # fmt: skip
 SCALARS = {"i32": ("<i", np.int32, tl.int32), "fp32": ("<f", np.float32, tl.float32)}
 # Triton's launcher hands every kernel two scratch buffers, which ours do not use.
 SCRATCH_ARGUMENTS = 2

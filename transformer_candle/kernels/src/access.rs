@@ -9,7 +9,7 @@ use candle_core::{CpuStorage, DType, InplaceOp1, Layout, Tensor};
 #[cfg(test)]
 use crate::cuda::recording;
 use crate::cuda::{self, Cuda, Launch};
-use crate::element::Scalar;
+use crate::element::{BUFFER_TYPES, Scalar};
 use crate::{Buffer, Device, DeviceKind, Error, Result, timing};
 
 /// The arguments of one call. Each is checked as it is added; the first problem is reported by [`Arguments::run`].
@@ -297,7 +297,8 @@ fn dtype_name(dtype: DType) -> &'static str {
         DType::U32 => "U32",
         DType::I32 => "I32",
         DType::I16 => "I16",
-        _ => "F32, BF16, U32, I32 or I16",
+        DType::U8 => "U8",
+        _ => BUFFER_TYPES,
     }
 }
 

@@ -7,7 +7,7 @@ use std::array;
 use candle_core::{CpuStorage, DType, InplaceOp1, Layout, Storage, Tensor};
 use half::vec::HalfBitsVecExt;
 
-use crate::element::Scalar;
+use crate::element::{BUFFER_TYPES, Scalar};
 use crate::huge_pages;
 use crate::{Device, Error, Result, bf16};
 
@@ -244,7 +244,8 @@ fn cpu_address(tensor: &Tensor) -> Result<usize> {
                 CpuStorage::U32(values) => (values.as_mut_ptr().expose_provenance(), 4),
                 CpuStorage::I32(values) => (values.as_mut_ptr().expose_provenance(), 4),
                 CpuStorage::I16(values) => (values.as_mut_ptr().expose_provenance(), 2),
-                _ => candle_core::bail!("a buffer holds F32, BF16, U32, I32 or I16"),
+                CpuStorage::U8(values) => (values.as_mut_ptr().expose_provenance(), 1),
+                _ => candle_core::bail!("a buffer holds {BUFFER_TYPES}"),
             };
             self.0.set(first + layout.start_offset() * size);
             Ok(())
@@ -282,7 +283,7 @@ mod tests {
 
     #[test]
     fn zeros_begin_at_a_cache_line() {
-        for dtype in [DType::F32, DType::BF16, DType::U32, DType::I32, DType::I16] {
+        for dtype in [DType::F32, DType::BF16, DType::U32, DType::I32, DType::I16, DType::U8] {
             for elements in [0, 1, 3, 17, 1000, 1 << 20] {
                 assert_eq!(zeros(&[elements], dtype).address() % CACHE_LINE, 0, "{elements} of {dtype:?}");
             }
@@ -313,6 +314,7 @@ mod tests {
         round_trip(&[7u32, u32::MAX], 0);
         round_trip(&[-7i32, i32::MIN], 0);
         round_trip(&[-7i16, i16::MIN], 0);
+        round_trip(&[7u8, u8::MAX], 0);
         round_trip::<f32>(&[], 0.0);
     }
 

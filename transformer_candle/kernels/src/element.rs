@@ -4,7 +4,7 @@
 use candle_core::{DType, WithDType};
 use half::bf16;
 
-/// An element type that a [`crate::Buffer`] can hold: f32, bf16, u32, i32, i16.
+/// An element type that a [`crate::Buffer`] can hold: f32, bf16, u32, i32, i16, u8.
 ///
 /// Sealed: the slices handed out of a buffer rely on `DTYPE` naming the storage's true element type.
 pub trait Scalar: WithDType + sealed::Sealed {}
@@ -16,7 +16,10 @@ mod sealed {
 macro_rules! scalars {
     ($($name:ty),*) => { $(impl sealed::Sealed for $name {} impl Scalar for $name {})* };
 }
-scalars!(f32, bf16, u32, i32, i16);
+scalars!(f32, bf16, u32, i32, i16, u8);
+
+/// The element types that a [`crate::Buffer`] can hold, for messages.
+pub(crate) const BUFFER_TYPES: &str = "F32, BF16, U32, I32, I16 or U8";
 
 /// A floating-point element of activations and weights; arithmetic happens in f32.
 pub trait Element: Scalar + Default {

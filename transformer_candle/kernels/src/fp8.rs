@@ -16,7 +16,11 @@
 use candle_core::DType;
 
 use crate::access::{Access, Arguments};
-use crate::{Buffer, Result, cpu};
+use crate::cuda::{self, KernelArg};
+use crate::{Buffer, DeviceKind, Result, cpu};
+
+/// Rows and columns of the tiles by which scales are stored.
+const TILE: usize = 128;
 
 /// The elements of a matrix that share a scale.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -40,6 +44,94 @@ pub fn round(x_RC: &Buffer, block: ScaleBlock, out_RC: &mut Buffer) -> Result<()
             cpu::fp8::round(x_RC.slice(access), out_RC.slice_mut(access), columns, block);
             Ok(())
         })
+}
+
+/// A matrix in e4m3 along both of its axes: fp8 GEMMs read an operand along the axis that they sum over. Scales are stored
+/// as cuBLASLt reads them ("Narrow Precision Data Types Usage" in its documentation).
+#[derive(Clone, Debug)]
+pub struct Fp8Matrix {
+    /// The elements that share a scale.
+    pub block: ScaleBlock,
+    /// Codes, [R, C]. U8.
+    pub values_RC: Buffer,
+    /// The same codes transposed, [C, R]. U8.
+    pub values_CR: Buffer,
+    /// Scales of `values_RC`: [`Fp8Matrix::scale_layout`].
+    pub scales_RC: Buffer,
+    /// Scales of `values_CR`; None where there is one scale.
+    pub scales_CR: Option<Buffer>,
+}
+
+impl Fp8Matrix {
+    /// Element type and shape of the scales of [rows, columns]; None for blocks that no GPU has.
+    ///
+    /// One scale is an F32. Those of squares of 128 are F32 as well, [columns / 128, rows]: the same one for all rows of a
+    /// square. Those of squares of 32 are exponents with a bias of 127 in U8, [rows / 128, columns / 128, 512]: the 4 x 4
+    /// squares of a tile of 128 x 128 row by row, 32 times.
+    pub fn scale_layout(block: ScaleBlock, [rows, columns]: [usize; 2]) -> Option<(DType, Vec<usize>)> {
+        match block {
+            ScaleBlock::Tensor => Some((DType::F32, vec![1])),
+            ScaleBlock::Square(128) => Some((DType::F32, vec![columns.div_ceil(TILE), rows])),
+            ScaleBlock::Square(32) => Some((DType::U8, vec![rows.div_ceil(TILE), columns.div_ceil(TILE), 512])),
+            ScaleBlock::Square(_) => None,
+        }
+    }
+}
+
+/// `out` = `x_RC`, each block rounded to e4m3 with its scale: what [`round`] gives, as codes and scales. `x_RC` is BF16; on a
+/// GPU R and C are multiples of 16.
+pub fn quantize(x_RC: &Buffer, out: &mut Fp8Matrix, workspace: &mut Buffer) -> Result<()> {
+    let (block, sizes @ [rows, columns]) = (out.block, x_RC.sizes());
+    let layout = |sizes| Fp8Matrix::scale_layout(block, sizes);
+    let is_known = layout(sizes).is_some();
+    let of_rows = layout(sizes).unwrap_or((DType::F32, Vec::new()));
+    let of_columns = layout([columns, rows]).unwrap_or((DType::F32, Vec::new()));
+    let has_second_scales = block != ScaleBlock::Tensor;
+    let Fp8Matrix { values_RC, values_CR, scales_RC, scales_CR, .. } = out;
+    let arguments = Arguments::new("fp8::quantize")
+        .require(is_known, || format!("{block:?} has no layout"))
+        .require(scales_CR.is_some() == has_second_scales, || "scales of the transpose go with squares".to_owned())
+        .input("x_RC", x_RC, DType::BF16, &sizes)
+        .output("values_RC", values_RC, DType::U8, &sizes)
+        .output("values_CR", values_CR, DType::U8, &[columns, rows])
+        .output("scales_RC", scales_RC, of_rows.0, &of_rows.1)
+        .optional_output("scales_CR", scales_CR.as_ref(), of_columns.0, &of_columns.1)
+        .workspace(workspace, workspace_elements(rows, columns, x_RC.device().kind()));
+    let pointers = cuda::fp8::Outputs {
+        values_RC: KernelArg::from(&*values_RC),
+        values_CR: KernelArg::from(&*values_CR),
+        scales_RC: KernelArg::from(&*scales_RC),
+        scales_CR: KernelArg::from(scales_CR.as_ref().unwrap_or(scales_RC)),
+    };
+    let partials =
+        [0, cuda::fp8::FIRST_PARTIAL].map(|first| KernelArg::reinterpreted(workspace, first, cuda::fp8::PARTIAL));
+    let cpu = |access: &Access<'_>| {
+        let x = cpu::fp8::Matrix::new(x_RC.slice(access), sizes);
+        cpu::fp8::encode(x, block, values_RC.slice_mut(access));
+        cpu::fp8::encode(x.transposed(), block, values_CR.slice_mut(access));
+        if block == ScaleBlock::Square(32) {
+            cpu::fp8::tiled_exponents(x, scales_RC.slice_mut(access));
+        } else {
+            cpu::fp8::vector_scales(x, block, scales_RC.slice_mut(access));
+        }
+        match scales_CR {
+            Some(scales) if block == ScaleBlock::Square(32) => {
+                cpu::fp8::tiled_exponents(x.transposed(), scales.slice_mut(access));
+            }
+            Some(scales) => cpu::fp8::vector_scales(x.transposed(), block, scales.slice_mut(access)),
+            None => {}
+        }
+        Ok(())
+    };
+    arguments.run(cpu, || cuda::fp8::quantize(KernelArg::from(x_RC), block, pointers, partials, sizes))
+}
+
+/// Elements of F32 workspace for [`quantize`].
+pub fn workspace_elements(rows: usize, columns: usize, device: DeviceKind) -> usize {
+    match device {
+        DeviceKind::Cpu => 0,
+        DeviceKind::Cuda => cuda::fp8::workspace_elements(rows, columns),
+    }
 }
 
 /// The operation in the plainest terms.
@@ -91,6 +183,52 @@ pub mod reference {
             if scale.is_nan() { f64::NAN } else { nearest(value / scale) * scale }
         };
         x_RC.iter().enumerate().map(rounded).collect()
+    }
+}
+
+/// Calls for checks and benchmarks, of sizes [R, C].
+pub mod cases {
+    use super::{Fp8Matrix, ScaleBlock, quantize, workspace_elements};
+    use crate::DType;
+    use crate::cases::bounds::EXACT;
+    use crate::cases::{Case, CaseList, Inputs, Size};
+
+    pub(crate) fn add(size: Size, dtype: DType, list: &mut CaseList) {
+        let sizes = match size {
+            Size::Small => vec![[48, 144]],
+            Size::Medium => vec![[304, 272]],
+            Size::Full => vec![[208, 272], [2048, 2048], [8192, 2048], [2048, 16_384]],
+        };
+        for sizes in sizes.into_iter().filter(|_| dtype == DType::BF16) {
+            for block in [ScaleBlock::Tensor, ScaleBlock::Square(128), ScaleBlock::Square(32)] {
+                list.try_add(move |inputs| quantized(inputs, sizes, block));
+            }
+        }
+    }
+
+    /// [`quantize`].
+    pub fn quantized(inputs: &mut Inputs, [r, c]: [usize; 2], block: ScaleBlock) -> crate::Result<Case> {
+        let layout = |sizes| Fp8Matrix::scale_layout(block, sizes).unwrap_or((DType::F32, vec![1]));
+        let ((dtype, of_rows), (_, of_columns)) = (layout([r, c]), layout([c, r]));
+        let case = Case::new(inputs.name("fp8::quantize"), format!("{r} x {c}, {block:?}"))
+            .in_given_types()
+            .input("x", &[r, c], inputs.numbers(&[r, c]))
+            .output("values", &[r, c], DType::U8, EXACT)
+            .output("transposed", &[c, r], DType::U8, EXACT)
+            .output("scales", &of_rows, dtype, EXACT);
+        let elements = move |device| workspace_elements(r, c, device);
+        if block == ScaleBlock::Tensor {
+            return Ok(case.workspace(elements).call(move |[x, values_RC, values_CR, scales_RC, workspace]| {
+                let [values_RC, values_CR, scales_RC] = [values_RC, values_CR, scales_RC].map(|buffer| buffer.clone());
+                quantize(x, &mut Fp8Matrix { block, values_RC, values_CR, scales_RC, scales_CR: None }, workspace)
+            }));
+        }
+        let case = case.output("transposed scales", &of_columns, dtype, EXACT).workspace(elements);
+        Ok(case.call(move |[x, values_RC, values_CR, scales_RC, scales_CR, workspace]| {
+            let [values_RC, values_CR, scales_RC] = [values_RC, values_CR, scales_RC].map(|buffer| buffer.clone());
+            let scales_CR = Some(scales_CR.clone());
+            quantize(x, &mut Fp8Matrix { block, values_RC, values_CR, scales_RC, scales_CR }, workspace)
+        }))
     }
 }
 
@@ -158,6 +296,55 @@ mod tests {
         let names = ["x_tensor_RC", "x_128_RC", "x_32_RC"];
         for (block, name) in BLOCKS.into_iter().zip(names) {
             assert_same_numbers(&rounded(&x, block), &golden.values(name));
+        }
+    }
+
+    /// What codes and scales stand for, read as the documentation of cuBLASLt says.
+    fn decoded(codes: &Buffer, scales: &Buffer, block: ScaleBlock) -> Vec<f64> {
+        let [rows, columns] = codes.sizes();
+        let values: Vec<f64> = reference::e4m3_values().collect();
+        let number = |code: u8| match (values.get(usize::from(code & 0x7f)), code & 0x80) {
+            (None, _) => f64::NAN,
+            (Some(value), 0) => *value,
+            (Some(value), _) => -value,
+        };
+        let scale = |row: usize, column: usize| match block {
+            ScaleBlock::Tensor => f64::from(scales.read::<f32>().unwrap()[0]),
+            ScaleBlock::Square(128) => f64::from(scales.read::<f32>().unwrap()[column / 128 * rows + row]),
+            ScaleBlock::Square(_) => {
+                let tile = row / 128 * columns.div_ceil(128) + column / 128;
+                let (outer, inner) = (row % 128, column % 128 / 32);
+                let exponent = scales.read::<u8>().unwrap()[tile * 512 + outer % 32 * 16 + outer / 32 * 4 + inner];
+                2f64.powi(i32::from(exponent) - 127)
+            }
+        };
+        let codes = codes.read::<u8>().unwrap();
+        (0..rows * columns).map(|at| number(codes[at]) * scale(at / columns, at % columns)).collect()
+    }
+
+    #[test]
+    fn codes_and_scales_stand_for_the_rounded_numbers_along_both_axes() {
+        let golden = Golden::load("fp8");
+        let mut x = buffer(&golden.values("x_RC"), golden.shape("x_RC"), DType::BF16);
+        let (rows, columns) = (150, 200);
+        x = x.view(7, &[rows, columns]).unwrap();
+        for block in &BLOCKS[..3] {
+            let scales =
+                |sizes| Fp8Matrix::scale_layout(*block, sizes).map(|(dtype, shape)| zeros(&shape, dtype)).unwrap();
+            let mut out = Fp8Matrix {
+                block: *block,
+                values_RC: zeros(&[rows, columns], DType::U8),
+                values_CR: zeros(&[columns, rows], DType::U8),
+                scales_RC: scales([rows, columns]),
+                scales_CR: (*block != ScaleBlock::Tensor).then(|| scales([columns, rows])),
+            };
+            quantize(&x, &mut out, &mut workspace(1)).unwrap();
+            let expected = rounded(&x, *block);
+            let transposed: Vec<f64> =
+                (0..rows * columns).map(|at| expected[at % rows * columns + at / rows]).collect();
+            assert_same_numbers(&decoded(&out.values_RC, &out.scales_RC, *block), &expected);
+            let scales_CR = out.scales_CR.as_ref().unwrap_or(&out.scales_RC);
+            assert_same_numbers(&decoded(&out.values_CR, scales_CR, *block), &transposed);
         }
     }
 

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-ARGUMENT_TYPES = ("*bf16", "*fp32", "*i32", "*u32", "*i16", "i32", "fp32")
+ARGUMENT_TYPES = ("*bf16", "*fp32", "*i32", "*u32", "*i16", "*u8", "i32", "fp32")
 
 
 @dataclass(frozen=True)

@@ -28,6 +28,7 @@ _TYPES = {
     "torch.int32": "*i32",
     "torch.uint32": "*u32",
     "torch.int16": "*i16",
+    "torch.uint8": "*u8",
 }
 
 

@@ -5,7 +5,7 @@ use rayon::prelude::*;
 
 use super::{Buffer, PIECE, as_bytes, as_bytes_mut};
 use crate::access::{Access, Arguments};
-use crate::element::Scalar;
+use crate::element::{BUFFER_TYPES, Scalar};
 use crate::{Element, Error, Result, bf16};
 
 impl Buffer {
@@ -20,6 +20,7 @@ impl Buffer {
                 DType::U32 => fill(self.slice_mut(access), 0u32),
                 DType::I32 => fill(self.slice_mut(access), 0i32),
                 DType::I16 => fill(self.slice_mut(access), 0i16),
+                DType::U8 => fill(self.slice_mut(access), 0u8),
                 actual => return Err(unknown("Buffer::zero", actual)),
             }
             Ok(())
@@ -43,6 +44,7 @@ impl Buffer {
                 DType::U32 => copy::<u32>(source.slice(access), self.slice_mut(access)),
                 DType::I32 => copy::<i32>(source.slice(access), self.slice_mut(access)),
                 DType::I16 => copy::<i16>(source.slice(access), self.slice_mut(access)),
+                DType::U8 => copy::<u8>(source.slice(access), self.slice_mut(access)),
                 actual => return Err(unknown("Buffer::copy_from", actual)),
             }
             Ok(())
@@ -101,5 +103,5 @@ fn copy<T: Scalar>(source: &[T], target: &mut [T]) {
 }
 
 fn unknown(operation: &'static str, actual: DType) -> Error {
-    Error::DType { operation, argument: "buffer", expected: "F32, BF16, U32, I32 or I16", actual }
+    Error::DType { operation, argument: "buffer", expected: BUFFER_TYPES, actual }
 }

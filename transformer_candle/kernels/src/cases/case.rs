@@ -261,6 +261,7 @@ fn poisoned(dtype: DType) -> u32 {
     match dtype {
         DType::BF16 => 0x7fad,
         DType::I16 => 0x5bad,
+        DType::U8 => 0xba,
         _ => 0x7fad_bad5,
     }
 }
@@ -273,6 +274,7 @@ fn poison(dtype: DType, shape: &[usize]) -> BufferContents {
 fn guard(dtype: DType) -> u32 {
     match dtype {
         DType::BF16 | DType::I16 => 0x5ead,
+        DType::U8 => 0xea,
         _ => 0x5ead_beef,
     }
 }

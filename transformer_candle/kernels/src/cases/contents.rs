@@ -20,6 +20,7 @@ impl BufferContents {
             DType::BF16 => buffer.read::<bf16>()?.into_iter().map(|value| u32::from(value.to_bits())).collect(),
             DType::I32 => buffer.read::<i32>()?.into_iter().map(i32::cast_unsigned).collect(),
             DType::I16 => buffer.read::<i16>()?.into_iter().map(|value| u32::from(value.cast_unsigned())).collect(),
+            DType::U8 => buffer.read::<u8>()?.into_iter().map(u32::from).collect(),
             _ => buffer.read::<u32>()?,
         };
         Ok(Self { dtype, bits })
@@ -33,6 +34,7 @@ impl BufferContents {
             DType::BF16 => buffer.write(&bits().map(|bits| bf16::from_bits(bits as u16)).collect::<Vec<_>>())?,
             DType::I32 => buffer.write(&bits().map(u32::cast_signed).collect::<Vec<_>>())?,
             DType::I16 => buffer.write(&bits().map(|bits| (bits as u16).cast_signed()).collect::<Vec<_>>())?,
+            DType::U8 => buffer.write(&bits().map(|bits| bits as u8).collect::<Vec<_>>())?,
             _ => buffer.write(&self.bits)?,
         }
         Ok(())

@@ -20,8 +20,8 @@ pub use sizes::{Positions, Size};
 
 use crate::{DType, Result, WriteMode};
 use crate::{
-    accumulate, adamw, add_rms_norm, attention, bias, cast, dropout, embedding, grad_norm, head_cross_entropy, linear,
-    lora, muon, qk_norm, rope, swiglu,
+    accumulate, adamw, add_rms_norm, attention, bias, cast, dropout, embedding, fp8, grad_norm, head_cross_entropy,
+    linear, lora, muon, qk_norm, rope, swiglu,
 };
 
 /// The bounds of cases, on ‖ours - exact‖ / ‖exact‖. They follow from where an operation rounds.
@@ -80,6 +80,7 @@ pub fn list(size: Size, dtype: DType) -> CaseList {
         rope::cases::add,
         swiglu::cases::add,
         dropout::cases::add,
+        fp8::cases::add,
         cast::cases::add,
         attention::cases::add,
         linear::cases::add,

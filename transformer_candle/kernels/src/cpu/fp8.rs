@@ -74,7 +74,6 @@ impl Scale {
             return Self { scale: f32::NAN, inverse: f32::NAN };
         }
         let exponent = (i32::from((largest + 0x1f) >> 7) - 127 - 8).clamp(-MAX_EXPONENT, MAX_EXPONENT);
-        let power_of_two = |exponent: i32| f32::from_bits(((exponent + 127) as u32) << 23);
         Self { scale: power_of_two(exponent), inverse: power_of_two(-exponent) }
     }
 
@@ -86,6 +85,12 @@ impl Scale {
     }
 }
 
+/// Two to the power of the exponent of a normal number.
+#[inline(always)]
+fn power_of_two(exponent: i32) -> f32 {
+    f32::from_bits(((exponent + 127) as u32) << 23)
+}
+
 /// The nearest e4m3 number to one of at most 448, ties to even. Without branches, so that loops over it vectorise.
 #[inline(always)]
 fn nearest_e4m3(value: f32) -> f32 {
@@ -95,4 +100,114 @@ fn nearest_e4m3(value: f32) -> f32 {
     // Below 2^-6 the numbers are multiples of 2^-9, which is what the last bit of 2^14 stands for.
     let subnormal = ((value.abs() + 16384.0) - 16384.0).copysign(value);
     if value.abs() < 1.0 / 64.0 { subnormal } else { normal }
+}
+
+/// A matrix of BF16 numbers or its transpose, [rows, columns].
+#[derive(Clone, Copy)]
+pub(crate) struct Matrix<'a> {
+    values: &'a [bf16],
+    sizes: [usize; 2],
+    /// Elements from one row, and from one column, to the next.
+    strides: [usize; 2],
+}
+
+impl<'a> Matrix<'a> {
+    pub(crate) fn new(values: &'a [bf16], sizes: [usize; 2]) -> Self {
+        Self { values, sizes, strides: [sizes[1], 1] }
+    }
+
+    pub(crate) fn transposed(self) -> Self {
+        let (Self { sizes: [rows, columns], strides: [row, column], .. }, values) = (self, self.values);
+        Self { values, sizes: [columns, rows], strides: [column, row] }
+    }
+
+    fn at(&self, row: usize, column: usize) -> bf16 {
+        self.values[row * self.strides[0] + column * self.strides[1]]
+    }
+
+    /// The scale of the block that begins at this row and column.
+    fn scale(&self, first_row: usize, first_column: usize, edge: usize) -> Scale {
+        let [rows, columns] = self.sizes;
+        let bits = (first_row..rows.min(first_row + edge)).flat_map(|row| {
+            (first_column..columns.min(first_column + edge))
+                .map(move |column| self.at(row, column).to_bits() & SIZE_BITS)
+        });
+        Scale::of(bits.max().unwrap_or(0))
+    }
+
+    /// The scale of all numbers.
+    fn scale_of_all(&self) -> Scale {
+        Scale::of(self.values.par_chunks(PIECE).map(largest).max().unwrap_or(0))
+    }
+}
+
+/// Rows and columns of the tiles by which scales are stored.
+const TILE: usize = 128;
+
+/// Writes the e4m3 codes of a matrix, row by row.
+pub(crate) fn encode(x: Matrix<'_>, block: ScaleBlock, out: &mut [u8]) {
+    let [_, columns] = x.sizes;
+    let (edge, scale_of_all) = match block {
+        ScaleBlock::Tensor => (TILE, Some(x.scale_of_all())),
+        ScaleBlock::Square(edge) => (edge, None),
+    };
+    out.par_chunks_mut((edge * columns).max(1)).enumerate().for_each_task(|(row_of_blocks, out)| {
+        let first_row = row_of_blocks * edge;
+        for first in (0..columns).step_by(edge) {
+            let scale = scale_of_all.unwrap_or_else(|| x.scale(first_row, first, edge));
+            for (row, out) in out.chunks_exact_mut(columns).enumerate() {
+                for (column, out) in out.iter_mut().enumerate().skip(first).take(edge) {
+                    *out = scale.code(x.at(first_row + row, column));
+                }
+            }
+        }
+    });
+}
+
+/// Writes one scale, or that of each row in each 128 columns, [columns / 128, rows].
+pub(crate) fn vector_scales(x: Matrix<'_>, block: ScaleBlock, scales: &mut [f32]) {
+    if block == ScaleBlock::Tensor {
+        return scales.fill(x.scale_of_all().stored());
+    }
+    for (column_of_tiles, scales) in scales.chunks_exact_mut(x.sizes[0].max(1)).enumerate() {
+        for (row_of_tiles, scales) in scales.chunks_mut(TILE).enumerate() {
+            scales.fill(x.scale(row_of_tiles * TILE, column_of_tiles * TILE, TILE).stored());
+        }
+    }
+}
+
+/// Writes the exponents of squares of 32: for each tile of 128 x 128 its 4 x 4 squares row by row, 32 times. What lies
+/// outside of the matrix has the exponent of zero.
+pub(crate) fn tiled_exponents(x: Matrix<'_>, exponents: &mut [u8]) {
+    let tiles_per_row = x.sizes[1].div_ceil(TILE).max(1);
+    exponents.par_chunks_exact_mut(32 * 16).enumerate().for_each_task(|(tile, exponents)| {
+        let [first_row, first_column] = [tile / tiles_per_row, tile % tiles_per_row].map(|tile| tile * TILE);
+        let (first, copies) = exponents.split_at_mut(16);
+        for (square, exponent) in first.iter_mut().enumerate() {
+            let scale = x.scale(first_row + square / 4 * 32, first_column + square % 4 * 32, 32);
+            *exponent = (scale.stored().to_bits() >> 23) as u8;
+        }
+        copies.chunks_exact_mut(16).for_each(|copy| copy.copy_from_slice(first));
+    });
+}
+
+impl Scale {
+    /// The scale beside codes: where nothing fits the largest one, since the codes themselves are NaN.
+    fn stored(self) -> f32 {
+        if self.scale.is_nan() { power_of_two(MAX_EXPONENT) } else { self.scale }
+    }
+
+    /// The e4m3 code of a number: sign, exponent with a bias of 7, mantissa.
+    fn code(self, x: bf16) -> u8 {
+        let sign = if x.is_sign_negative() { 0x80 } else { 0 };
+        let size = nearest_e4m3(x.widen().abs() * self.inverse);
+        let code = if size.is_nan() {
+            0x7f
+        } else if size < 1.0 / 64.0 {
+            (size * 512.0) as u8
+        } else {
+            ((size.to_bits() >> 20) - (120 << 3)) as u8
+        };
+        sign | code
+    }
 }

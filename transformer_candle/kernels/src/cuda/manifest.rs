@@ -66,6 +66,8 @@ enum Kind {
     I32Pointer,
     #[serde(rename = "*i16")]
     I16Pointer,
+    #[serde(rename = "*u8")]
+    U8Pointer,
     #[serde(rename = "i32")]
     I32,
     #[serde(rename = "fp32")]
@@ -184,6 +186,7 @@ impl Kind {
             KernelArg::Pointer { dtype: DType::U32, .. } => Some(Self::U32Pointer),
             KernelArg::Pointer { dtype: DType::I32, .. } => Some(Self::I32Pointer),
             KernelArg::Pointer { dtype: DType::I16, .. } => Some(Self::I16Pointer),
+            KernelArg::Pointer { dtype: DType::U8, .. } => Some(Self::U8Pointer),
             KernelArg::Pointer { .. } => None,
             KernelArg::I32(_) => Some(Self::I32),
             KernelArg::F32(_) => Some(Self::F32),

@@ -15,6 +15,7 @@ pub(crate) mod bias;
 pub(crate) mod cast;
 pub(crate) mod dropout;
 pub(crate) mod embedding;
+pub(crate) mod fp8;
 mod from_buffer;
 mod gpu;
 pub(crate) mod grad_norm;

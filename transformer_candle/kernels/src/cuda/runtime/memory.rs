@@ -10,6 +10,7 @@ use half::bf16;
 use super::Cuda;
 use super::failure::{Context as _, is_out_of_memory};
 use crate::cuda::{Memory, PoolMemory};
+use crate::element::BUFFER_TYPES;
 use crate::{Error, Result};
 
 impl Cuda {
@@ -82,6 +83,7 @@ impl Cuda {
             DType::U32 => self.zeros::<u32>(shape),
             DType::I32 => self.zeros::<i32>(shape),
             DType::I16 => self.zeros::<i16>(shape),
+            DType::U8 => self.zeros::<u8>(shape),
             actual => Err(not_a_scalar("Buffer::zeros", actual)),
         }
     }
@@ -125,6 +127,7 @@ impl Cuda {
             DType::U32 => self.first::<u32>(storage),
             DType::I32 => self.first::<i32>(storage),
             DType::I16 => self.first::<i16>(storage),
+            DType::U8 => self.first::<u8>(storage),
             actual => Err(not_a_scalar("Buffer::from_tensor", actual)),
         }?;
         Ok(first + layout.start_offset() * tensor.dtype().size_in_bytes())
@@ -188,5 +191,5 @@ impl Cuda {
 }
 
 fn not_a_scalar(operation: &'static str, actual: DType) -> Error {
-    Error::DType { operation, argument: "buffer", expected: "F32, BF16, U32, I32 or I16", actual }
+    Error::DType { operation, argument: "buffer", expected: BUFFER_TYPES, actual }
 }

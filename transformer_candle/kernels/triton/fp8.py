@@ -1,0 +1,201 @@
+"""Operands of fp8 GEMMs: bf16 matrices rounded to e4m3 with power-of-two scales, along both axes.
+
+    s = 2^e, the smallest with max |x| <= 448 s in a block          q = e4m3(x / s), ties to even
+
+e4m3 has 3 bits of mantissa, 448 at most, and multiples of 2^-9 below 2^-6. fp8 GEMMs read both operands along the axis
+that they sum over, so each program writes a tile of numbers as it is and transposed: blocks are square, and the
+transposed numbers are the same ones. Scales go where cuBLASLt looks for them ("Narrow Precision Data Types Usage"):
+
+    mxfp8      squares of 32. VEC32_UE8M0: 512 bytes per tile of 128 x 128, which are its 4 x 4 scales 32 times
+    blockwise  squares of 128. VEC128_32F: [columns / 128, rows] in f32, rows contiguous
+    tensorwise one scale. SCALAR_32F; two kernels before find the largest number
+
+A block with an infinity or a NaN becomes NaN. Grid, where nothing else is said: (rows / 128, columns / 128).
+
+Bytes per element: 2 read, 2 written; tensorwise reads 2 more.
+"""
+
+import triton
+import triton.language as tl
+from declaration import Kernel
+
+TILE = tl.constexpr(128)
+INFINITY = tl.constexpr(0x7F800000)
+NAN = tl.constexpr(0x7F)
+MAX_EXPONENT = tl.constexpr(120)
+
+
+@triton.jit
+def load_tile(x, rows, columns, ROWS: tl.constexpr):
+    """Return the f32 bits of this program's tile of ROWS x 128; zero outside of the matrix."""
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    column = tl.program_id(1) * TILE + tl.arange(0, TILE)
+    offset = row[:, None].to(tl.int64) * columns + column[None, :]
+    inside = (row < rows)[:, None] & (column < columns)[None, :]
+    return tl.load(x + offset, mask=inside, other=0.0).to(tl.float32).to(tl.int32, bitcast=True)
+
+
+@triton.jit
+def size_of(bits):
+    """Return bits without the sign: ordered as the numbers' sizes, infinities and NaN above all others."""
+    return bits & 0x7FFFFFFF
+
+
+@triton.jit
+def exponent_of(largest):
+    """Return the exponent of the scale for a block's largest number m 2^k: k - 8, or k - 7 if m > 1.75."""
+    return tl.minimum(tl.maximum(((largest + 0x1FFFFF) >> 23) - 135, -MAX_EXPONENT), MAX_EXPONENT)
+
+
+@triton.jit
+def power_of_two(exponent):
+    """Return 2^exponent in f32."""
+    return ((exponent + 127) << 23).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def e4m3(bits, exponent, largest):
+    """Return the codes of numbers with these f32 bits, divided by 2^exponent; of the same shapes."""
+    value = size_of(bits).to(tl.float32, bitcast=True) * power_of_two(-exponent)
+    scaled = value.to(tl.int32, bitcast=True)
+    # A normal number keeps 3 bits of mantissa; its exponent is biased by 7 instead of 127.
+    normal = ((scaled + 0x7FFFF + ((scaled >> 20) & 1)) >> 20) - (120 << 3)
+    # Multiples of 2^-9 are what the last bit of 2^14 stands for.
+    subnormal = (value + 16384.0).to(tl.int32, bitcast=True) - 0x46800000
+    code = tl.where(value < 0.015625, subnormal, normal)
+    code = tl.where(largest < INFINITY, code, NAN)
+    return (code | ((bits >> 24) & 0x80)).to(tl.uint8)
+
+
+@triton.jit
+def store_both(codes, out, out_transposed, rows, columns, ROWS: tl.constexpr):
+    """Store this program's tile of ROWS x 128 codes as it is and transposed."""
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    column = tl.program_id(1) * TILE + tl.arange(0, TILE)
+    inside = (row < rows)[:, None] & (column < columns)[None, :]
+    tl.store(out + row[:, None].to(tl.int64) * columns + column[None, :], codes, mask=inside)
+    offset = column[:, None].to(tl.int64) * rows + row[None, :]
+    tl.store(out_transposed + offset, tl.trans(codes), mask=tl.trans(inside))
+
+
+@triton.jit
+def largest_of_square(sizes, square, SQUARE: tl.constexpr):
+    """Return the largest of the sizes in 32 columns of the tile."""
+    inside = (tl.arange(0, TILE) // SQUARE == square)[None, :]
+    return tl.max(tl.max(tl.where(inside, sizes, 0), axis=1), axis=0)
+
+
+@triton.jit
+def one_of_four(index, a, b, c, d):
+    """Return the value that each index, 0 to 3, stands for."""
+    return tl.where(index < 2, tl.where(index == 0, a, b), tl.where(index == 2, c, d))
+
+
+@triton.jit
+def fp8_quantize_mx(x, out, out_transposed, scales, scales_transposed, rows, columns, SQUARE: tl.constexpr):
+    """Round 4 squares of 32 side by side. Grid: (4 * (rows / 128), columns / 128)."""
+    bits = load_tile(x, rows, columns, SQUARE)
+    sizes = size_of(bits)
+    a, b = largest_of_square(sizes, 0, SQUARE), largest_of_square(sizes, 1, SQUARE)
+    c, d = largest_of_square(sizes, 2, SQUARE), largest_of_square(sizes, 3, SQUARE)
+    column = tl.arange(0, TILE)
+    largest = one_of_four(column // SQUARE, a, b, c, d)
+    exponents = exponent_of(largest)
+    codes = e4m3(bits, exponents[None, :], largest[None, :])
+    store_both(codes, out, out_transposed, rows, columns, SQUARE)
+
+    # A tile of scales is for 128 x 128 numbers: (outer, inner) is at (outer % 32) * 16 + outer / 32 * 4 + inner.
+    tile, second = tl.program_id(0) // 4, tl.program_id(1)
+    inner, outer = tl.arange(0, 4), tl.arange(0, SQUARE)
+    band = tl.program_id(0) % 4
+    bytes = (exponent_of(one_of_four(inner, a, b, c, d)) + 127).to(tl.uint8)
+    first = (tile * tl.cdiv(columns, TILE) + second).to(tl.int64) * 512
+    offset = outer[:, None] * 16 + band * 4 + inner[None, :]
+    tl.store(scales + first + offset, tl.broadcast_to(bytes[None, :], (SQUARE, 4)))
+    first = (second * tl.cdiv(rows, TILE) + tile).to(tl.int64) * 512
+    offset = column % SQUARE * 16 + column // SQUARE * 4 + band
+    tl.store(scales_transposed + first + offset, (exponents + 127).to(tl.uint8))
+
+
+@triton.jit
+def store_vector_scales(scale, scales, first, second, rows):
+    """Store the scale of a tile for each of its rows."""
+    row = first * TILE + tl.arange(0, TILE)
+    tl.store(scales + second.to(tl.int64) * rows + row, tl.broadcast_to(scale, (TILE,)), mask=row < rows)
+
+
+@triton.jit
+def fp8_quantize_blocks(x, out, out_transposed, scales, scales_transposed, rows, columns):
+    """Round a tile with one scale."""
+    first, second = tl.program_id(0), tl.program_id(1)
+    bits = load_tile(x, rows, columns, TILE)
+    largest = tl.max(tl.max(size_of(bits), axis=1), axis=0)
+    exponent = exponent_of(largest)
+    store_both(e4m3(bits, exponent, largest), out, out_transposed, rows, columns, TILE)
+    store_vector_scales(power_of_two(exponent), scales, first, second, rows)
+    store_vector_scales(power_of_two(exponent), scales_transposed, second, first, columns)
+
+
+@triton.jit
+def fp8_largest(x, partials, rows, columns):
+    """Store the bits of each tile's largest number; partials are [rows / 128, columns / 128]."""
+    bits = load_tile(x, rows, columns, TILE)
+    largest = tl.max(tl.max(size_of(bits), axis=1), axis=0)
+    tl.store(partials + tl.program_id(0) * tl.num_programs(1) + tl.program_id(1), largest)
+
+
+@triton.jit
+def fp8_scale(partials, largest, scale, tiles, BLOCK: tl.constexpr):
+    """Reduce the tiles' largest numbers to the matrix's, and store its scale. Grid: (1)."""
+    lane = tl.arange(0, BLOCK)
+    most = tl.zeros((BLOCK,), tl.int32)
+    for start in range(0, tiles, BLOCK):
+        most = tl.maximum(most, tl.load(partials + start + lane, mask=start + lane < tiles, other=0))
+    most = tl.max(most, axis=0)
+    tl.store(largest, most)
+    tl.store(scale, power_of_two(exponent_of(most)))
+
+
+@triton.jit
+def fp8_quantize_tensor(x, largest, out, out_transposed, rows, columns):
+    """Round a tile with the matrix's scale."""
+    most = tl.load(largest)
+    codes = e4m3(load_tile(x, rows, columns, TILE), exponent_of(most), most)
+    store_both(codes, out, out_transposed, rows, columns, TILE)
+
+
+# A tile of 128 x 128 is 64 numbers for each of 256 threads, one of 32 x 128 is 32 for each of 128.
+OUTPUTS = {"out": "*u8:16", "out_transposed": "*u8:16"}
+SIZES = {"rows": "i32:16", "columns": "i32:16"}
+KERNELS = [
+    Kernel(
+        "fp8_quantize_mx.bf16",
+        fp8_quantize_mx,
+        arguments={"x": "*bf16:16", **OUTPUTS, "scales": "*u8:16", "scales_transposed": "*u8:16", **SIZES},
+        constants={"SQUARE": 32},
+    ),
+    Kernel(
+        "fp8_quantize_blocks.bf16",
+        fp8_quantize_blocks,
+        arguments={"x": "*bf16:16", **OUTPUTS, "scales": "*fp32:16", "scales_transposed": "*fp32:16", **SIZES},
+        num_warps=8,
+    ),
+    Kernel(
+        "fp8_largest.bf16",
+        fp8_largest,
+        arguments={"x": "*bf16:16", "partials": "*i32:16", **SIZES},
+        num_warps=8,
+    ),
+    Kernel(
+        "fp8_scale.bf16",
+        fp8_scale,
+        arguments={"partials": "*i32:16", "largest": "*i32:16", "scale": "*fp32:16", "tiles": "i32"},
+        constants={"BLOCK": 1024},
+    ),
+    Kernel(
+        "fp8_quantize_tensor.bf16",
+        fp8_quantize_tensor,
+        arguments={"x": "*bf16:16", "largest": "*i32:16", **OUTPUTS, **SIZES},
+        num_warps=8,
+    ),
+]
