@@ -145,8 +145,8 @@ def fp8_largest(x, partials, rows, columns):
 
 
 @triton.jit
-def fp8_scale(partials, largest, scale, tiles, BLOCK: tl.constexpr):
-    """Reduce the tiles' largest numbers to the matrix's, and store its scale. Grid: (1)."""
+def fp8_scale(partials, largest, scale, scale_transposed, tiles, BLOCK: tl.constexpr):
+    """Reduce the tiles' largest numbers to the matrix's, and store its scale, the transpose's as well. Grid: (1)."""
     lane = tl.arange(0, BLOCK)
     most = tl.zeros((BLOCK,), tl.int32)
     for start in range(0, tiles, BLOCK):
@@ -154,6 +154,7 @@ def fp8_scale(partials, largest, scale, tiles, BLOCK: tl.constexpr):
     most = tl.max(most, axis=0)
     tl.store(largest, most)
     tl.store(scale, power_of_two(exponent_of(most)))
+    tl.store(scale_transposed, power_of_two(exponent_of(most)))
 
 
 @triton.jit
@@ -189,7 +190,13 @@ KERNELS = [
     Kernel(
         "fp8_scale.bf16",
         fp8_scale,
-        arguments={"partials": "*i32:16", "largest": "*i32:16", "scale": "*fp32:16", "tiles": "i32"},
+        arguments={
+            "partials": "*i32:16",
+            "largest": "*i32:16",
+            "scale": "*fp32:16",
+            "scale_transposed": "*fp32:16",
+            "tiles": "i32",
+        },
         constants={"BLOCK": 1024},
     ),
     Kernel(

@@ -92,7 +92,7 @@ mod tests {
     use crate::shape::tests::one_billion;
     use crate::{ActivationRecompute, ModelShape};
 
-    const BLOCK: ScaleBlock = ScaleBlock::Square(32);
+    const BLOCK: ScaleBlock = ScaleBlock::Square32;
 
     /// A matrix of numbers of very different sizes, and the same rounded to fp8.
     fn operand(seed: usize, sizes @ [rows, columns]: [usize; 2]) -> [Buffer; 2] {

@@ -31,7 +31,7 @@ fn allocations(
         batch,
         sequence_length: 128,
         precision,
-        fp8: (precision == Precision::Fp8).then_some(ScaleBlock::Square(32)),
+        fp8: (precision == Precision::Fp8).then_some(ScaleBlock::Square32),
         recompute,
         training: true,
         z_loss: 0.0,

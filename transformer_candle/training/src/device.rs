@@ -85,8 +85,8 @@ pub fn select_for_inference(
     shape: &ModelShape,
     needed_bytes: impl FnOnce(&Device) -> u64,
 ) -> Result<DeviceSelection> {
-    let decision =
-        AvailableGpus::for_request(requested_device).decide(requested_device, limits::refusal(&sizes(shape, 0)))?;
+    let decision = AvailableGpus::for_request(requested_device)
+        .decide(requested_device, limits::refusal(&sizes(shape, 0)).map(Refusal::of_sizes))?;
     let mut notes: Vec<String> = decision.note.into_iter().collect();
     let outcome = open_decided(decision.device);
     if requested_device != run_config::Device::Auto || decision.device == run_config::Device::Cpu {
@@ -118,18 +118,39 @@ pub fn describe(device: &Device) -> String {
     device.as_cuda().map_or_else(|| device.to_string(), |cuda| format!("{device}: {}", cuda.fingerprint()))
 }
 
-/// Returns why no GPU trains a config's model, as a clause that follows "a GPU"; none where one does.
-pub fn refusal(config: &RunConfig) -> Result<Option<String>> {
-    if config.runtime.precision == Precision::Fp8 {
-        return Ok(Some("does not multiply in fp8 (runtime.precision) in this version".to_owned()));
-    }
-    Ok(limits::refusal(&sizes(&model_shape(config)?, config.longest_sequence())))
+/// Why no GPU trains a run, and what would change that.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Refusal {
+    /// A clause that follows "a GPU".
+    pub clause: String,
+    /// An imperative that precedes "or take `--device cpu`".
+    pub way_out: &'static str,
+    /// Whether `auto` is the CPU then. A setting that is chosen for a GPU's speed is of no use there.
+    pub is_for_cpu: bool,
 }
 
-/// The error message for a requested GPU that does not support the model.
-pub(crate) fn refused(requested_device: run_config::Device, clause: &str) -> String {
+impl Refusal {
+    /// That of a model whose sizes the kernels do not support.
+    fn of_sizes(clause: String) -> Self {
+        Self { clause, way_out: "Change the model's sizes", is_for_cpu: true }
+    }
+}
+
+/// Returns why no GPU trains a config's run; none where one does.
+pub fn refusal(config: &RunConfig) -> Result<Option<Refusal>> {
+    if config.runtime.precision == Precision::Fp8 {
+        let clause = "does not multiply in fp8 (runtime.precision) in this version".to_owned();
+        return Ok(Some(Refusal { clause, way_out: "Use `--precision bf16`", is_for_cpu: false }));
+    }
+    let of_model = limits::refusal(&sizes(&model_shape(config)?, config.longest_sequence()));
+    Ok(of_model.map(Refusal::of_sizes))
+}
+
+/// The error message for a GPU that was requested, or found by `auto`, and does not train the run.
+pub(crate) fn refused(requested_device: run_config::Device, refusal: &Refusal) -> String {
+    let Refusal { clause, way_out, .. } = refusal;
     format!(
-        "the device asked for is {requested_device}, and this run needs a CPU: a GPU {clause}. Change that, or take \
+        "the device asked for is {requested_device}, and this run needs a CPU: a GPU {clause}. {way_out}, or take \
          `--device cpu`"
     )
 }
@@ -176,11 +197,11 @@ impl AvailableGpus {
         Self { gpus: gpus(), has_driver_files: DRIVER_FILES.iter().any(|path| Path::new(path).exists()) }
     }
 
-    /// Chooses the device; `refusal` says why a GPU does not support the model.
-    fn decide(&self, requested_device: run_config::Device, refusal: Option<String>) -> Result<Decision> {
+    /// Chooses the device; `refusal` says why a GPU does not train the run.
+    fn decide(&self, requested_device: run_config::Device, refusal: Option<Refusal>) -> Result<Decision> {
         match requested_device {
             run_config::Device::Cpu => Ok(Decision { device: requested_device, note: None }),
-            run_config::Device::Auto => Ok(self.best(refusal)),
+            run_config::Device::Auto => self.best(refusal),
             run_config::Device::Cuda(ordinal) => {
                 let problem = match &self.gpus {
                     Err(problem) => Some(format!("the device asked for is {requested_device}: {problem}")),
@@ -197,25 +218,24 @@ impl AvailableGpus {
     }
 
     /// Resolves `auto`: the first GPU, or the CPU with the reason if there is an unsupported GPU.
-    fn best(&self, refusal: Option<String>) -> Decision {
+    fn best(&self, refusal: Option<Refusal>) -> Result<Decision> {
         let first = match &self.gpus {
             Ok(gpus) => gpus.iter().find(|gpu| gpu.ordinal == 0),
             Err(problem) => {
                 let note = format!("on the CPU, although this machine has an NVIDIA GPU: {problem}");
-                return Decision { device: run_config::Device::Cpu, note: self.has_driver_files.then_some(note) };
+                return Ok(Decision { device: run_config::Device::Cpu, note: self.has_driver_files.then_some(note) });
             }
         };
-        let problem = first.and_then(|gpu| {
-            let of_model = || Some(format!("there is {}, and for this model a GPU {}", gpu.name, refusal?));
-            gpu.refusal().or_else(of_model)
-        });
-        match (first, problem) {
-            (Some(_), None) => Decision { device: run_config::Device::Cuda(0), note: None },
-            (_, problem) => Decision {
-                device: run_config::Device::Cpu,
-                note: problem.map(|problem| format!("on the CPU: {problem}")),
-            },
-        }
+        let Some(gpu) = first else { return Ok(Decision { device: run_config::Device::Cpu, note: None }) };
+        let problem = match (gpu.refusal(), refusal) {
+            (None, None) => return Ok(Decision { device: run_config::Device::Cuda(0), note: None }),
+            (None, Some(refusal)) if !refusal.is_for_cpu => {
+                return Err(TrainerError::Request(refused(run_config::Device::Auto, &refusal)));
+            }
+            (None, Some(Refusal { clause, .. })) => format!("there is {}, and for this model a GPU {clause}", gpu.name),
+            (Some(problem), _) => problem,
+        };
+        Ok(Decision { device: run_config::Device::Cpu, note: Some(format!("on the CPU: {problem}")) })
     }
 }
 
@@ -253,17 +273,21 @@ mod tests {
         AvailableGpus { gpus: Err(MISSING.to_owned()), has_driver_files }
     }
 
+    fn of_sizes(clause: &str) -> Refusal {
+        Refusal::of_sizes(clause.to_owned())
+    }
+
     fn decided(
         machine: &AvailableGpus,
         requested_device: run_config::Device,
         refusal: Option<&str>,
     ) -> (run_config::Device, Option<String>) {
-        let Decision { device, note } = machine.decide(requested_device, refusal.map(str::to_owned)).unwrap();
+        let Decision { device, note } = machine.decide(requested_device, refusal.map(of_sizes)).unwrap();
         (device, note)
     }
 
     fn refused(machine: &AvailableGpus, requested_device: run_config::Device, refusal: Option<&str>) -> String {
-        let error = machine.decide(requested_device, refusal.map(str::to_owned)).unwrap_err();
+        let error = machine.decide(requested_device, refusal.map(of_sizes)).unwrap_err();
         assert_eq!(error.exit_code(), 2);
         error.to_string()
     }
@@ -299,9 +323,24 @@ mod tests {
         assert_eq!(refused(&without(true), Cuda(0), None), format!("the device asked for is cuda:0: {MISSING}"));
         assert!(
             refused(&two, Cuda(0), Some("supports head sizes 32 to 128"))
-                .contains("a GPU supports head sizes 32 to 128. Change")
+                .contains("a GPU supports head sizes 32 to 128. Change the model's sizes, or take `--device cpu`")
         );
         assert!(refused(&old(), Cuda(0), None).contains("Tesla T4 has compute capability 7.5"));
+    }
+
+    #[test]
+    fn a_setting_for_speed_does_not_end_up_on_the_cpu_by_itself() {
+        let mut config = RunConfig::default();
+        config.runtime.precision = Precision::Fp8;
+        let refusal = || refusal(&config).unwrap();
+        for device in [Auto, Cuda(0)] {
+            let error = machine(&["RTX 5090"]).decide(device, refusal()).unwrap_err();
+            assert_eq!(error.exit_code(), 2);
+            assert!(error.to_string().contains("Use `--precision bf16`, or take `--device cpu`"), "{error}");
+        }
+        for machine in [machine(&[]), old()] {
+            assert_eq!(machine.decide(Auto, refusal()).unwrap().device, Cpu);
+        }
     }
 
     #[test]

@@ -75,8 +75,16 @@ fn micro_batch(
     }))
 }
 
-/// Advises bf16 where the config says f32 on a device that multiplies bf16 faster.
+/// Advises bf16 where the config says f32 on a device that multiplies bf16 faster, or fp8 on a CPU.
 fn precision(run: &ResolvedRun, plan: &MemoryPlan, has_bf16: bool) -> Option<String> {
+    let is_cpu = plan.device.memory_bytes.is_none();
+    if run.config.runtime.precision == Precision::Fp8 && is_cpu {
+        return Some(
+            "runtime.precision is fp8 on a CPU, which rounds operands as a GPU would and multiplies them in bf16: it shows \
+             what fp8 costs in loss; bf16 is faster and needs less memory"
+                .to_owned(),
+        );
+    }
     let is_slow = run.config.runtime.precision == Precision::Fp32 && has_bf16 && plan.parameters >= SMALL_MODEL;
     is_slow.then(|| {
         "runtime.precision is fp32 on a device with bf16 instructions: bf16 multiplies at least twice as fast and needs less \

@@ -5,7 +5,7 @@ use rayon::prelude::*;
 use super::schedule::ForEachTask;
 use super::simd::vectorised;
 use crate::buffer::PIECE;
-use crate::fp8::ScaleBlock;
+use crate::fp8::{ScaleBlock, TILE};
 use crate::{Element, bf16};
 
 /// The bits of a BF16 number without its sign; in this order numbers are in that of their size.
@@ -19,7 +19,7 @@ const MAX_EXPONENT: i32 = 120;
 pub(crate) fn round(x: &[bf16], out: &mut [bf16], columns: usize, block: ScaleBlock) {
     match block {
         ScaleBlock::Tensor => {
-            let scale = Scale::of(x.par_chunks(PIECE).map(largest).max().unwrap_or(0));
+            let scale = Scale::of_all(x);
             out.par_chunks_mut(PIECE).zip(x.par_chunks(PIECE)).for_each_task(|(out, x)| {
                 vectorised(
                     #[inline(always)]
@@ -27,7 +27,8 @@ pub(crate) fn round(x: &[bf16], out: &mut [bf16], columns: usize, block: ScaleBl
                 );
             });
         }
-        ScaleBlock::Square(edge) => {
+        ScaleBlock::Square128 | ScaleBlock::Square32 => {
+            let edge = edge_of(block);
             let rows_of_blocks = (edge * columns).max(1);
             out.par_chunks_mut(rows_of_blocks).zip(x.par_chunks(rows_of_blocks)).for_each_task(|(out, x)| {
                 vectorised(
@@ -60,7 +61,7 @@ fn largest(values: &[bf16]) -> u16 {
 
 /// A power of two and its inverse; NaN where nothing fits.
 #[derive(Clone, Copy)]
-struct Scale {
+pub(crate) struct Scale {
     scale: f32,
     inverse: f32,
 }
@@ -77,11 +78,35 @@ impl Scale {
         Self { scale: power_of_two(exponent), inverse: power_of_two(-exponent) }
     }
 
+    /// The scale of all numbers.
+    fn of_all(values: &[bf16]) -> Self {
+        Self::of(values.par_chunks(PIECE).map(largest).max().unwrap_or(0))
+    }
+
     #[inline(always)]
     fn round(self, x: &[bf16], out: &mut [bf16]) {
         for (out, x) in out.iter_mut().zip(x) {
             *out = bf16::narrow(nearest_e4m3(x.widen() * self.inverse) * self.scale);
         }
+    }
+
+    /// The scale beside codes: where nothing fits the largest one, since the codes themselves are NaN.
+    pub(crate) fn stored(self) -> f32 {
+        if self.scale.is_nan() { power_of_two(MAX_EXPONENT) } else { self.scale }
+    }
+
+    /// The e4m3 code of a number: sign, exponent with a bias of 7, mantissa.
+    fn code(self, x: bf16) -> u8 {
+        let sign = if x.is_sign_negative() { 0x80 } else { 0 };
+        let size = nearest_e4m3(x.widen().abs() * self.inverse);
+        let code = if size.is_nan() {
+            0x7f
+        } else if size < 1.0 / 64.0 {
+            (size * 512.0) as u8
+        } else {
+            ((size.to_bits() >> 20) - (120 << 3)) as u8
+        };
+        sign | code
     }
 }
 
@@ -109,16 +134,21 @@ pub(crate) struct Matrix<'a> {
     sizes: [usize; 2],
     /// Elements from one row, and from one column, to the next.
     strides: [usize; 2],
+    /// Rows and columns of a block.
+    edge: usize,
+    /// The scale of all blocks, where they share one.
+    scale_of_all: Option<Scale>,
 }
 
 impl<'a> Matrix<'a> {
-    pub(crate) fn new(values: &'a [bf16], sizes: [usize; 2]) -> Self {
-        Self { values, sizes, strides: [sizes[1], 1] }
+    pub(crate) fn new(values: &'a [bf16], sizes: [usize; 2], block: ScaleBlock) -> Self {
+        let scale_of_all = (block == ScaleBlock::Tensor).then(|| Scale::of_all(values));
+        Self { values, sizes, strides: [sizes[1], 1], edge: edge_of(block), scale_of_all }
     }
 
     pub(crate) fn transposed(self) -> Self {
-        let (Self { sizes: [rows, columns], strides: [row, column], .. }, values) = (self, self.values);
-        Self { values, sizes: [columns, rows], strides: [column, row] }
+        let Self { sizes: [rows, columns], strides: [row, column], .. } = self;
+        Self { sizes: [columns, rows], strides: [column, row], ..self }
     }
 
     fn at(&self, row: usize, column: usize) -> bf16 {
@@ -126,52 +156,44 @@ impl<'a> Matrix<'a> {
     }
 
     /// The scale of the block that begins at this row and column.
-    fn scale(&self, first_row: usize, first_column: usize, edge: usize) -> Scale {
-        let [rows, columns] = self.sizes;
-        let bits = (first_row..rows.min(first_row + edge)).flat_map(|row| {
-            (first_column..columns.min(first_column + edge))
-                .map(move |column| self.at(row, column).to_bits() & SIZE_BITS)
-        });
-        Scale::of(bits.max().unwrap_or(0))
-    }
-
-    /// The scale of all numbers.
-    fn scale_of_all(&self) -> Scale {
-        Scale::of(self.values.par_chunks(PIECE).map(largest).max().unwrap_or(0))
+    pub(crate) fn scale(&self, first_row: usize, first_column: usize) -> Scale {
+        let ([rows, columns], edge) = (self.sizes, self.edge);
+        self.scale_of_all.unwrap_or_else(|| {
+            let bits = (first_row..rows.min(first_row + edge)).flat_map(|row| {
+                (first_column..columns.min(first_column + edge))
+                    .map(move |column| self.at(row, column).to_bits() & SIZE_BITS)
+            });
+            Scale::of(bits.max().unwrap_or(0))
+        })
     }
 }
 
-/// Rows and columns of the tiles by which scales are stored.
-const TILE: usize = 128;
+/// Rows and columns of a block; those of a tile where all blocks share a scale.
+fn edge_of(block: ScaleBlock) -> usize {
+    if block == ScaleBlock::Square32 { 32 } else { TILE }
+}
 
 /// Writes the e4m3 codes of a matrix, row by row.
-pub(crate) fn encode(x: Matrix<'_>, block: ScaleBlock, out: &mut [u8]) {
-    let [_, columns] = x.sizes;
-    let (edge, scale_of_all) = match block {
-        ScaleBlock::Tensor => (TILE, Some(x.scale_of_all())),
-        ScaleBlock::Square(edge) => (edge, None),
-    };
-    out.par_chunks_mut((edge * columns).max(1)).enumerate().for_each_task(|(row_of_blocks, out)| {
+pub(crate) fn encode(x: Matrix<'_>, codes: &mut [u8]) {
+    let Matrix { sizes: [_, columns], edge, .. } = x;
+    codes.par_chunks_mut((edge * columns).max(1)).enumerate().for_each_task(|(row_of_blocks, codes)| {
         let first_row = row_of_blocks * edge;
         for first in (0..columns).step_by(edge) {
-            let scale = scale_of_all.unwrap_or_else(|| x.scale(first_row, first, edge));
-            for (row, out) in out.chunks_exact_mut(columns).enumerate() {
-                for (column, out) in out.iter_mut().enumerate().skip(first).take(edge) {
-                    *out = scale.code(x.at(first_row + row, column));
+            let scale = x.scale(first_row, first);
+            for (row, codes) in codes.chunks_exact_mut(columns).enumerate() {
+                for (column, code) in codes.iter_mut().enumerate().skip(first).take(edge) {
+                    *code = scale.code(x.at(first_row + row, column));
                 }
             }
         }
     });
 }
 
-/// Writes one scale, or that of each row in each 128 columns, [columns / 128, rows].
-pub(crate) fn vector_scales(x: Matrix<'_>, block: ScaleBlock, scales: &mut [f32]) {
-    if block == ScaleBlock::Tensor {
-        return scales.fill(x.scale_of_all().stored());
-    }
+/// Writes the scale of each row in each 128 columns, [columns / 128, rows].
+pub(crate) fn vector_scales(x: Matrix<'_>, scales: &mut [f32]) {
     for (column_of_tiles, scales) in scales.chunks_exact_mut(x.sizes[0].max(1)).enumerate() {
         for (row_of_tiles, scales) in scales.chunks_mut(TILE).enumerate() {
-            scales.fill(x.scale(row_of_tiles * TILE, column_of_tiles * TILE, TILE).stored());
+            scales.fill(x.scale(row_of_tiles * TILE, column_of_tiles * TILE).stored());
         }
     }
 }
@@ -184,30 +206,9 @@ pub(crate) fn tiled_exponents(x: Matrix<'_>, exponents: &mut [u8]) {
         let [first_row, first_column] = [tile / tiles_per_row, tile % tiles_per_row].map(|tile| tile * TILE);
         let (first, copies) = exponents.split_at_mut(16);
         for (square, exponent) in first.iter_mut().enumerate() {
-            let scale = x.scale(first_row + square / 4 * 32, first_column + square % 4 * 32, 32);
+            let scale = x.scale(first_row + square / 4 * x.edge, first_column + square % 4 * x.edge);
             *exponent = (scale.stored().to_bits() >> 23) as u8;
         }
         copies.chunks_exact_mut(16).for_each(|copy| copy.copy_from_slice(first));
     });
-}
-
-impl Scale {
-    /// The scale beside codes: where nothing fits the largest one, since the codes themselves are NaN.
-    fn stored(self) -> f32 {
-        if self.scale.is_nan() { power_of_two(MAX_EXPONENT) } else { self.scale }
-    }
-
-    /// The e4m3 code of a number: sign, exponent with a bias of 7, mantissa.
-    fn code(self, x: bf16) -> u8 {
-        let sign = if x.is_sign_negative() { 0x80 } else { 0 };
-        let size = nearest_e4m3(x.widen().abs() * self.inverse);
-        let code = if size.is_nan() {
-            0x7f
-        } else if size < 1.0 / 64.0 {
-            (size * 512.0) as u8
-        } else {
-            ((size.to_bits() >> 20) - (120 << 3)) as u8
-        };
-        sign | code
-    }
 }

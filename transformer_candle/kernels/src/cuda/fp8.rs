@@ -4,30 +4,17 @@ use candle_core::DType;
 
 use super::KernelArg;
 use super::launch::{Axis, Launch};
-use crate::fp8::ScaleBlock;
+use crate::fp8::{ScaleBlock, TILE};
 
-/// Rows and columns of a kernel's tile.
-const TILE: usize = 128;
-
-/// The buffers of a quantised matrix.
-#[derive(Clone, Copy)]
-pub(crate) struct Outputs {
-    pub(crate) values_RC: KernelArg,
-    pub(crate) values_CR: KernelArg,
-    pub(crate) scales_RC: KernelArg,
-    /// The same as `scales_RC` where there is one scale.
-    pub(crate) scales_CR: KernelArg,
-}
-
-/// See [`crate::fp8::quantize`].
+/// See [`crate::fp8::quantize`]; `outputs` are values and scales of the matrix and of its transpose.
 pub(crate) fn quantize(
     x: KernelArg,
     block: ScaleBlock,
-    outputs: Outputs,
+    outputs: [[KernelArg; 2]; 2],
     workspace: [KernelArg; 2],
     [rows, columns]: [usize; 2],
 ) -> Vec<Launch> {
-    let Outputs { values_RC, values_CR, scales_RC, scales_CR } = outputs;
+    let [[values_RC, scales_RC], [values_CR, scales_CR]] = outputs;
     let tiles = [rows.div_ceil(TILE), columns.div_ceil(TILE)];
     let sizes = [KernelArg::count(rows), KernelArg::count(columns)];
     // The kernel for squares of 32 has tiles of a quarter of the rows.
@@ -35,11 +22,11 @@ pub(crate) fn quantize(
     let launch = |function: &str, values: &[KernelArg]| Launch::kernel(function, "bf16", grid(1), values);
     let with_scales = [x, values_RC, values_CR, scales_RC, scales_CR, sizes[0], sizes[1]];
     match block {
-        ScaleBlock::Square(32) => vec![Launch::kernel("fp8_quantize_mx", "bf16", grid(4), with_scales)],
-        ScaleBlock::Square(_) => vec![launch("fp8_quantize_blocks", &with_scales)],
+        ScaleBlock::Square32 => vec![Launch::kernel("fp8_quantize_mx", "bf16", grid(4), with_scales)],
+        ScaleBlock::Square128 => vec![launch("fp8_quantize_blocks", &with_scales)],
         ScaleBlock::Tensor => {
             let [largest, partials] = workspace;
-            let reduction = [partials, largest, scales_RC, KernelArg::count(tiles[0] * tiles[1])];
+            let reduction = [partials, largest, scales_RC, scales_CR, KernelArg::count(tiles[0] * tiles[1])];
             vec![
                 launch("fp8_largest", &[x, partials, sizes[0], sizes[1]]),
                 Launch::kernel("fp8_scale", "bf16", [Axis::ONE; 3], reduction),

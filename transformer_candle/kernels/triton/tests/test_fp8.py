@@ -43,11 +43,10 @@ def quantized(x, recipe):
         launch(by_name(KERNELS, "fp8_quantize_blocks.bf16"), grid, x, codes, transposed, *scales, rows, columns)
     else:
         partials, largest = torch.full((grid[0] * grid[1],), -1, dtype=torch.int32), torch.zeros(4, dtype=torch.int32)
-        scale = torch.zeros(4)
+        scales = [torch.zeros(1), torch.zeros(1)]
         launch(by_name(KERNELS, "fp8_largest.bf16"), grid, x, partials, rows, columns)
-        launch(by_name(KERNELS, "fp8_scale.bf16"), [1], partials, largest, scale, partials.numel())
+        launch(by_name(KERNELS, "fp8_scale.bf16"), [1], partials, largest, *scales, partials.numel())
         launch(by_name(KERNELS, "fp8_quantize_tensor.bf16"), grid, x, largest, codes, transposed, rows, columns)
-        scales = [scale[0], scale[0]]
     return codes, transposed, *scales
 
 

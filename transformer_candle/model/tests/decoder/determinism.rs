@@ -10,7 +10,7 @@ use crate::models::{self, Batch, plain, tiny};
 const PRECISIONS: [(Precision, Option<ScaleBlock>); 4] = [
     (Precision::Fp32, None),
     (Precision::Bf16, None),
-    (Precision::Fp8, Some(ScaleBlock::Square(32))),
+    (Precision::Fp8, Some(ScaleBlock::Square32)),
     (Precision::Fp8, Some(ScaleBlock::Tensor)),
 ];
 

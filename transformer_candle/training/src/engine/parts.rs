@@ -75,8 +75,8 @@ impl StepOf<'_> {
 fn fp8_block(runtime: &RuntimeConfig) -> Option<ScaleBlock> {
     (runtime.precision == Precision::Fp8).then_some(match runtime.fp8_recipe {
         Fp8Recipe::Tensorwise => ScaleBlock::Tensor,
-        Fp8Recipe::Blockwise => ScaleBlock::Square(128),
-        Fp8Recipe::Mxfp8 => ScaleBlock::Square(32),
+        Fp8Recipe::Blockwise => ScaleBlock::Square128,
+        Fp8Recipe::Mxfp8 => ScaleBlock::Square32,
     })
 }
 

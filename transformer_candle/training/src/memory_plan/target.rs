@@ -13,7 +13,7 @@ use super::{
     workload::Workload,
 };
 use crate::{
-    device::{self, GpuMemory, refusal},
+    device::{self, GpuMemory, Refusal, refusal},
     engine::StepOf,
     error::{Result, TrainerError},
     ranks::RankInfo,
@@ -40,8 +40,8 @@ impl PlanTarget {
     /// [`TrainerError::Request`] where a GPU is named and the model needs a CPU.
     pub(super) fn choose(config: &RunConfig, requested_gpu: Option<PlanGpu>, machine: &impl Machine) -> Result<Self> {
         let refusal = refusal(config)?;
-        if let (Some(PlanGpu::Named(gpu)), Some(clause)) = (requested_gpu, &refusal) {
-            let message = format!("--gpu {}: this run needs a CPU, a GPU {clause}", gpu.key);
+        if let (Some(PlanGpu::Named(gpu)), Some(Refusal { clause, way_out, .. })) = (requested_gpu, &refusal) {
+            let message = format!("--gpu {}: this run needs a CPU, a GPU {clause}. {way_out}", gpu.key);
             return Err(TrainerError::Request(message));
         }
         if let Some(PlanGpu::Named(gpu)) = requested_gpu {
@@ -55,8 +55,9 @@ impl PlanTarget {
         let assumed = Self::Assumed(GpuSpec::rtx_5090());
         let cpu = || machine.matmul_speed(config).map(|speed| Self::Cpu(Some(speed)));
         match (device, refusal) {
-            (run_config::Device::Cpu, _) | (run_config::Device::Auto, Some(_)) => cpu(),
-            (run_config::Device::Cuda(_), Some(clause)) => Err(TrainerError::Request(device::refused(device, &clause))),
+            (run_config::Device::Cpu, _) => cpu(),
+            (run_config::Device::Auto, Some(refusal)) if refusal.is_for_cpu || usable(0).is_none() => cpu(),
+            (_, Some(refusal)) => Err(TrainerError::Request(device::refused(device, &refusal))),
             (run_config::Device::Cuda(ordinal), None) => match gpu_target(ordinal) {
                 None if stays_here => Err(TrainerError::Request(format!(
                     "--gpu this: there is no usable GPU {device} here, and runtime.device asks for one. Name a GPU, as in \
