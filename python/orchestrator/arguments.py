@@ -116,8 +116,8 @@ def usage_error(error: Any) -> str:
     """Return what a Typer error says of a command line, and the command whose help lists what there is."""
     context, checked = getattr(error, "ctx", None), getattr(error, "param", None)
     text = str(error.format_message()).rstrip(".")
-    for message, plain in PLAIN_WORDS.items():
-        text = text.replace(message, plain)
+    for phrase, plain in PLAIN_WORDS.items():
+        text = text.replace(phrase, plain)
     for choice in _choices(checked):
         # The choices are listed as words of a command line are compared.
         text = text.replace(repr(habits.hyphenated(choice)), repr(choice))
