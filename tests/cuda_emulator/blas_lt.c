@@ -5,6 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+CUresult cuDeviceGetAttribute(int *value, int attribute, int device);
+
 #define MARK 0x454d554c41544544ull
 
 struct preference {
@@ -81,7 +83,7 @@ EXPORTED int cublasLtMatrixLayoutDestroy(struct layout *layout) {
 
 EXPORTED int cublasLtMatmulDescCreate(struct description **description, int compute_type, int scale_type) {
     *description = malloc(sizeof **description);
-    **description = (struct description){compute_type, scale_type, N, N};
+    **description = (struct description){.compute_type = compute_type, .scale_type = scale_type, .transposed_a = N, .transposed_b = N};
     return SUCCESS;
 }
 
@@ -99,9 +101,17 @@ EXPORTED int cublasLtMatrixLayoutSetAttribute(struct layout *layout, int attribu
 }
 
 EXPORTED int cublasLtMatmulDescSetAttribute(struct description *description, int attribute, const void *value, size_t bytes) {
+    /* Scale modes came with cuBLAS 12.8. */
+    if ((attribute == 31 || attribute == 32) && cublas_version() < 120800)
+        return NOT_SUPPORTED;
     switch (attribute) {
     case 3: return set(&description->transposed_a, 4, value, bytes);
     case 4: return set(&description->transposed_b, 4, value, bytes);
+    case 17: return set(&description->scales_a.address, 8, value, bytes);
+    case 18: return set(&description->scales_b.address, 8, value, bytes);
+    case 25: return set(&description->fast_accumulation, 1, value, bytes);
+    case 31: return set(&description->scales_a.mode, 4, value, bytes);
+    case 32: return set(&description->scales_b.mode, 4, value, bytes);
     default: return NOT_SUPPORTED;
     }
 }
@@ -126,10 +136,30 @@ EXPORTED int cublasLtMatmulPreferenceSetAttribute(struct preference *preference,
     }
 }
 
-static bool multiplies(const struct layout *layout, uint32_t bytes) {
-    uint64_t element = layout->type == R_32F ? 4 : 2;
-    /* A kernel for any alignment needs no more than that of its elements. */
-    return bytes <= 4 || (uint64_t)layout->leading_dimension * element % bytes == 0;
+/* Whether a GEMM with scales of these modes exists on this GPU and in this version of the library. */
+static bool has_scale_modes(int a, int b) {
+    int major, minor;
+    cuDeviceGetAttribute(&major, 75, 0);
+    cuDeviceGetAttribute(&minor, 76, 0);
+    int capability = 10 * major + minor;
+    if (a == SCALAR_32F || b == SCALAR_32F)
+        return a == b && capability >= 89;
+    if (a == VEC32_UE8M0 || b == VEC32_UE8M0)
+        return a == b && capability >= 100 && cublas_version() >= 120800;
+    bool vectors_a = a == VEC128_32F, vectors_b = b == VEC128_32F;
+    bool blocks = (vectors_a && vectors_b) || (vectors_a && b == BLK128x128_32F) || (a == BLK128x128_32F && vectors_b);
+    return blocks && capability == 90 && cublas_version() >= 120900;
+}
+
+/* Tensor cores read both fp8 operands along k. */
+static bool multiplies_fp8(const struct gemm *gemm) {
+    const struct description *description = &gemm->description;
+    return description->transposed_a == T && description->transposed_b == N && gemm->batch == 1 && gemm->m % 16 == 0 &&
+           gemm->n % 16 == 0 && gemm->k % 16 == 0 && has_scale_modes(description->scales_a.mode, description->scales_b.mode);
+}
+
+static bool has_scales(const struct scales *scales) {
+    return scales->address || scales->mode != SCALAR_32F;
 }
 
 /* Fills in sizes and layouts, or says what is wrong with them. */
@@ -152,20 +182,34 @@ static int check(struct gemm *gemm, const struct description *description, const
         return INVALID_VALUE;
     bool narrow = a->type == R_16BF && b->type == R_16BF && (d->type == R_16BF || d->type == R_32F);
     bool wide = a->type == R_32F && b->type == R_32F && d->type == R_32F;
-    bool typed = description->compute_type == COMPUTE_32F && description->scale_type == R_32F && c->type == d->type && (narrow || wide);
-    if (!typed)
+    bool fp8 = a->type == R_8F_E4M3 && b->type == R_8F_E4M3 && (d->type == R_16BF || d->type == R_32F);
+    bool typed = description->compute_type == COMPUTE_32F && description->scale_type == R_32F && c->type == d->type;
+    if (!typed || !(narrow || wide || fp8))
         return NOT_SUPPORTED;
     gemm->description = *description;
     gemm->layout_a = *a;
     gemm->layout_b = *b;
     gemm->layout_c = *d;
-    return SUCCESS;
+    bool scaled = has_scales(&description->scales_a) || has_scales(&description->scales_b);
+    return (fp8 ? multiplies_fp8(gemm) : !scaled) ? SUCCESS : NOT_SUPPORTED;
+}
+
+/* Bytes that the address of a matrix, its columns and its batch stride must be multiples of. */
+static uint32_t alignment_of(const struct gemm_kernel *kernel, const struct gemm *gemm, const struct layout *layout) {
+    if (gemm->layout_a.type == R_8F_E4M3)
+        return 16;
+    /* A kernel for any alignment needs no more than that of its elements. */
+    return kernel->alignment > 4 ? kernel->alignment : (uint32_t)size_of(layout->type);
 }
 
 static bool serves(const struct gemm_kernel *kernel, const struct gemm *gemm) {
-    uint32_t needed = kernel->alignment;
-    bool splits = kernel->split_k == 1 || gemm->k >= 2;
-    return splits && multiplies(&gemm->layout_a, needed) && multiplies(&gemm->layout_b, needed) && multiplies(&gemm->layout_c, needed);
+    const struct layout *all[] = {&gemm->layout_a, &gemm->layout_b, &gemm->layout_c};
+    bool served = kernel->split_k == 1 || gemm->k >= 2;
+    for (size_t index = 0; index < 3; index++) {
+        uint64_t column_bytes = (uint64_t)all[index]->leading_dimension * size_of(all[index]->type);
+        served = served && column_bytes % alignment_of(kernel, gemm, all[index]) == 0;
+    }
+    return served;
 }
 
 EXPORTED int cublasLtMatmulAlgoGetHeuristic(void *handle, const struct description *description, const struct layout *a,
@@ -180,8 +224,9 @@ EXPORTED int cublasLtMatmulAlgoGetHeuristic(void *handle, const struct descripti
         const struct gemm_kernel *kernel = &GEMM_KERNELS[index];
         uint64_t workspace = gemm_workspace(kernel, &gemm);
         bool wanted = (kernel->reduction_scheme & ~(int)preference->reduction_schemes) == 0 && workspace <= preference->workspace_bytes;
+        const struct layout *all[] = {a, b, c, d};
         for (size_t operand = 0; operand < 4; operand++)
-            wanted = wanted && preference->alignment[operand] >= kernel->alignment / (kernel->alignment == 4 ? 2 : 1);
+            wanted = wanted && preference->alignment[operand] >= alignment_of(kernel, &gemm, all[operand]);
         if (!wanted || !serves(kernel, &gemm))
             continue;
         struct algorithm algorithm = {MARK, cublasLtGetVersion(), kernel->id, kernel->tile, kernel->stages, kernel->split_k, kernel->reduction_scheme, {0}};
@@ -228,12 +273,17 @@ EXPORTED int cublasLtMatmul(void *handle, const struct description *description,
     gemm.kernel = algorithm ? kernel_of(algorithm) : NULL;
     if (!gemm.kernel || (*beta != 0 && c != d) || layout_c->leading_dimension != layout_d->leading_dimension)
         return INVALID_VALUE;
-    uint32_t alignment = gemm.kernel->alignment > 4 ? gemm.kernel->alignment : layout_a->type == R_32F ? 4 : 2;
-    const struct layout *batched[] = {layout_a, layout_b, layout_d};
-    for (size_t index = 0; index < 3; index++)
-        if ((uint64_t)batched[index]->batch_stride * (batched[index]->type == R_32F ? 4 : 2) % alignment)
-            return NOT_SUPPORTED;
-    bool aligned = a % alignment == 0 && b % alignment == 0 && d % (layout_d->type == R_32F && alignment < 4 ? 4 : alignment) == 0;
+    const struct scales *scales_a = &description->scales_a, *scales_b = &description->scales_b;
+    if (layout_a->type == R_8F_E4M3 && (!scales_a->address || !scales_b->address))
+        return INVALID_VALUE;
+    const struct layout *all[] = {layout_a, layout_b, layout_d};
+    CUdeviceptr addresses[] = {a, b, d};
+    bool aligned = scales_a->address % 16 == 0 && scales_b->address % 16 == 0;
+    for (size_t index = 0; index < 3; index++) {
+        uint32_t alignment = alignment_of(gemm.kernel, &gemm, all[index]);
+        uint64_t stride = (uint64_t)all[index]->batch_stride * size_of(all[index]->type);
+        aligned = aligned && addresses[index] % alignment == 0 && stride % alignment == 0;
+    }
     uint64_t needed = gemm_workspace(gemm.kernel, &gemm);
     if (!serves(gemm.kernel, &gemm) || !aligned)
         return NOT_SUPPORTED;

@@ -5,7 +5,12 @@
 #include "emulator.h"
 
 enum { SUCCESS = 0, INVALID_VALUE = 7, NOT_SUPPORTED = 15, EXECUTION_FAILED = 13 };
-enum { R_32F = 0, R_16BF = 14, COMPUTE_32F = 68, N = 0, T = 1 };
+enum { R_32F = 0, R_16BF = 14, R_8F_E4M3 = 28, COMPUTE_32F = 68, N = 0, T = 1 };
+enum { SCALAR_32F = 0, VEC32_UE8M0 = 2, VEC128_32F = 4, BLK128x128_32F = 5 };
+
+static inline uint64_t size_of(int type) {
+    return type == R_32F ? 4 : type == R_16BF ? 2 : 1;
+}
 
 /* Column-major: element (row, column) is at row + column * leading_dimension. */
 struct layout {
@@ -17,8 +22,17 @@ struct layout {
     int64_t batch_stride;
 };
 
+/* What the elements of an fp8 operand are multiplied by: where that lies on the GPU, and for which elements each scale is. */
+struct scales {
+    CUdeviceptr address;
+    int32_t mode;
+};
+
 struct description {
     int compute_type, scale_type, transposed_a, transposed_b;
+    struct scales scales_a, scales_b;
+    /* Changes nothing here: sums are in F32. */
+    int8_t fast_accumulation;
 };
 
 /* A GEMM kernel. Kernels differ in the order of additions, so that results show which one was used. */

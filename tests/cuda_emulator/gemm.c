@@ -18,16 +18,32 @@ struct multiplying {
     struct gemm gemm;
 };
 
-static uint64_t size_of(int type) {
-    return type == R_32F ? 4 : 2;
-}
-
-static float load(const char *at, int type) {
-    uint32_t bits = 0;
-    memcpy(type == R_32F ? (char *)&bits : (char *)&bits + 2, at, size_of(type));
+static float from_bits(uint32_t bits) {
     float value;
     memcpy(&value, &bits, sizeof value);
     return value;
+}
+
+/* e4m3fn: a sign, 4 bits of exponent with bias 7, 3 of mantissa. There is no infinity. */
+static float from_e4m3(uint8_t code) {
+    uint32_t magnitude = code & 0x7f;
+    float value = magnitude < 8 ? (float)magnitude * 0x1p-9f : from_bits((magnitude << 20) + ((127 - 7) << 23));
+    if (magnitude == 0x7f)
+        value = from_bits(0x7fc00000);
+    return code & 0x80 ? -value : value;
+}
+
+/* A power of two. The smallest, 2^-127, is a subnormal number in F32. */
+static float from_ue8m0(uint8_t code) {
+    return from_bits(code == 0xff ? 0x7fc00000 : code ? (uint32_t)code << 23 : 1 << 22);
+}
+
+static float load(const char *at, int type) {
+    if (type == R_8F_E4M3)
+        return from_e4m3((uint8_t)*at);
+    uint32_t bits = 0;
+    memcpy(type == R_32F ? (char *)&bits : (char *)&bits + 2, at, size_of(type));
+    return from_bits(bits);
 }
 
 static void store(char *at, int type, float value) {
@@ -47,17 +63,61 @@ static uint64_t extent(const struct layout *layout) {
     return elements * size_of(layout->type);
 }
 
-/* op(X), column after column. */
-static float *unpack(CUdeviceptr address, const struct layout *layout, bool transposed) {
+static uint64_t blocks(uint64_t size, uint64_t block) {
+    return (size + block - 1) / block;
+}
+
+/* VEC128_32F: scales[k / 128][outer]. */
+static uint64_t vector_index(const struct layout *layout, uint64_t k, uint64_t outer) {
+    return k / 128 * layout->columns + outer;
+}
+
+/* BLK128x128_32F: scales[outer / 128][k / 128], whose rows are padded to a multiple of 4. */
+static uint64_t block_index(const struct layout *layout, uint64_t k, uint64_t outer) {
+    return outer / 128 * (blocks(layout->rows, 4 * 128) * 4) + k / 128;
+}
+
+/* VEC32_UE8M0: tiles[outer / 128][k / 128] of 512 scales, those of 128 vectors and 4 blocks of 32 elements. */
+static uint64_t tiled_index(const struct layout *layout, uint64_t k, uint64_t outer) {
+    uint64_t tile = outer / 128 * blocks(layout->rows, 128) + k / 128;
+    return tile * 512 + outer % 32 * 16 + outer % 128 / 32 * 4 + k % 128 / 32;
+}
+
+/* The bytes of an fp8 operand's scales, padding included. Columns of both operands run along k. */
+static uint64_t scales_extent(const struct layout *layout, int mode) {
+    switch (mode) {
+    case VEC128_32F: return blocks(layout->rows, 128) * layout->columns * sizeof(float);
+    case BLK128x128_32F: return blocks(layout->columns, 128) * blocks(layout->rows, 4 * 128) * 4 * sizeof(float);
+    case VEC32_UE8M0: return blocks(layout->columns, 128) * blocks(layout->rows, 128) * 512;
+    default: return sizeof(float);
+    }
+}
+
+static float scale_of(const void *scales, int mode, const struct layout *layout, uint64_t k, uint64_t outer) {
+    const float *floats = scales;
+    const uint8_t *exponents = scales;
+    switch (mode) {
+    case VEC128_32F: return floats[vector_index(layout, k, outer)];
+    case BLK128x128_32F: return floats[block_index(layout, k, outer)];
+    case VEC32_UE8M0: return from_ue8m0(exponents[tiled_index(layout, k, outer)]);
+    default: return *floats;
+    }
+}
+
+/* op(X), column after column, times its scales. */
+static float *unpack(CUdeviceptr address, const struct layout *layout, bool transposed, struct scales scales) {
     const char *from = memory_at(address, extent(layout));
-    if (!from)
+    bool scaled = layout->type == R_8F_E4M3;
+    const void *factors = scaled ? memory_at(scales.address, scales_extent(layout, scales.mode)) : NULL;
+    if (!from || (scaled && !factors))
         return NULL;
     float *values = malloc(layout->rows * layout->columns * sizeof *values);
     uint64_t bytes = size_of(layout->type);
     for (uint64_t column = 0; column < layout->columns; column++)
         for (uint64_t row = 0; row < layout->rows; row++) {
             uint64_t to = transposed ? row * layout->columns + column : column * layout->rows + row;
-            values[to] = load(from + (column * (uint64_t)layout->leading_dimension + row) * bytes, layout->type);
+            float value = load(from + (column * (uint64_t)layout->leading_dimension + row) * bytes, layout->type);
+            values[to] = scaled ? value * scale_of(factors, scales.mode, layout, row, column) : value;
         }
     return values;
 }
@@ -90,8 +150,9 @@ static bool second_comes_first(void) {
 /* One GEMM of a batch. */
 static CUresult multiply_one(const struct gemm *gemm, void *workspace) {
     uint64_t m = gemm->m, k = gemm->k, middle = k / 2;
-    float *a = unpack(gemm->a, &gemm->layout_a, gemm->description.transposed_a);
-    float *b = unpack(gemm->b, &gemm->layout_b, gemm->description.transposed_b);
+    const struct description *description = &gemm->description;
+    float *a = unpack(gemm->a, &gemm->layout_a, description->transposed_a, description->scales_a);
+    float *b = unpack(gemm->b, &gemm->layout_b, description->transposed_b, description->scales_b);
     char *c = memory_at(gemm->c, extent(&gemm->layout_c));
     CUresult result = !a || !b || !c || !workspace ? CUDA_ERROR_ILLEGAL_ADDRESS : CUDA_SUCCESS;
     if (!result && (is_zero(a, m * k) || is_zero(b, k * gemm->n)))

@@ -4,109 +4,25 @@ from __future__ import annotations
 
 import ctypes
 import itertools
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pytest
 from cuda_emulator.direct import Cuda, run
+from cuda_emulator.gemms import (
+    ALGORITHM_BYTES,
+    BF16,
+    COMPUTE_TYPE,
+    F32,
+    IN_PLACE,
+    INVALID_VALUE,
+    NONE,
+    NOT_SUPPORTED,
+    SUCCESS,
+    Library,
+    Matrix,
+)
 from cuda_emulator.library import Emulator
-
-F32, BF16, COMPUTE_32F = 0, 14, 68
-SUCCESS, INVALID_VALUE, NOT_SUPPORTED = 0, 7, 15
-PROPOSAL_BYTES, ALGORITHM_BYTES = 96, 64
-NONE, IN_PLACE, COMPUTE_TYPE = 0, 1, 2
-
-
-@dataclass
-class Matrix:
-    """A matrix, column-major in memory: `stored[column, row]`."""
-
-    kind: int
-    rows: int
-    columns: int
-    leading_dimension: int
-
-    def stored(self, random: np.random.Generator) -> np.ndarray:
-        values = random.standard_normal((self.columns, self.leading_dimension)).astype(np.float32)
-        return values if self.kind == F32 else to_bf16(values)
-
-    def values(self, data: bytes) -> np.ndarray:
-        raw = np.frombuffer(data, np.float32 if self.kind == F32 else np.uint16)
-        wide = raw if self.kind == F32 else (raw.astype(np.uint32) << 16).view(np.float32)
-        values: np.ndarray = wide.reshape(self.columns, self.leading_dimension)[:, : self.rows].T
-        return values
-
-
-def to_bf16(values: np.ndarray) -> np.ndarray:
-    bits: np.ndarray = values.view(np.uint32)
-    rounded: np.ndarray = ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint16)
-    return rounded
-
-
-class Library:
-    """cublasLt as the trainer calls it."""
-
-    def __init__(self, cuda: Cuda) -> None:
-        self.cuda, self.blas = cuda, cuda.blas
-        self.handle = ctypes.c_void_p()
-        self.blas.cublasLtCreate(ctypes.byref(self.handle))
-
-    def layout(self, matrix: Matrix) -> ctypes.c_void_p:
-        handle = ctypes.c_void_p()
-        sizes = ctypes.c_uint64(matrix.rows), ctypes.c_uint64(matrix.columns), ctypes.c_int64(matrix.leading_dimension)
-        self.blas.cublasLtMatrixLayoutCreate(ctypes.byref(handle), matrix.kind, *sizes)
-        return handle
-
-    def description(self, transposed_a: bool, transposed_b: bool) -> ctypes.c_void_p:
-        handle = ctypes.c_void_p()
-        self.blas.cublasLtMatmulDescCreate(ctypes.byref(handle), COMPUTE_32F, F32)
-        for attribute, value in ((3, transposed_a), (4, transposed_b)):
-            self.blas.cublasLtMatmulDescSetAttribute(
-                handle, attribute, ctypes.byref(ctypes.c_int(value)), ctypes.c_size_t(4)
-            )
-        return handle
-
-    def proposals(
-        self,
-        description: Any,
-        layouts: list[Any],
-        workspace: int = 32 << 20,
-        schemes: int = COMPUTE_TYPE,
-        alignment: int = 256,
-    ) -> list[bytes]:
-        """Return the algorithms that the library proposes; an empty list when it has none."""
-        preference = ctypes.c_void_p()
-        self.blas.cublasLtMatmulPreferenceCreate(ctypes.byref(preference))
-        attributes: list[tuple[int, Any]] = [(1, ctypes.c_uint64(workspace)), (3, ctypes.c_uint32(schemes))]
-        attributes += [(attribute, ctypes.c_uint32(alignment)) for attribute in (5, 6, 7, 8)]
-        for attribute, value in attributes:
-            size = ctypes.c_size_t(ctypes.sizeof(value))
-            assert self.blas.cublasLtMatmulPreferenceSetAttribute(preference, attribute, ctypes.byref(value), size) == 0
-        count, results = ctypes.c_int(), ctypes.create_string_buffer(16 * PROPOSAL_BYTES)
-        self.blas.cublasLtMatmulAlgoGetHeuristic(
-            self.handle, description, *layouts, preference, 16, results, ctypes.byref(count)
-        )
-        return [results.raw[at * PROPOSAL_BYTES :][:ALGORITHM_BYTES] for at in range(count.value)]
-
-    def multiply(
-        self,
-        description: Any,
-        layouts: list[Any],
-        addresses: list[int],
-        algorithm: bytes,
-        beta: float = 0,
-        workspace: int = 0,
-        size: int = 0,
-    ) -> int:
-        a, b, c = (ctypes.c_uint64(address) for address in addresses)
-        one, factor = ctypes.byref(ctypes.c_float(1)), ctypes.byref(ctypes.c_float(beta))
-        answer: int = self.blas.cublasLtMatmul(
-            self.handle, description, one, a, layouts[0], b, layouts[1], factor, c, layouts[2], c, layouts[3],
-            algorithm, ctypes.c_uint64(workspace), ctypes.c_size_t(size), self.cuda.stream,
-        )  # fmt: skip
-        return answer
-
 
 TYPES = [(F32, F32), (BF16, F32), (BF16, BF16)]
 
@@ -236,10 +152,7 @@ def test_another_version_of_the_library_refuses_kept_choices(emulator: Emulator)
     def body(cuda: Cuda) -> int:
         library = Library(cuda)
         description, layouts = square(library)
-        answer: int = cuda.blas.cublasLtMatmulAlgoCheck(
-            library.handle, description, *layouts, algorithm, ctypes.create_string_buffer(PROPOSAL_BYTES)
-        )
-        return answer
+        return library.check(description, layouts, algorithm)
 
     assert run(emulator, body) == SUCCESS
     assert run(emulator.having(cublas=130200), body) == INVALID_VALUE

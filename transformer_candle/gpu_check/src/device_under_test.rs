@@ -1,6 +1,6 @@
 //! The device under test.
 
-use kernels::cases::BufferContents;
+use kernels::cases::{BufferContents, Case};
 use kernels::{Buffer, Device};
 
 use training::Result;
@@ -23,6 +23,14 @@ impl DeviceUnderTest {
     #[cfg(test)]
     pub(super) fn tampered(device: Device, tamper: impl Fn(&str, usize, &mut [u32]) + Send + Sync + 'static) -> Self {
         Self { device, tamper: Some(Box::new(tamper)) }
+    }
+
+    /// Whether it has the matmuls of a case.
+    pub(super) fn computes(&self, case: &Case) -> bool {
+        match (&self.device, case.fp8) {
+            (Device::Cuda(gpu), Some(block)) => gpu.gpu().fp8_blocks().contains(&block),
+            _ => true,
+        }
     }
 
     /// Reads the contents of a buffer after a run.

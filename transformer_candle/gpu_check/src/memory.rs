@@ -234,7 +234,7 @@ mod tests {
     fn both_models_are_configs_that_a_gpu_may_train() {
         for (size, limit) in [(Size::Small, SMALL_LIMIT), (Size::Full, GpuSpec::rtx_5090().memory_bytes)] {
             let run = model(size, limit).unwrap();
-            assert_eq!(training::device::refusal(&run.config).unwrap(), None);
+            assert_eq!(training::device::refusal(&run.config, GpuSpec::rtx_5090().into()).unwrap(), None);
             assert_eq!(run.config.runtime.precision, Precision::Bf16);
         }
     }

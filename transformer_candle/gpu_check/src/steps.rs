@@ -8,12 +8,13 @@ use dataset::{Batch, CancelToken, DocumentTokens};
 use kernels::Device;
 use kernels::cases::{BufferContents, Random, relative_error};
 use model::ModelShape;
-use run_config::{ActivationRecompute, Algorithm, Format, Precision, RunConfig};
+use run_config::{ActivationRecompute, Algorithm, Format, Fp8Recipe, Precision, RunConfig};
 
 use super::device_under_test::DeviceUnderTest;
 use super::part::Size;
 use super::report::{CheckRow, Findings};
 use training::checkpoint::{self, Checkpoint, CheckpointContents, FORMAT_VERSION, TokenizerFiles, TrainerState};
+use training::device::fp8_recipes;
 use training::engine::{Engine, EngineSettings, model_shape};
 use training::memory_plan;
 use training::ranks::{RankInfo, Ranks};
@@ -52,6 +53,7 @@ struct TrainingCase {
 #[derive(Clone, Copy)]
 struct RunSettings {
     precision: Precision,
+    fp8_recipe: Fp8Recipe,
     algorithm: Algorithm,
     micro_batch: usize,
     graphs: bool,
@@ -68,8 +70,13 @@ struct TrainedState {
 pub(super) fn check(device: &DeviceUnderTest, size: Size, seed: u64, findings: &mut Findings<'_>) -> Result<()> {
     let case = TrainingCase::new(size, seed)?;
     let cpu = DeviceUnderTest::new(Device::Cpu);
-    let with =
-        |precision, algorithm| RunSettings { precision, algorithm, micro_batch: case.sequences / 2, graphs: true };
+    let with = |precision, algorithm| RunSettings {
+        precision,
+        fp8_recipe: Fp8Recipe::Auto,
+        algorithm,
+        micro_batch: case.sequences / 2,
+        graphs: true,
+    };
     let (fp32, bf16) = (with(Precision::Fp32, Algorithm::AdamW), with(Precision::Bf16, Algorithm::AdamW));
     let exact = case.train(&cpu, 1, fp32)?;
     let rounded = case.train(&cpu, 1, bf16)?;
@@ -91,7 +98,37 @@ pub(super) fn check(device: &DeviceUnderTest, size: Size, seed: u64, findings: &
     let small = case.train(device, 5, RunSettings { micro_batch: 1, ..bf16 })?;
     findings
         .add(row("training bf16, micro-batches of 1").within(relative_error(&small.losses, &on_bf16.losses), bound));
-    check_muon(&case, device, with(Precision::Bf16, Algorithm::Muon), bound, findings)
+    check_muon(&case, device, with(Precision::Bf16, Algorithm::Muon), bound, findings)?;
+    // Small checks leave the rest to the operations.
+    let recipes = if size == Size::Small { 1 } else { usize::MAX };
+    for fp8_recipe in fp8_recipes(&device.device).into_iter().take(recipes) {
+        let fp8 = RunSettings { fp8_recipe, ..with(Precision::Fp8, Algorithm::AdamW) };
+        check_fp8(&case, device, fp8, &exact.losses, findings)?;
+    }
+    Ok(())
+}
+
+/// Checks training in fp8: its losses against the CPU's, which computes what fp8 matmuls are defined to, and equal bits.
+/// `exact` are the losses in F32.
+fn check_fp8(
+    case: &TrainingCase,
+    device: &DeviceUnderTest,
+    fp8: RunSettings,
+    exact: &[f32],
+    findings: &mut Findings<'_>,
+) -> Result<()> {
+    let recipe = format!("{:?}", fp8.fp8_recipe).to_lowercase();
+    let row = |check: &str| CheckRow::new(format!("training fp8 {recipe}{check}"), &case.sizes);
+    let rounded = case.train(&DeviceUnderTest::new(Device::Cpu), 1, fp8)?;
+    let trained = case.train(device, 9, fp8)?;
+    let bound = BF16_FACTOR * relative_error(&rounded.losses, exact) + BF16_FLOOR;
+    findings.add(row(": losses").within(relative_error(&trained.losses, &rounded.losses), bound));
+    findings.add(learned(row(": learns"), &trained.losses));
+    let eager = case.train(device, 10, RunSettings { graphs: false, ..fp8 })?;
+    findings.add(same(row(", without graphs"), &trained, &eager));
+    let resumed = case.train_in_two(device, 11, fp8)?;
+    findings.add(same(row(&format!(", saved after {} steps", case.first)), &trained, &resumed));
+    Ok(())
 }
 
 /// Checks training with Muon: its losses within `bound` of the CPU's, and equal bits.
@@ -164,6 +201,7 @@ impl TrainingCase {
     fn engine(&self, device: &Device, settings: RunSettings) -> Result<Engine> {
         let mut config = RunConfig::parse(&self.text, Format::Yaml, &[])?;
         config.runtime.precision = settings.precision;
+        config.runtime.fp8_recipe = settings.fp8_recipe;
         config.optimizer.algorithm = settings.algorithm;
         let engine_settings = EngineSettings {
             micro_batch: settings.micro_batch,
@@ -312,6 +350,7 @@ mod tests {
         for seed in 0..100 {
             let case = TrainingCase::new(Size::Small, seed).unwrap();
             let settings = RunSettings {
+                fp8_recipe: Fp8Recipe::Auto,
                 precision: Precision::Fp32,
                 algorithm: Algorithm::AdamW,
                 micro_batch: case.sequences,

@@ -169,6 +169,7 @@ impl Arguments {
     }
 
     /// Runs a body that only a CPU has.
+    #[cfg(test)]
     pub(crate) fn cpu<R>(self, body: impl FnOnce(&Access<'_>) -> Result<R>) -> Result<R> {
         let (operation, argument) = (self.operation, self.list.first().map_or("", |first| first.name));
         self.dispatch(body, |gpu| {

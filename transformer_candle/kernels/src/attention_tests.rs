@@ -69,8 +69,10 @@ fn packed_matches_reference(layout: &HeadLayout, documents: Option<&[i32]>, batc
     let [out, lse, dqkv] = run_packed(&qkv, documents, &dout, layout, batch, DType::BF16);
     assert_near(&out, &exact_out);
     assert_near(&lse, &exact_lse);
-    // The gradient also sees the output as it was rounded.
-    assert_within(&dqkv, &exact_dqkv, 8e-3);
+    // The gradient sees the output as it was rounded, of which little may be left where gradients cancel out.
+    let rounded_out: Vec<f64> = out.read_f32().unwrap().into_iter().map(f64::from).collect();
+    let dqkv_of_rounded = reference::backward(&qkv, documents, &rounded_out, &exact_lse, &dout, layout, batch);
+    assert_near(&dqkv, &dqkv_of_rounded);
 }
 
 /// Returns the start of every token's document, from the documents' lengths; the last document of each sequence is cut
@@ -96,6 +98,17 @@ proptest! {
         kv_heads in 1usize..4, group in 1usize..6, half in 1usize..24, batch in 1usize..4, length in 1usize..90,
     ) {
         matches_reference(&heads(kv_heads * group, kv_heads, 2 * half), batch, length);
+    }
+}
+
+#[test]
+fn few_tokens_match_the_reference() {
+    for (group, half, length) in
+        (1..4).flat_map(|group| (1..5).flat_map(move |half| (1..6).map(move |length| (group, half, length))))
+    {
+        for batch in [1, 2] {
+            matches_reference(&heads(group, 1, 2 * half), batch, length);
+        }
     }
 }
 

@@ -108,8 +108,8 @@ impl Buffer {
         self.shape().get(axis).copied().unwrap_or(0)
     }
 
-    /// The sizes of the first N axes, as [`Self::size`] has them.
-    pub(crate) fn sizes<const N: usize>(&self) -> [usize; N] {
+    /// The sizes of the first N axes; 0 for one that there is not.
+    pub fn sizes<const N: usize>(&self) -> [usize; N] {
         array::from_fn(|axis| self.size(axis))
     }
 

@@ -34,6 +34,9 @@ pub enum ScaleBlock {
 }
 
 impl ScaleBlock {
+    /// Every kind of block.
+    pub const ALL: [Self; 3] = [Self::Tensor, Self::Square128, Self::Square32];
+
     /// Element type and shape of the scales of a matrix of [rows, columns], as cuBLASLt reads them ("Narrow Precision
     /// Data Types Usage" in its documentation).
     ///
@@ -50,19 +53,6 @@ impl ScaleBlock {
     }
 }
 
-/// `out_RC` = `x_RC`, each block rounded to e4m3 with its scale. Both BF16. A block with an infinity or a NaN becomes
-/// NaN, since no scale fits; the exponents of scales are at least -120, which reaches far below any gradient.
-pub fn round(x_RC: &Buffer, block: ScaleBlock, out_RC: &mut Buffer) -> Result<()> {
-    let sizes @ [_, columns] = x_RC.sizes();
-    Arguments::new("fp8::round")
-        .input("x_RC", x_RC, DType::BF16, &sizes)
-        .output("out_RC", out_RC, DType::BF16, &sizes)
-        .cpu(|access: &Access<'_>| {
-            cpu::fp8::round(x_RC.slice(access), out_RC.slice_mut(access), columns, block);
-            Ok(())
-        })
-}
-
 /// The e4m3 codes of a matrix, U8, and their scales: [`ScaleBlock::scales`].
 #[derive(Clone, Debug)]
 pub struct Codes {
@@ -72,41 +62,115 @@ pub struct Codes {
     pub scales: Buffer,
 }
 
-/// `codes_RC` = `x_RC`, each block rounded to e4m3 with its scale, as [`round`] does; and `codes_CR` the transpose: fp8
-/// GEMMs read an operand along the axis that they sum over. `x_RC` is BF16; on a GPU R and C are multiples of 16.
-pub fn quantize(
-    x_RC: &Buffer,
-    block: ScaleBlock,
-    codes_RC: &mut Codes,
-    codes_CR: &mut Codes,
-    workspace: &mut Buffer,
-) -> Result<()> {
-    let sizes @ [rows, columns] = x_RC.sizes();
-    let transposed_sizes = [columns, rows];
-    let ((dtype, scales_RC), (_, scales_CR)) = (block.scales(sizes), block.scales(transposed_sizes));
-    let arguments = Arguments::new("fp8::quantize")
-        .input("x_RC", x_RC, DType::BF16, &sizes)
-        .output("codes_RC", &codes_RC.values, DType::U8, &sizes)
-        .output("scales of codes_RC", &codes_RC.scales, dtype, &scales_RC)
-        .output("codes_CR", &codes_CR.values, DType::U8, &transposed_sizes)
-        .output("scales of codes_CR", &codes_CR.scales, dtype, &scales_CR)
+/// A matrix rounded to fp8, an operand of GEMMs. On a GPU they read an operand along the axis that they sum over: the
+/// codes of the matrix where they sum over its columns, those of its transpose where they sum over its rows. On a CPU
+/// the former serve both.
+#[derive(Clone, Debug)]
+pub struct Operand {
+    /// The elements that share a scale.
+    pub block: ScaleBlock,
+    /// The codes of the matrix.
+    pub codes_RC: Option<Codes>,
+    /// The codes of its transpose.
+    pub codes_CR: Option<Codes>,
+}
+
+impl Operand {
+    /// Both codes with the sizes of their matrices, those of an operand of [rows, columns].
+    fn both(&self, [rows, columns]: [usize; 2]) -> [(Option<&Codes>, [usize; 2]); 2] {
+        [(self.codes_RC.as_ref(), [rows, columns]), (self.codes_CR.as_ref(), [columns, rows])]
+    }
+
+    /// Adds the codes that there are to the outputs of a call.
+    fn written_by(&self, mut arguments: Arguments, sizes: [usize; 2]) -> Arguments {
+        let names = [["codes_RC", "scales of codes_RC"], ["codes_CR", "scales of codes_CR"]];
+        for ((codes, sizes), [values_name, scales_name]) in self.both(sizes).into_iter().zip(names) {
+            let (dtype, scales) = self.block.scales(sizes);
+            arguments = arguments
+                .optional_output(values_name, codes.map(|codes| &codes.values), DType::U8, &sizes)
+                .optional_output(scales_name, codes.map(|codes| &codes.scales), dtype, &scales);
+        }
+        arguments
+    }
+}
+
+/// Rounds `x_RC` to fp8, each block with its scale, and writes the codes that `out` has. `x_RC` is BF16; on a GPU R and C
+/// are multiples of 16. A block with an infinity or a NaN becomes NaN, since no scale fits; the exponents of scales are
+/// at least -120, which reaches far below any gradient.
+pub fn quantize(x_RC: &Buffer, out: &mut Operand, workspace: &mut Buffer) -> Result<()> {
+    let (sizes @ [rows, columns], block) = (x_RC.sizes(), out.block);
+    let arguments = out
+        .written_by(Arguments::new("fp8::quantize").input("x_RC", x_RC, DType::BF16, &sizes), sizes)
         .workspace(workspace, workspace_elements(rows, columns, x_RC.device().kind()));
-    let outputs = [&*codes_RC, codes_CR].map(|Codes { values, scales }| [values, scales].map(KernelArg::from));
+    let outputs = [&out.codes_RC, &out.codes_CR].map(|codes| codes.as_ref().map(pointers));
     let partials =
         [0, cuda::fp8::FIRST_PARTIAL].map(|first| KernelArg::reinterpreted(workspace, first, cuda::fp8::PARTIAL));
+    let launches = || cuda::fp8::quantize(KernelArg::from(x_RC), block, outputs, partials, sizes);
     let cpu = |access: &Access<'_>| {
         let x = cpu::fp8::Matrix::new(x_RC.slice(access), sizes, block);
-        for (x, Codes { values, scales }) in [(x, codes_RC), (x.transposed(), codes_CR)] {
+        for (x, codes) in [(x, &mut out.codes_RC), (x.transposed(), &mut out.codes_CR)] {
+            let Some(Codes { values, scales }) = codes else { continue };
             cpu::fp8::encode(x, values.slice_mut(access));
-            match block {
-                ScaleBlock::Tensor => scales.slice_mut(access).fill(x.scale(0, 0).stored()),
-                ScaleBlock::Square128 => cpu::fp8::vector_scales(x, scales.slice_mut(access)),
-                ScaleBlock::Square32 => cpu::fp8::tiled_exponents(x, scales.slice_mut(access)),
-            }
+            let scale = |row: usize, column: usize| x.scale(row, column).stored();
+            write_scales(block, x.sizes(), scale, scales, access);
         }
         Ok(())
     };
-    arguments.run(cpu, || cuda::fp8::quantize(KernelArg::from(x_RC), block, outputs, partials, sizes))
+    arguments.run(cpu, launches)
+}
+
+/// Writes the codes of a matrix's transpose to `to`, from those of the matrix in `from`: bytes change places, and numbers
+/// stay. Does nothing where `to` has none of the transpose, as on a CPU.
+pub fn transpose(from: &Operand, to: &mut Operand) -> Result<()> {
+    let block = from.block;
+    let (Some(from), Some(to)) = (from.codes_RC.as_ref(), to.codes_CR.as_mut()) else { return Ok(()) };
+    let sizes = from.values.sizes();
+    let transposed_sizes = [sizes[1], sizes[0]];
+    let ((dtype, scales), (_, transposed_scales)) = (block.scales(sizes), block.scales(transposed_sizes));
+    let arguments = Arguments::new("fp8::transpose")
+        .input("codes_RC", &from.values, DType::U8, &sizes)
+        .input("scales of codes_RC", &from.scales, dtype, &scales)
+        .output("codes_CR", &to.values, DType::U8, &transposed_sizes)
+        .output("scales of codes_CR", &to.scales, dtype, &transposed_scales);
+    let pointers = [pointers(from), pointers(to)];
+    let cpu = |access: &Access<'_>| {
+        cpu::fp8::transpose(from.values.slice(access), to.values.slice_mut(access), sizes);
+        let scales = from.scales_on_cpu(block, access);
+        write_scales(block, transposed_sizes, |row, column| scales.at(column, row), &mut to.scales, access);
+        Ok(())
+    };
+    arguments.run(cpu, || cuda::fp8::transpose(block, pointers, sizes))
+}
+
+fn pointers(Codes { values, scales }: &Codes) -> [KernelArg; 2] {
+    [values, scales].map(KernelArg::from)
+}
+
+/// Writes the scales of a matrix; `scale` returns that of the block that begins at a row and a column.
+fn write_scales(
+    block: ScaleBlock,
+    sizes: [usize; 2],
+    scale: impl Fn(usize, usize) -> f32 + Sync,
+    scales: &mut Buffer,
+    access: &Access<'_>,
+) {
+    match block {
+        ScaleBlock::Tensor => scales.slice_mut(access).fill(scale(0, 0)),
+        ScaleBlock::Square128 => cpu::fp8::vector_scales(sizes, scale, scales.slice_mut(access)),
+        ScaleBlock::Square32 => cpu::fp8::tiled_exponents(sizes, scale, scales.slice_mut(access)),
+    }
+}
+
+impl Codes {
+    /// The scales as a CPU reads them.
+    pub(crate) fn scales_on_cpu<'a>(&'a self, block: ScaleBlock, access: &'a Access<'_>) -> cpu::fp8::Scales<'a> {
+        let [rows, columns] = self.values.sizes();
+        match block {
+            ScaleBlock::Tensor => cpu::fp8::Scales::Tensor(self.scales.slice(access)[0]),
+            ScaleBlock::Square128 => cpu::fp8::Scales::Vectors { scales: self.scales.slice(access), rows },
+            ScaleBlock::Square32 => cpu::fp8::Scales::Tiles { exponents: self.scales.slice(access), columns },
+        }
+    }
 }
 
 /// Elements of F32 workspace for [`quantize`].
@@ -149,7 +213,7 @@ pub mod reference {
         exponents.into_iter().find(|scale| largest <= 448.0 * scale).unwrap_or(f64::NAN)
     }
 
-    /// See [`super::round`]; [rows, columns] are the sizes of `x_RC`.
+    /// The numbers that the codes of [`super::quantize`] stand for; [rows, columns] are the sizes of `x_RC`.
     pub fn round(x_RC: &[f64], [rows, columns]: [usize; 2], block: ScaleBlock) -> Vec<f64> {
         let edge = match block {
             ScaleBlock::Tensor => rows.max(columns),
@@ -172,10 +236,10 @@ pub mod reference {
 
 /// Calls for checks and benchmarks, of sizes [R, C].
 pub mod cases {
-    use super::{Codes, ScaleBlock, quantize, workspace_elements};
-    use crate::DType;
+    use super::{Codes, Operand, ScaleBlock, quantize, transpose, workspace_elements};
     use crate::cases::bounds::EXACT;
     use crate::cases::{Case, CaseList, Inputs, Size};
+    use crate::{Buffer, DType};
 
     pub(crate) fn add(size: Size, dtype: DType, list: &mut CaseList) {
         let sizes = match size {
@@ -184,202 +248,69 @@ pub mod cases {
             Size::Full => vec![[208, 272], [2048, 2048], [8192, 2048], [2048, 16_384]],
         };
         for sizes in sizes.into_iter().filter(|_| dtype == DType::BF16) {
-            for block in [ScaleBlock::Tensor, ScaleBlock::Square128, ScaleBlock::Square32] {
+            for block in ScaleBlock::ALL {
                 list.add(move |inputs| codes(inputs, sizes, block));
+                list.add(move |inputs| codes_of_transpose(inputs, sizes, block));
+                list.add(move |inputs| transposed_codes(inputs, sizes, block));
             }
         }
     }
 
-    /// [`quantize`].
-    pub fn codes(inputs: &mut Inputs, [r, c]: [usize; 2], block: ScaleBlock) -> Case {
-        let ((dtype, scales_RC), (_, scales_CR)) = (block.scales([r, c]), block.scales([c, r]));
-        Case::new(inputs.name("fp8::quantize"), format!("{r} x {c}, {block:?}"))
+    /// An operand of the memory of its values and scales.
+    fn operand(block: ScaleBlock, codes_RC: Option<[&Buffer; 2]>, codes_CR: Option<[&Buffer; 2]>) -> Operand {
+        let [codes_RC, codes_CR] = [codes_RC, codes_CR]
+            .map(|codes| codes.map(|[values, scales]| Codes { values: values.clone(), scales: scales.clone() }));
+        Operand { block, codes_RC, codes_CR }
+    }
+
+    fn case(inputs: &mut Inputs, operation: &str, sizes @ [r, c]: [usize; 2], block: ScaleBlock) -> Case {
+        Case::new(inputs.name(operation), format!("{r} x {c}, {block:?}"))
             .in_given_types()
-            .input("x", &[r, c], inputs.numbers(&[r, c]))
-            .output("codes", &[r, c], DType::U8, EXACT)
+            .input("x", &sizes, inputs.numbers(&sizes))
+            .workspace(move |device| workspace_elements(r, c, device))
+    }
+
+    /// [`quantize`] along both axes.
+    pub fn codes(inputs: &mut Inputs, sizes @ [r, c]: [usize; 2], block: ScaleBlock) -> Case {
+        let ((dtype, scales_RC), (_, scales_CR)) = (block.scales(sizes), block.scales([c, r]));
+        case(inputs, "fp8::quantize", sizes, block)
+            .output("codes", &sizes, DType::U8, EXACT)
             .output("scales", &scales_RC, dtype, EXACT)
             .output("transposed codes", &[c, r], DType::U8, EXACT)
             .output("transposed scales", &scales_CR, dtype, EXACT)
-            .workspace(move |device| workspace_elements(r, c, device))
-            .call(move |[x, values_RC, scales_RC, values_CR, scales_CR, workspace]| {
-                let [mut codes_RC, mut codes_CR] = [(values_RC, scales_RC), (values_CR, scales_CR)]
-                    .map(|(values, scales)| Codes { values: values.clone(), scales: scales.clone() });
-                quantize(x, block, &mut codes_RC, &mut codes_CR, workspace)
+            .call(move |[x, workspace, values_RC, scales_RC, values_CR, scales_CR]| {
+                let codes = [[&*values_RC, &*scales_RC], [&*values_CR, &*scales_CR]].map(Some);
+                quantize(x, &mut operand(block, codes[0], codes[1]), workspace)
+            })
+    }
+
+    /// [`quantize`] for sums over rows only.
+    pub fn codes_of_transpose(inputs: &mut Inputs, sizes @ [r, c]: [usize; 2], block: ScaleBlock) -> Case {
+        let (dtype, scales_CR) = block.scales([c, r]);
+        case(inputs, "fp8::quantize transposed", sizes, block)
+            .output("codes", &[c, r], DType::U8, EXACT)
+            .output("scales", &scales_CR, dtype, EXACT)
+            .call(move |[x, workspace, values, scales]| {
+                quantize(x, &mut operand(block, None, Some([values, scales])), workspace)
+            })
+    }
+
+    /// [`transpose`] of what [`quantize`] writes for sums over columns.
+    pub fn transposed_codes(inputs: &mut Inputs, sizes @ [r, c]: [usize; 2], block: ScaleBlock) -> Case {
+        let ((dtype, scales_RC), (_, scales_CR)) = (block.scales(sizes), block.scales([c, r]));
+        case(inputs, "fp8::transpose", sizes, block)
+            .output("codes", &sizes, DType::U8, EXACT)
+            .output("scales", &scales_RC, dtype, EXACT)
+            .output("transposed codes", &[c, r], DType::U8, EXACT)
+            .output("transposed scales", &scales_CR, dtype, EXACT)
+            .call(move |[x, workspace, values_RC, scales_RC, values_CR, scales_CR]| {
+                let mut matrix = operand(block, Some([values_RC, scales_RC]), None);
+                quantize(x, &mut matrix, workspace)?;
+                transpose(&matrix, &mut operand(block, None, Some([values_CR, scales_CR])))
             })
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use proptest::prelude::*;
-
-    use super::*;
-    use crate::Error;
-    use crate::bf16;
-    use crate::testing::*;
-
-    const BLOCKS: [ScaleBlock; 3] = [ScaleBlock::Tensor, ScaleBlock::Square128, ScaleBlock::Square32];
-
-    fn rounded(x: &Buffer, block: ScaleBlock) -> Vec<f64> {
-        let mut out = zeros(x.shape(), DType::BF16);
-        round(x, block, &mut out).unwrap();
-        out.read_f32().unwrap().into_iter().map(f64::from).collect()
-    }
-
-    /// Requires the same bits, but for those of a NaN.
-    fn assert_same_numbers(ours: &[f64], expected: &[f64]) {
-        for (at, (ours, expected)) in ours.iter().zip(expected).enumerate() {
-            let is_same = ours.to_bits() == expected.to_bits() || (ours.is_nan() && expected.is_nan());
-            assert!(is_same, "{at}: {ours:e}, expected {expected:e}");
-        }
-        assert_eq!(ours.len(), expected.len());
-    }
-
-    /// All bit patterns of a BF16 number, in order: 8 exponents in each square of 32 times 32.
-    fn every_bf16() -> Buffer {
-        let values: Vec<bf16> = (0..=u16::MAX).map(bf16::from_bits).collect();
-        let mut buffer = zeros(&[2048, 32], DType::BF16);
-        buffer.write(&values).unwrap();
-        buffer
-    }
-
-    proptest! {
-        #![proptest_config(ProptestConfig::with_cases(24))]
-        #[test]
-        fn any_shape_matches_the_reference(rows in 1usize..40, columns in 1usize..40, exponent in -140i32..125) {
-            let values: Vec<f64> = numbers(1, rows * columns).iter().map(|x| x * 2f64.powi(exponent)).collect();
-            let x = buffer(&values, &[rows, columns], DType::BF16);
-            let exact: Vec<f64> = x.read_f32().unwrap().into_iter().map(f64::from).collect();
-            for block in BLOCKS {
-                assert_same_numbers(&rounded(&x, block), &reference::round(&exact, [rows, columns], block));
-            }
-        }
-    }
-
-    #[test]
-    fn every_bf16_number_rounds_as_in_numpy() {
-        let golden = Golden::load("fp8");
-        let x = every_bf16();
-        for (block, name) in [(ScaleBlock::Square32, "every_32"), (ScaleBlock::Square128, "every_128")] {
-            assert_same_numbers(&rounded(&x, block), &golden.values(name));
-        }
-    }
-
-    #[test]
-    fn matrices_round_as_in_numpy() {
-        let golden = Golden::load("fp8");
-        let x = buffer(&golden.values("x_RC"), golden.shape("x_RC"), DType::BF16);
-        let names = ["x_tensor_RC", "x_128_RC", "x_32_RC"];
-        for (block, name) in BLOCKS.into_iter().zip(names) {
-            assert_same_numbers(&rounded(&x, block), &golden.values(name));
-        }
-    }
-
-    /// What codes and scales stand for, read as the documentation of cuBLASLt says.
-    fn decoded(Codes { values: codes, scales }: &Codes, block: ScaleBlock) -> Vec<f64> {
-        let [rows, columns] = codes.sizes();
-        let values: Vec<f64> = reference::e4m3_values().collect();
-        let number = |code: u8| match (values.get(usize::from(code & 0x7f)), code & 0x80) {
-            (None, _) => f64::NAN,
-            (Some(value), 0) => *value,
-            (Some(value), _) => -value,
-        };
-        let scale = |row: usize, column: usize| match block {
-            ScaleBlock::Tensor => f64::from(scales.read::<f32>().unwrap()[0]),
-            ScaleBlock::Square128 => f64::from(scales.read::<f32>().unwrap()[column / 128 * rows + row]),
-            ScaleBlock::Square32 => {
-                let tile = row / 128 * columns.div_ceil(128) + column / 128;
-                let (outer, inner) = (row % 128, column % 128 / 32);
-                let exponent = scales.read::<u8>().unwrap()[tile * 512 + outer % 32 * 16 + outer / 32 * 4 + inner];
-                2f64.powi(i32::from(exponent) - 127)
-            }
-        };
-        let codes = codes.read::<u8>().unwrap();
-        (0..rows * columns).map(|at| number(codes[at]) * scale(at / columns, at % columns)).collect()
-    }
-
-    #[test]
-    fn codes_and_scales_stand_for_the_rounded_numbers_along_both_axes() {
-        let golden = Golden::load("fp8");
-        let mut x = buffer(&golden.values("x_RC"), golden.shape("x_RC"), DType::BF16);
-        let (rows, columns) = (150, 200);
-        x = x.view(7, &[rows, columns]).unwrap();
-        for block in BLOCKS {
-            let [mut codes_RC, mut codes_CR] = [[rows, columns], [columns, rows]].map(|sizes| {
-                let (dtype, shape) = block.scales(sizes);
-                Codes { values: zeros(&sizes, DType::U8), scales: zeros(&shape, dtype) }
-            });
-            quantize(&x, block, &mut codes_RC, &mut codes_CR, &mut workspace(1)).unwrap();
-            let expected = rounded(&x, block);
-            let transposed: Vec<f64> =
-                (0..rows * columns).map(|at| expected[at % rows * columns + at / rows]).collect();
-            assert_same_numbers(&decoded(&codes_RC, block), &expected);
-            assert_same_numbers(&decoded(&codes_CR, block), &transposed);
-        }
-    }
-
-    #[test]
-    fn a_transpose_has_the_same_rounded_numbers() {
-        let (rows, columns) = (70, 300);
-        let transposed = |values: &[f64], rows: usize, columns: usize| -> Vec<f64> {
-            (0..rows * columns).map(|at| values[at % rows * columns + at / rows]).collect()
-        };
-        let x = numbers(5, rows * columns);
-        for block in BLOCKS {
-            let of_rows = rounded(&buffer(&x, &[rows, columns], DType::BF16), block);
-            let x_transposed = buffer(&transposed(&x, rows, columns), &[columns, rows], DType::BF16);
-            assert_same_numbers(&rounded(&x_transposed, block), &transposed(&of_rows, rows, columns));
-        }
-    }
-
-    #[test]
-    fn rounding_twice_changes_nothing() {
-        for block in BLOCKS {
-            let once = rounded(&buffer(&numbers(3, 64 * 64), &[64, 64], DType::BF16), block);
-            assert_same_numbers(&rounded(&buffer(&once, &[64, 64], DType::BF16), block), &once);
-        }
-    }
-
-    #[test]
-    fn a_number_that_is_not_finite_spoils_its_block_alone() {
-        for infinite in [f64::INFINITY, f64::NEG_INFINITY, f64::NAN] {
-            let mut x = numbers(7, 64 * 64);
-            x[40 * 64 + 3] = infinite;
-            let ours = rounded(&buffer(&x, &[64, 64], DType::BF16), ScaleBlock::Square32);
-            for (at, value) in ours.iter().enumerate() {
-                assert_eq!(value.is_nan(), at / 64 >= 32 && at % 64 < 32, "{at}");
-            }
-            let all = rounded(&buffer(&x, &[64, 64], DType::BF16), ScaleBlock::Tensor);
-            assert!(all.iter().all(|value| value.is_nan()));
-        }
-    }
-
-    #[test]
-    fn the_number_of_threads_changes_no_bit() {
-        let x = buffer(&numbers(2, 500 * 700), &[500, 700], DType::BF16);
-        for block in BLOCKS {
-            assert_same_at_any_thread_count(|| {
-                let mut out = zeros(x.shape(), DType::BF16);
-                round(&x, block, &mut out).unwrap();
-                vec![out]
-            });
-        }
-    }
-
-    #[test]
-    fn wrong_arguments_are_refused_by_name() {
-        let x = zeros(&[4, 3], DType::BF16);
-        let error = round(&x, ScaleBlock::Tensor, &mut zeros(&[3, 4], DType::BF16)).unwrap_err();
-        assert_eq!(error.to_string(), "fp8::round: `out_RC` has shape [3, 4], expected [4, 3]");
-        let error = round(&zeros(&[4, 3], DType::F32), ScaleBlock::Tensor, &mut zeros(&[4, 3], DType::BF16));
-        assert!(matches!(error.unwrap_err(), Error::DType { argument: "x_RC", .. }));
-        assert!(matches!(round(&x, ScaleBlock::Tensor, &mut x.clone()).unwrap_err(), Error::Aliased { .. }));
-    }
-
-    #[test]
-    fn a_matrix_without_rows_is_rounded_to_itself() {
-        for block in BLOCKS {
-            round(&zeros(&[0, 3], DType::BF16), block, &mut zeros(&[0, 3], DType::BF16)).unwrap();
-        }
-    }
-}
+#[path = "fp8_tests.rs"]
+mod tests;

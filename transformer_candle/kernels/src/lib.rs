@@ -67,7 +67,7 @@ pub use error::{Error, Result};
 pub use graph_cache::GraphCache;
 pub use half::bf16;
 pub use heads::HeadLayout;
-pub use matmul::WriteMode;
+pub use matmul::{GemmOperand, WriteMode};
 pub use upload::Upload;
 
 #[cfg(test)]

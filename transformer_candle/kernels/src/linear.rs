@@ -6,26 +6,36 @@ use candle_core::DType;
 
 use crate::cpu::gemm::workspace_for;
 use crate::element::result_dtype;
-use crate::matmul::{Gemm, View};
-use crate::{Buffer, DeviceKind, Result, WriteMode, cuda};
+use crate::matmul::{Gemm, SumOver, View, decoded_words};
+use crate::{Buffer, DeviceKind, GemmOperand, Result, WriteMode, cuda};
 
 /// `y_NO = x_NI w_OI^T`. All of one element type, F32 or BF16, but `y_NO` may be F32 beside BF16 operands: the sums
-/// as they are.
-pub fn forward(x_NI: &Buffer, w_OI: &Buffer, y_NO: &mut Buffer, workspace: &mut Buffer) -> Result<()> {
+/// as they are. Beside fp8 operands it is BF16 or F32.
+pub fn forward<'a>(
+    x_NI: impl Into<GemmOperand<'a>>,
+    w_OI: impl Into<GemmOperand<'a>>,
+    y_NO: &mut Buffer,
+    workspace: &mut Buffer,
+) -> Result<()> {
     let gemm = forward_gemm(x_NI, w_OI);
     let dtype = result_dtype(y_NO.dtype(), gemm.dtype);
     Gemm { dtype, ..gemm }.write_to("y_NO", y_NO, None, workspace)
 }
 
-/// `dx_NI = dy_NO w_OI`. All of one element type, F32 or BF16.
-pub fn backward_input(dy_NO: &Buffer, w_OI: &Buffer, dx_NI: &mut Buffer, workspace: &mut Buffer) -> Result<()> {
+/// `dx_NI = dy_NO w_OI`. All of one element type, F32 or BF16; or BF16 beside fp8 operands.
+pub fn backward_input<'a>(
+    dy_NO: impl Into<GemmOperand<'a>>,
+    w_OI: impl Into<GemmOperand<'a>>,
+    dx_NI: &mut Buffer,
+    workspace: &mut Buffer,
+) -> Result<()> {
     backward_input_gemm(dy_NO, w_OI).write_to("dx_NI", dx_NI, None, workspace)
 }
 
-/// `dw_OI = dy_NO^T x_NI` or `dw_OI += dy_NO^T x_NI` in F32; `dy_NO` and `x_NI` are F32 or BF16 alike.
-pub fn backward_weight(
-    dy_NO: &Buffer,
-    x_NI: &Buffer,
+/// `dw_OI = dy_NO^T x_NI` or `dw_OI += dy_NO^T x_NI` in F32; `dy_NO` and `x_NI` are F32, BF16 or fp8 alike.
+pub fn backward_weight<'a>(
+    dy_NO: impl Into<GemmOperand<'a>>,
+    x_NI: impl Into<GemmOperand<'a>>,
     dw_OI: &mut Buffer,
     write_mode: WriteMode,
     workspace: &mut Buffer,
@@ -33,17 +43,26 @@ pub fn backward_weight(
     backward_weight_gemm(dy_NO, x_NI, write_mode).write_to("dw_OI", dw_OI, None, workspace)
 }
 
-pub(crate) fn forward_gemm<'a>(x_NI: &'a Buffer, w_OI: &'a Buffer) -> Gemm<'a> {
-    Gemm::new("linear::forward", View::of("x_NI", x_NI), View::of("w_OI", w_OI).transposed())
+pub(crate) fn forward_gemm<'a>(x_NI: impl Into<GemmOperand<'a>>, w_OI: impl Into<GemmOperand<'a>>) -> Gemm<'a> {
+    let x = View::of_operand("x_NI", x_NI, SumOver::Columns);
+    let w = View::of_operand("w_OI", w_OI, SumOver::Columns);
+    Gemm::new("linear::forward", x, w.transposed())
 }
 
-pub(crate) fn backward_input_gemm<'a>(dy_NO: &'a Buffer, w_OI: &'a Buffer) -> Gemm<'a> {
-    Gemm::new("linear::backward_input", View::of("dy_NO", dy_NO), View::of("w_OI", w_OI))
+pub(crate) fn backward_input_gemm<'a>(dy_NO: impl Into<GemmOperand<'a>>, w_OI: impl Into<GemmOperand<'a>>) -> Gemm<'a> {
+    let dy = View::of_operand("dy_NO", dy_NO, SumOver::Columns);
+    let w = View::of_operand("w_OI", w_OI, SumOver::Rows);
+    Gemm::new("linear::backward_input", dy, w)
 }
 
-pub(crate) fn backward_weight_gemm<'a>(dy_NO: &'a Buffer, x_NI: &'a Buffer, write_mode: WriteMode) -> Gemm<'a> {
-    let (dy, x) = (View::of("dy_NO", dy_NO).transposed(), View::of("x_NI", x_NI));
-    Gemm { dtype: DType::F32, write_mode, ..Gemm::new("linear::backward_weight", dy, x) }
+pub(crate) fn backward_weight_gemm<'a>(
+    dy_NO: impl Into<GemmOperand<'a>>,
+    x_NI: impl Into<GemmOperand<'a>>,
+    write_mode: WriteMode,
+) -> Gemm<'a> {
+    let dy = View::of_operand("dy_NO", dy_NO, SumOver::Rows);
+    let x = View::of_operand("x_NI", x_NI, SumOver::Rows);
+    Gemm { dtype: DType::F32, write_mode, ..Gemm::new("linear::backward_weight", dy.transposed(), x) }
 }
 
 /// Elements of F32 workspace that the three functions need for N tokens: on a CPU under 5.4 million, on a GPU 32 MiB.
@@ -55,6 +74,19 @@ pub fn workspace_elements(n: usize, inputs: usize, outputs: usize, device: Devic
             workspace_for(n, outputs, inputs).max(gradients)
         }
     }
+}
+
+/// Elements of F32 workspace that the three functions need with fp8 operands: on a CPU for the numbers they stand for as
+/// well.
+pub fn fp8_workspace_elements(n: usize, inputs: usize, outputs: usize, device: DeviceKind) -> usize {
+    let decoded = match device {
+        DeviceKind::Cuda => 0,
+        DeviceKind::Cpu => {
+            let gemms = [[n, outputs, inputs], [n, inputs, outputs], [outputs, inputs, n]];
+            gemms.into_iter().map(decoded_words).max().unwrap_or(0)
+        }
+    };
+    workspace_elements(n, inputs, outputs, device) + decoded
 }
 
 /// The plain version.
@@ -82,10 +114,11 @@ pub mod reference {
 
 /// Calls for checks and benchmarks, of sizes [N, I, O].
 pub mod cases {
-    use super::{backward_input, backward_weight, forward, workspace_elements};
+    use super::{backward_input, backward_weight, forward, fp8_workspace_elements, workspace_elements};
     use crate::cases::bounds::F32_SUM;
     use crate::cases::{self, Case, CaseList, Inputs, Size};
-    use crate::{DType, WriteMode};
+    use crate::fp8::{self, Codes, ScaleBlock};
+    use crate::{Buffer, DType, WriteMode};
 
     pub(crate) fn add(size: Size, _dtype: DType, list: &mut CaseList) {
         let sizes = match size {
@@ -102,6 +135,52 @@ pub mod cases {
                 list.add(move |inputs| weight_gradient(inputs, sizes, write_mode));
             }
         }
+    }
+
+    /// The sizes of fp8 GEMMs are multiples of 16.
+    pub(crate) fn add_fp8(size: Size, dtype: DType, list: &mut CaseList) {
+        let sizes = match size {
+            Size::Small => vec![[16, 64, 48]],
+            Size::Medium => vec![[304, 96, 160]],
+            Size::Full => vec![[48, 80, 272], [1008, 1536, 2560], [8192, 2048, 16_384], [8192, 8192, 2048]],
+        };
+        for sizes in sizes.into_iter().filter(|_| dtype == DType::BF16) {
+            for block in ScaleBlock::ALL {
+                list.add(move |inputs| in_fp8(inputs, sizes, block));
+            }
+        }
+    }
+
+    /// All three operations with operands rounded to fp8.
+    pub fn in_fp8(inputs: &mut Inputs, sizes @ [n, i, o]: [usize; 3], block: ScaleBlock) -> Case {
+        let operands = [("x", [n, i]), ("w", [o, i]), ("dy", [n, o])];
+        let mut case = case(inputs, "linear fp8", sizes).in_given_types().multiplies_in_fp8(block);
+        case.sizes = format!("{}, {block:?}", case.sizes);
+        for (name, sizes) in operands {
+            case = case.input(name, &sizes, inputs.numbers(&sizes));
+        }
+        let case = case
+            .output("y", &[n, o], DType::BF16, inputs.bound())
+            .output("dx", &[n, i], DType::BF16, inputs.bound())
+            .updated("dw", &[o, i], inputs.f32(&[o, i]), F32_SUM)
+            .workspace(move |device| fp8_workspace_elements(n, i, o, device));
+        let codes = operands.into_iter().flat_map(|(_, [rows, columns])| [[rows, columns], [columns, rows]]);
+        let case = codes.fold(case, |case, sizes| {
+            let (dtype, scales) = block.scales(sizes);
+            case.scratch("codes", &sizes, DType::U8).scratch("scales", &scales, dtype)
+        });
+        case.call(move |[x, w, dy, y, dx, dw, workspace, codes @ ..]: [&mut Buffer; 19]| {
+            let [x_fp8, w_fp8, dy_fp8] = [0, 4, 8].map(|first| {
+                let codes = |at: usize| Codes { values: codes[at].clone(), scales: codes[at + 1].clone() };
+                fp8::Operand { block, codes_RC: Some(codes(first)), codes_CR: Some(codes(first + 2)) }
+            });
+            for (x, mut operand) in [(&*x, x_fp8.clone()), (w, w_fp8.clone()), (dy, dy_fp8.clone())] {
+                fp8::quantize(x, &mut operand, workspace)?;
+            }
+            forward(&x_fp8, &w_fp8, y, workspace)?;
+            backward_input(&dy_fp8, &w_fp8, dx, workspace)?;
+            backward_weight(&dy_fp8, &x_fp8, dw, WriteMode::Accumulate, workspace)
+        })
     }
 
     fn case(inputs: &Inputs, operation: &str, [n, i, o]: [usize; 3]) -> Case {

@@ -7,7 +7,7 @@
 
 use std::collections::BTreeMap;
 
-use kernels::fp8::ScaleBlock;
+use kernels::fp8::{Codes, ScaleBlock};
 use kernels::memory::{Arena, Category};
 use kernels::{Buffer, DType, DeviceKind};
 
@@ -82,6 +82,15 @@ impl<'a> BlockBuffers<'a> {
     pub(crate) fn take_shared(&mut self, name: &'static str, dtype: DType, shape: &[usize]) -> Buffer {
         let take = || self.arena.take(format!("layers.{name}"), Category::Scratch, dtype, shape);
         self.shared.entry(name).or_insert_with(take).clone()
+    }
+
+    /// Takes the fp8 codes of a matrix of this block's weights.
+    pub(crate) fn take_fp8_weight(&mut self, name: &str, block: ScaleBlock, sizes: [usize; 2]) -> Codes {
+        let (dtype, scales) = block.scales(sizes);
+        let mut take = |part, dtype, shape: &[usize]| {
+            self.arena.take(format!("layers.{}.{name}.{part}", self.layer), Category::Weights, dtype, shape)
+        };
+        Codes { values: take("fp8", DType::U8, &sizes), scales: take("fp8_scales", dtype, &scales) }
     }
 
     /// Takes the output of a norm. Recomputed outputs are needed one after the other: one buffer serves both of a block.

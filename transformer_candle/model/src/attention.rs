@@ -1,10 +1,10 @@
 //! Attention with its norm and its projections, forward beside backward.
 
 use kernels::attention::{AttentionShape, Saved as SavedAttention};
-use kernels::{Buffer, DType, attention, bias, linear, qk_norm, rope};
+use kernels::{Buffer, DType, attention, bias, qk_norm, rope};
 
 use crate::activations::{ActivationSettings, BlockBuffers, Saved};
-use crate::fp8::Fp8Operands;
+use crate::fp8;
 use crate::linear::Linear;
 use crate::lora::{self, MakeAdapters};
 use crate::norm::{Norm, NormActivations};
@@ -67,20 +67,22 @@ impl Attention {
         Ok(Self {
             norm: Norm::new(norm_weight, previous_ND, values),
             qkv: Linear::new(
+                shape,
                 "qkv",
                 qkv.clone(),
                 weights.qkv_bias.clone(),
                 adapters(&weights.adapters.qkv)?,
-                Fp8Operands::take(shape, [d, heads.packed_width()], buffers)?,
-            ),
+                buffers,
+            )?,
             qk_norm,
             output: Linear::new(
+                shape,
                 "attention_output",
                 output.clone(),
                 None,
                 adapters(&weights.adapters.attention_output)?,
-                Fp8Operands::take(shape, [heads.query_width(), d], buffers)?,
-            ),
+                buffers,
+            )?,
             qkv_NP: buffers.take("qkv", saved, dtype, &[n, heads.packed_width()]),
             attended_NA: buffers.take("attended", Saved::Inner, dtype, &[n, heads.query_width()]),
             log_sum_exp_BHT: buffers.take(
@@ -91,6 +93,12 @@ impl Attention {
             ),
             cache,
         })
+    }
+
+    /// Rounds the weights to fp8, where GEMMs are in fp8.
+    pub(crate) fn round_weights(&mut self, workspace: &mut Buffer) -> Result<()> {
+        self.qkv.round_weight(workspace)?;
+        self.output.round_weight(workspace)
     }
 
     /// The residual stream that enters the block.
@@ -154,6 +162,7 @@ impl Attention {
         let shape @ AttentionShape { heads, sequence_length, .. } = &pass.settings.attention;
         let (write_mode, (scratch, workspace)) = (pass.write_mode, pass.scratch.backward()?);
         let GradientScratch { dresidual_ND, dnormed_ND, dattended_NA, dqkv_NP } = scratch;
+        self.output.begin_backward(dresidual_ND, workspace)?;
         self.output.backward_weight(dresidual_ND, &self.attended_NA, write_mode, workspace)?;
         self.output.backward_input(dresidual_ND, dattended_NA, workspace)?;
         let saved = SavedAttention {
@@ -167,6 +176,7 @@ impl Attention {
         if let Some(qk_norm) = &mut self.qk_norm {
             qk_norm.backward(dqkv_NP, pass.settings, workspace)?;
         }
+        self.qkv.begin_backward(dqkv_NP, workspace)?;
         self.qkv.backward_weight(dqkv_NP, &self.norm.values.normed_ND, write_mode, workspace)?;
         self.qkv.backward_input(dqkv_NP, dnormed_ND, workspace)?;
         self.norm.backward(scratch, workspace)
@@ -183,12 +193,12 @@ impl Attention {
             let decode = attention::decode_workspace_elements(&heads, sequence_length, device);
             attention::forward_workspace_elements(&sizes, device).max(decode)
         };
-        let qkv = linear::workspace_elements(n, d, heads.packed_width(), device);
+        let qkv = fp8::workspace_elements(settings, n, d, heads.packed_width());
         let of_part = |exists: bool, elements: usize| if exists && training { elements } else { 0 };
         let architecture = shape.architecture;
         let bias = of_part(architecture.has_qkv_bias(), bias::workspace_elements(n, heads.packed_width(), device));
         let qk_norm = of_part(architecture.has_qk_norm(), qk_norm::workspace_elements(n, heads.head_size, device));
-        let output = linear::workspace_elements(n, heads.query_width(), d, device);
+        let output = fp8::workspace_elements(settings, n, heads.query_width(), d);
         let modules = [[d, heads.query_width()], [d, heads.key_width()], [heads.query_width(), d]];
         let adapters = modules.map(|sizes| lora::workspace_elements(shape, settings, sizes));
         adapters.into_iter().fold(attention.max(qkv).max(bias).max(qk_norm).max(output), usize::max)

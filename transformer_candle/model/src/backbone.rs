@@ -79,6 +79,17 @@ impl Backbone {
         })
     }
 
+    /// Rounds the weights of the blocks to fp8, where GEMMs are in fp8.
+    pub fn round_weights(&mut self) -> Result<()> {
+        let Self { blocks, scratch: Scratch { workspace, .. }, .. } = self;
+        blocks.iter_mut().enumerate().try_for_each(|(layer, block)| {
+            timing::scope_of("layer", layer, || {
+                block.attention.round_weights(workspace)?;
+                block.mlp.round_weights(workspace)
+            })
+        })
+    }
+
     /// Runs the tokens `ids_N` through the blocks and leaves the head's input in [`Backbone::hidden_ND`]. `documents_N`
     /// and `past` are those of [`Pass`].
     pub fn forward(&mut self, ids_N: &Buffer, documents_N: Option<&Buffer>, past: usize) -> Result<()> {

@@ -40,6 +40,8 @@ pub struct Decoder {
     z_loss: f32,
     /// The key of adapters' dropout in the next micro-batch.
     dropout: dropout::Key,
+    /// Whether the blocks have rounded the weights as they are to fp8, where GEMMs are in fp8.
+    has_rounded_weights: bool,
     /// The captured CUDA graphs, by the addresses of inputs, documents and targets, and by the part of a micro-batch;
     /// None for a whole one.
     graphs: GraphCache<([usize; 3], Option<usize>)>,
@@ -92,6 +94,7 @@ impl Decoder {
             write_mode: WriteMode::Accumulate,
             z_loss: settings.z_loss,
             dropout: dropout::Key { seed: 0, first_row: 0, enabled: true },
+            has_rounded_weights: false,
             graphs: GraphCache::default(),
         })
     }
@@ -159,6 +162,7 @@ impl Decoder {
     /// Writes the scale and the dropout key of a micro-batch to the buffers that its operations read.
     fn begin_micro_batch(&mut self, scale: f32) -> Result<()> {
         self.check_training()?;
+        self.round_weights()?;
         if self.scale.map(f32::to_bits) != Some(scale.to_bits()) {
             self.scale_upload.stage()?.fill(scale);
             self.scale_upload.send()?;
@@ -166,6 +170,21 @@ impl Decoder {
             self.scale = Some(scale);
         }
         self.write_dropout_key(self.dropout)
+    }
+
+    /// Rounds the weights to fp8 if they have changed, where GEMMs are in fp8.
+    fn round_weights(&mut self) -> Result<()> {
+        if !self.has_rounded_weights {
+            timing::scope("weights", || self.backbone.round_weights())?;
+            self.has_rounded_weights = true;
+        }
+        Ok(())
+    }
+
+    /// Must be called where an optimizer has changed what trains.
+    pub fn trained_weights_have_changed(&mut self) {
+        // Beside adapters the blocks' weights stay as they are.
+        self.has_rounded_weights &= self.shape.lora.is_some();
     }
 
     /// Runs a part of a micro-batch or all of them, on a GPU from the second time on as a CUDA graph.
@@ -192,10 +211,11 @@ impl Decoder {
         self.backbone.dropout_key.as_mut().map_or(Ok(()), |buffer| buffer.write(key))
     }
 
-    /// Must be called where another decoder has used the same memory since the last micro-batch: the scale that the
-    /// memory held is then written again.
+    /// Must be called where another decoder has used the same memory since the last micro-batch: the scale and the rounded
+    /// weights that the memory held are then written again.
     pub fn invalidate_memory(&mut self) {
         self.scale = None;
+        self.has_rounded_weights = false;
     }
 
     /// Disables CUDA graphs: every operation is launched by itself each time, as for looking at single ones.
@@ -237,6 +257,7 @@ impl Decoder {
     /// Returns the loss of each target in nats, F32 `[N]`, zero where there is none. Gradients stay as they are. The
     /// arguments are those of [`Decoder::forward_backward`].
     pub fn evaluate(&mut self, inputs_N: &Buffer, documents_N: Option<&Buffer>, targets_N: &Buffer) -> Result<&Buffer> {
+        self.round_weights()?;
         self.write_dropout_key(dropout::Key { enabled: false, ..self.dropout })?;
         self.backbone.forward(inputs_N, documents_N, 0)?;
         let Backbone { final_norm, scratch, .. } = &mut self.backbone;
@@ -269,6 +290,7 @@ impl Decoder {
 
     /// All weights, to be written.
     pub fn weights_mut(&mut self) -> &mut Buffer {
+        self.has_rounded_weights = false;
         &mut self.weights
     }
 

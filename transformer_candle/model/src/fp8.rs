@@ -1,56 +1,134 @@
-//! The operands of a linear map's GEMMs, rounded to fp8 before each.
+//! The operands of a linear map's GEMMs, rounded to fp8: weights once per step, the rest before each GEMM.
 
-use kernels::fp8::{self, ScaleBlock};
-use kernels::{Buffer, DType};
+use kernels::fp8::{self, Codes, Operand, ScaleBlock};
+use kernels::{Buffer, DType, DeviceKind, WriteMode, linear};
 
-use crate::activations::BlockBuffers;
-use crate::shape::LinearMap;
+use crate::activations::{ActivationSettings, BlockBuffers};
 use crate::{ModelShape, Result};
 
-/// Where a linear map rounds the operands of its GEMMs to: memory that all linear maps share.
+/// What the GEMMs of a linear map read instead of inputs, weights and gradients. All but the weights lie in memory that
+/// the linear maps share. A GPU needs other codes where a GEMM sums over the rows of an operand.
 #[derive(Clone, Debug)]
 pub(crate) struct Fp8Operands {
-    pub(crate) input_NI: RoundedOperand,
-    pub(crate) weight_OI: RoundedOperand,
-    pub(crate) output_gradient_NO: RoundedOperand,
-}
-
-/// An operand as an fp8 GEMM sees it.
-#[derive(Clone, Debug)]
-pub(crate) struct RoundedOperand {
-    block: ScaleBlock,
-    values: Buffer,
+    weight_OI: Operand,
+    weight_over_outputs_OI: Operand,
+    input_NI: Operand,
+    input_over_tokens_NI: Operand,
+    output_gradient_NO: Operand,
 }
 
 impl Fp8Operands {
-    /// The operands of a linear map of [inputs, outputs]; None where GEMMs are not in fp8.
+    /// The operands of a linear map of [inputs, outputs], whose weights train or not; None where GEMMs are not in fp8.
     pub(crate) fn take(
         shape: &ModelShape,
+        name: &str,
         [inputs, outputs]: [usize; 2],
+        trains: bool,
         buffers: &mut BlockBuffers<'_>,
     ) -> Result<Option<Self>> {
-        let Some(block) = buffers.settings.fp8 else { return Ok(None) };
-        let n = buffers.settings.batch * buffers.settings.sequence_length;
-        let maps = shape.linear_maps();
-        let largest = |elements: fn(&LinearMap) -> usize| maps.iter().map(elements).max().unwrap_or(0);
-        let mut operand = |name, elements: usize, sizes: [usize; 2]| -> Result<_> {
-            let shared = buffers.take_shared(name, DType::BF16, &[elements]);
-            Ok(RoundedOperand { block, values: shared.view(0, &sizes)? })
-        };
-        Ok(Some(Self {
-            input_NI: operand("fp8_input", n * largest(|map| map.inputs), [n, inputs])?,
-            weight_OI: operand("fp8_weight", largest(|map| map.inputs * map.outputs), [outputs, inputs])?,
-            output_gradient_NO: operand("fp8_output_gradient", n * largest(|map| map.outputs), [n, outputs])?,
-        }))
+        let &ActivationSettings { batch, sequence_length, fp8, device, .. } = buffers.settings;
+        let Some(block) = fp8 else { return Ok(None) };
+        let (n, is_gpu, maps) = (batch * sequence_length, device == DeviceKind::Cuda, shape.linear_maps());
+        let own_codes = buffers.take_fp8_weight(name, block, [outputs, inputs]);
+        let matrix = |codes| Operand { block, codes_RC: Some(codes), codes_CR: None };
+        let transpose = |codes| Operand { block, codes_RC: None, codes_CR: Some(codes) };
+        let mut shared = |name, sizes, all: Vec<[usize; 2]>| SharedCodes { block, name, all }.take(sizes, buffers);
+
+        let inputs_of_all = || maps.iter().flat_map(|map| [[n, map.inputs], [map.inputs, n]]).collect();
+        let input_NI = matrix(shared(["fp8_input", "fp8_input_scales"], [n, inputs], inputs_of_all())?);
+        let weight_OI = matrix(own_codes);
+        let gradients = || maps.iter().map(|map| [n, map.outputs]).collect();
+        let names = ["fp8_output_gradient", "fp8_output_gradient_scales"];
+        let mut output_gradient_NO = matrix(shared(names, [n, outputs], gradients())?);
+        if !is_gpu {
+            let (weight_over_outputs_OI, input_over_tokens_NI) = (weight_OI.clone(), input_NI.clone());
+            return Ok(Some(Self {
+                weight_OI,
+                weight_over_outputs_OI,
+                input_NI,
+                input_over_tokens_NI,
+                output_gradient_NO,
+            }));
+        }
+        let input_over_tokens_NI = transpose(shared(["fp8_input", "fp8_input_scales"], [inputs, n], inputs_of_all())?);
+        let weights = maps.iter().map(|map| [map.inputs, map.outputs]).collect();
+        let names = ["fp8_weight_transposed", "fp8_weight_transposed_scales"];
+        let weight_over_outputs_OI = transpose(shared(names, [inputs, outputs], weights)?);
+        if trains {
+            let gradients = maps.iter().map(|map| [map.outputs, n]).collect();
+            let names = ["fp8_output_gradient_transposed", "fp8_output_gradient_transposed_scales"];
+            output_gradient_NO.codes_CR = Some(shared(names, [outputs, n], gradients)?);
+        }
+        Ok(Some(Self { weight_OI, weight_over_outputs_OI, input_NI, input_over_tokens_NI, output_gradient_NO }))
+    }
+
+    /// Rounds the weights; to be called whenever they have changed.
+    pub(crate) fn round_weight(&mut self, weight_OI: &Buffer, workspace: &mut Buffer) -> Result<()> {
+        Ok(fp8::quantize(weight_OI, &mut self.weight_OI, workspace)?)
+    }
+
+    /// Writes the outputs.
+    pub(crate) fn forward(&mut self, x_NI: &Buffer, y_NO: &mut Buffer, workspace: &mut Buffer) -> Result<()> {
+        fp8::quantize(x_NI, &mut self.input_NI, workspace)?;
+        Ok(linear::forward(&self.input_NI, &self.weight_OI, y_NO, workspace)?)
+    }
+
+    /// Rounds the gradient of the outputs, for both of the gradients below.
+    pub(crate) fn round_gradient(&mut self, dy_NO: &Buffer, workspace: &mut Buffer) -> Result<()> {
+        Ok(fp8::quantize(dy_NO, &mut self.output_gradient_NO, workspace)?)
+    }
+
+    /// Writes the gradient of the inputs.
+    pub(crate) fn backward_input(&mut self, dx_NI: &mut Buffer, workspace: &mut Buffer) -> Result<()> {
+        fp8::transpose(&self.weight_OI, &mut self.weight_over_outputs_OI)?;
+        Ok(linear::backward_input(&self.output_gradient_NO, &self.weight_over_outputs_OI, dx_NI, workspace)?)
+    }
+
+    /// Writes the gradient of the weights, or adds to it.
+    pub(crate) fn backward_weight(
+        &mut self,
+        x_NI: &Buffer,
+        dweight_OI: &mut Buffer,
+        write_mode: WriteMode,
+        workspace: &mut Buffer,
+    ) -> Result<()> {
+        fp8::quantize(x_NI, &mut self.input_over_tokens_NI, workspace)?;
+        let (dy, x) = (&self.output_gradient_NO, &self.input_over_tokens_NI);
+        Ok(linear::backward_weight(dy, x, dweight_OI, write_mode, workspace)?)
     }
 }
 
-impl RoundedOperand {
-    /// Rounds an operand, or passes it through where GEMMs are not in fp8.
-    pub(crate) fn of<'a>(rounded: Option<&'a mut Self>, operand: &'a Buffer) -> Result<&'a Buffer> {
-        rounded.map_or(Ok(operand), |Self { block, values }| {
-            fp8::round(operand, *block, values)?;
-            Ok(values)
+/// Codes in memory that the operands of several linear maps share.
+struct SharedCodes {
+    block: ScaleBlock,
+    /// The names of the codes and of their scales.
+    name: [&'static str; 2],
+    /// The sizes of all operands.
+    all: Vec<[usize; 2]>,
+}
+
+impl SharedCodes {
+    /// Takes the codes of an operand of these sizes.
+    fn take(&self, sizes: [usize; 2], buffers: &mut BlockBuffers<'_>) -> Result<Codes> {
+        let Self { block, name: [values_name, scales_name], all } = self;
+        let elements = |shape: &[usize]| shape.iter().product::<usize>();
+        let values = all.iter().map(|sizes| elements(sizes)).max().unwrap_or(0);
+        let scales = all.iter().map(|&sizes| elements(&block.scales(sizes).1)).max().unwrap_or(0);
+        let (dtype, shape) = block.scales(sizes);
+        Ok(Codes {
+            values: buffers.take_shared(values_name, DType::U8, &[values]).view(0, &sizes)?,
+            scales: buffers.take_shared(scales_name, dtype, &[scales]).view(0, &shape)?,
         })
     }
+}
+
+/// Elements of F32 workspace that the GEMMs of a linear map need for N tokens.
+pub(crate) fn workspace_elements(settings: &ActivationSettings, n: usize, inputs: usize, outputs: usize) -> usize {
+    let device = settings.device;
+    if settings.fp8.is_none() {
+        return linear::workspace_elements(n, inputs, outputs, device);
+    }
+    let operands = [[n, inputs], [outputs, inputs], [n, outputs]];
+    let rounding = operands.into_iter().map(|[rows, columns]| fp8::workspace_elements(rows, columns, device));
+    rounding.fold(linear::fp8_workspace_elements(n, inputs, outputs, device), usize::max)
 }

@@ -3,10 +3,11 @@
 
 use kernels::{Buffer, WriteMode, bias, linear, timing};
 
-use crate::Result;
-use crate::fp8::{Fp8Operands, RoundedOperand};
+use crate::activations::BlockBuffers;
+use crate::fp8::Fp8Operands;
 use crate::lora::Adapter;
 use crate::weight::Weight;
+use crate::{ModelShape, Result};
 
 /// The map `y_NO = x_NI w_OI^T + bias_O`, with or without the bias; adapters add to some of the outputs. What does not
 /// train has no gradient.
@@ -17,28 +18,38 @@ pub struct Linear {
     weight_OI: Weight,
     bias_O: Option<Weight>,
     adapters: Vec<Adapter>,
-    /// Where operands are rounded to; None where GEMMs are not in fp8. What adapters compute is not.
+    /// The operands of GEMMs in fp8; None where they are not. What adapters compute is not.
     fp8: Option<Fp8Operands>,
 }
 
 impl Linear {
     /// The linear map with weights `[O, I]`, bias `[O]` and adapters; `name` is for profiles.
     pub(crate) fn new(
+        shape: &ModelShape,
         name: &'static str,
         weight_OI: Weight,
         bias_O: Option<Weight>,
         adapters: Vec<Adapter>,
-        fp8: Option<Fp8Operands>,
-    ) -> Self {
-        Self { name, weight_OI, bias_O, adapters, fp8 }
+        buffers: &mut BlockBuffers<'_>,
+    ) -> Result<Self> {
+        let [outputs, inputs] = weight_OI.values.sizes();
+        let fp8 = Fp8Operands::take(shape, name, [inputs, outputs], weight_OI.gradient.is_some(), buffers)?;
+        Ok(Self { name, weight_OI, bias_O, adapters, fp8 })
+    }
+
+    /// Rounds the weights to fp8, where GEMMs are in fp8: to be called whenever they have changed.
+    pub(crate) fn round_weight(&mut self, workspace: &mut Buffer) -> Result<()> {
+        let Some(fp8) = &mut self.fp8 else { return Ok(()) };
+        timing::scope(self.name, || fp8.round_weight(&self.weight_OI.values, workspace))
     }
 
     /// Writes the outputs.
     pub fn forward(&mut self, x_NI: &Buffer, y_NO: &mut Buffer, workspace: &mut Buffer) -> Result<()> {
         timing::scope(self.name, || {
-            let (x, weight) = self.fp8.as_mut().map(|fp8| (&mut fp8.input_NI, &mut fp8.weight_OI)).unzip();
-            let weight_OI = RoundedOperand::of(weight, &self.weight_OI.values)?;
-            linear::forward(RoundedOperand::of(x, x_NI)?, weight_OI, y_NO, workspace)?;
+            match &mut self.fp8 {
+                Some(fp8) => fp8.forward(x_NI, y_NO, workspace)?,
+                None => linear::forward(x_NI, &self.weight_OI.values, y_NO, workspace)?,
+            }
             if let Some(bias_O) = &self.bias_O {
                 bias::forward(y_NO, &bias_O.values)?;
             }
@@ -46,13 +57,20 @@ impl Linear {
         })
     }
 
+    /// Receives the gradient of the outputs, which [`Linear::backward_input`] and [`Linear::backward_weight`] are then
+    /// called with: where GEMMs are in fp8 it is rounded once for both.
+    pub fn begin_backward(&mut self, dy_NO: &Buffer, workspace: &mut Buffer) -> Result<()> {
+        let Some(fp8) = &mut self.fp8 else { return Ok(()) };
+        timing::scope(self.name, || fp8.round_gradient(dy_NO, workspace))
+    }
+
     /// Writes the gradient of the inputs.
     pub fn backward_input(&mut self, dy_NO: &Buffer, dx_NI: &mut Buffer, workspace: &mut Buffer) -> Result<()> {
         timing::scope(self.name, || {
-            let operands = self.fp8.as_mut().map(|fp8| (&mut fp8.output_gradient_NO, &mut fp8.weight_OI));
-            let (dy, weight) = operands.unzip();
-            let weight_OI = RoundedOperand::of(weight, &self.weight_OI.values)?;
-            linear::backward_input(RoundedOperand::of(dy, dy_NO)?, weight_OI, dx_NI, workspace)?;
+            match &mut self.fp8 {
+                Some(fp8) => fp8.backward_input(dx_NI, workspace)?,
+                None => linear::backward_input(dy_NO, &self.weight_OI.values, dx_NI, workspace)?,
+            }
             self.adapters.iter_mut().try_for_each(|adapter| adapter.backward_input(dy_NO, dx_NI, workspace))
         })
     }
@@ -67,10 +85,10 @@ impl Linear {
     ) -> Result<()> {
         timing::scope(self.name, || {
             if let Some(dweight_OI) = &mut self.weight_OI.gradient {
-                let operands = self.fp8.as_mut().map(|fp8| (&mut fp8.output_gradient_NO, &mut fp8.input_NI));
-                let (dy, x) = operands.unzip();
-                let (dy_NO, x_NI) = (RoundedOperand::of(dy, dy_NO)?, RoundedOperand::of(x, x_NI)?);
-                linear::backward_weight(dy_NO, x_NI, dweight_OI, write_mode, workspace)?;
+                match &mut self.fp8 {
+                    Some(fp8) => fp8.backward_weight(x_NI, dweight_OI, write_mode, workspace)?,
+                    None => linear::backward_weight(dy_NO, x_NI, dweight_OI, write_mode, workspace)?,
+                }
             }
             if let Some(dbias_O) = self.bias_O.as_mut().and_then(|bias_O| bias_O.gradient.as_mut()) {
                 bias::backward(dy_NO, dbias_O, workspace)?;
@@ -88,9 +106,9 @@ mod tests {
     use kernels::{DType, Device, DeviceKind, bf16};
 
     use super::*;
-    use crate::activations::{ActivationSettings, BlockBuffers};
+    use crate::ActivationRecompute;
+    use crate::activations::ActivationSettings;
     use crate::shape::tests::one_billion;
-    use crate::{ActivationRecompute, ModelShape};
 
     const BLOCK: ScaleBlock = ScaleBlock::Square32;
 
@@ -129,32 +147,27 @@ mod tests {
             [y, dx, zeros(&[outputs, inputs], DType::F32)]
         };
         let ([mut y, mut dx, dw], [mut expected_y, mut expected_dx, mut expected_dw]) = (results(), results());
-        let elements = linear::workspace_elements(n, inputs, outputs, DeviceKind::Cpu);
+        let elements = linear::fp8_workspace_elements(n, inputs, outputs, DeviceKind::Cpu);
         let mut workspace = zeros(&[elements], DType::F32);
         linear::forward(&x_rounded, &w_rounded, &mut expected_y, &mut workspace).unwrap();
         linear::backward_input(&dy_rounded, &w_rounded, &mut expected_dx, &mut workspace).unwrap();
         let mode = WriteMode::Overwrite;
         linear::backward_weight(&dy_rounded, &x_rounded, &mut expected_dw, mode, &mut workspace).unwrap();
 
-        let (_, plan) = kernels::memory::count(|arena| take(&shape, &settings, [inputs, outputs], arena)).unwrap();
-        assert!(plan.bytes() > 0);
-        let fp8 = kernels::memory::allocate(&Device::Cpu, |arena| take(&shape, &settings, [inputs, outputs], arena));
-        let weight = Weight { values: w, gradient: Some(dw.clone()) };
-        let mut map = Linear::new("map", weight, None, Vec::new(), fp8.unwrap());
+        let weight = Weight { values: w.clone(), gradient: Some(dw.clone()) };
+        let make = |arena: &mut Arena| {
+            let mut buffers = BlockBuffers::new(&settings, arena);
+            Linear::new(&shape, "map", weight.clone(), None, Vec::new(), &mut buffers)
+        };
+        assert!(kernels::memory::count(make).unwrap().1.bytes() > 0);
+        let mut map = kernels::memory::allocate(&Device::Cpu, make).unwrap();
+        map.round_weight(&mut workspace).unwrap();
         map.forward(&x, &mut y, &mut workspace).unwrap();
+        map.begin_backward(&dy, &mut workspace).unwrap();
         map.backward_input(&dy, &mut dx, &mut workspace).unwrap();
         map.backward_weight(&dy, &x, mode, &mut workspace).unwrap();
         for (ours, expected) in [(y, expected_y), (dx, expected_dx), (dw, expected_dw)] {
             assert_eq!(ours.read_f32().unwrap(), expected.read_f32().unwrap());
         }
-    }
-
-    fn take(
-        shape: &ModelShape,
-        settings: &ActivationSettings,
-        sizes: [usize; 2],
-        arena: &mut Arena,
-    ) -> Result<Option<Fp8Operands>> {
-        Fp8Operands::take(shape, sizes, &mut BlockBuffers::new(settings, arena))
     }
 }

@@ -1,9 +1,9 @@
 //! The MLP with its norm: gate and up projections, `SwiGLU`, down projection; forward beside backward.
 
-use kernels::{Buffer, DType, linear, swiglu};
+use kernels::{Buffer, DType, swiglu};
 
 use crate::activations::{ActivationSettings, BlockBuffers, Saved};
-use crate::fp8::Fp8Operands;
+use crate::fp8;
 use crate::linear::Linear;
 use crate::lora::{self, MakeAdapters};
 use crate::norm::{Norm, NormActivations};
@@ -43,22 +43,23 @@ impl Mlp {
         Ok(Self {
             norm: Norm::new(weights.mlp_norm.clone(), Some(previous_ND), values),
             gate_up: Linear::new(
+                shape,
                 "gate_up",
                 weights.gate_up.clone(),
                 None,
                 adapters(&weights.adapters.gate_up)?,
-                Fp8Operands::take(shape, [d, 2 * i], buffers)?,
-            ),
-            down: Linear::new(
-                "down",
-                weights.down.clone(),
-                None,
-                adapters(&weights.adapters.down)?,
-                Fp8Operands::take(shape, [i, d], buffers)?,
-            ),
+                buffers,
+            )?,
+            down: Linear::new(shape, "down", weights.down.clone(), None, adapters(&weights.adapters.down)?, buffers)?,
             gate_up_N2I: buffers.take("gate_up", Saved::Inner, dtype, &[n, 2 * i]),
             activated_NI: buffers.take("activated", Saved::Recomputable, dtype, &[n, i]),
         })
+    }
+
+    /// Rounds the weights to fp8, where GEMMs are in fp8.
+    pub(crate) fn round_weights(&mut self, workspace: &mut Buffer) -> Result<()> {
+        self.gate_up.round_weight(workspace)?;
+        self.down.round_weight(workspace)
     }
 
     /// The residual stream after attention.
@@ -90,6 +91,7 @@ impl Mlp {
         let (scratch, workspace) = pass.scratch.backward()?;
         let dresidual_ND = &scratch.dresidual_ND;
         let Self { norm, gate_up, down, gate_up_N2I, activated_NI } = self;
+        down.begin_backward(dresidual_ND, workspace)?;
         // One buffer for the SwiGLU and for its gradient, whichever is needed first.
         if recomputes {
             down.backward_input(dresidual_ND, activated_NI, workspace)?;
@@ -101,6 +103,7 @@ impl Mlp {
             swiglu::backward(gate_up_N2I, activated_NI)?;
         }
         let dgate_up_N2I = gate_up_N2I;
+        gate_up.begin_backward(dgate_up_N2I, workspace)?;
         gate_up.backward_weight(dgate_up_N2I, &norm.values.normed_ND, write_mode, workspace)?;
         gate_up.backward_input(dgate_up_N2I, &mut scratch.dnormed_ND, workspace)?;
         norm.backward(scratch, workspace)
@@ -108,10 +111,10 @@ impl Mlp {
 
     /// Elements of workspace for the projections.
     pub(crate) fn workspace_elements(shape: &ModelShape, settings: &ActivationSettings) -> usize {
-        let (n, device) = (settings.batch * settings.sequence_length, settings.device);
+        let n = settings.batch * settings.sequence_length;
         let (d, i) = (shape.hidden_size, shape.intermediate_size);
         let projections =
-            linear::workspace_elements(n, d, 2 * i, device).max(linear::workspace_elements(n, i, d, device));
+            fp8::workspace_elements(settings, n, d, 2 * i).max(fp8::workspace_elements(settings, n, i, d));
         let adapters = [[d, i], [i, d]].map(|sizes| lora::workspace_elements(shape, settings, sizes));
         adapters.into_iter().fold(projections, usize::max)
     }

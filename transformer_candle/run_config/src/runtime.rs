@@ -90,8 +90,8 @@ pub enum Precision {
     /// Operands and activations in bfloat16, sums in f32.
     Bf16,
     /// As `bf16`, but the operands of the matmuls in the blocks are rounded to 8 bits (e4m3), with a scale for each
-    /// group of numbers. Head, embedding, attention, norms and adapters stay as they are, and so do checkpoints. A CPU
-    /// only rounds as a GPU would, which takes time and memory; GPUs do not have it in this version.
+    /// group of numbers. Head, embedding, attention, norms and adapters stay as they are, and so do checkpoints. On GPUs of the
+    /// Ada generation and newer. A CPU only rounds as a GPU would, which takes time and memory.
     Fp8,
 }
 
@@ -99,12 +99,14 @@ pub enum Precision {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Fp8Recipe {
-    /// All of a tensor: the only one on GPUs of the Ada generation.
-    Tensorwise,
-    /// Squares of 128 x 128, as on Hopper.
-    Blockwise,
-    /// Squares of 32 x 32, as on Blackwell.
+    /// The finest that the device has: `mxfp8` on Blackwell and on a CPU, `blockwise` on Hopper, `tensorwise` on Ada.
     #[default]
+    Auto,
+    /// All of a tensor.
+    Tensorwise,
+    /// Squares of 128 x 128.
+    Blockwise,
+    /// Squares of 32 x 32.
     Mxfp8,
 }
 

@@ -2,6 +2,7 @@
 //!
 //! A CPU run needs no CUDA library: the GPUs are looked for only where a GPU could be meant.
 
+mod fp8;
 mod gpu_memory;
 mod of_rank;
 
@@ -12,9 +13,13 @@ use kernels::{
     cuda::{Gpu, limits},
 };
 use model::ModelShape;
-use run_config::{Precision, ResolvedRun, RunConfig};
+use run_config::{ResolvedRun, RunConfig};
 
-pub use self::gpu_memory::GpuMemory;
+pub(crate) use self::fp8::{resolve_recipe, scale_block};
+pub use self::{
+    fp8::{GpuVersions, fp8_recipes},
+    gpu_memory::GpuMemory,
+};
 use crate::{
     engine::model_shape,
     error::{Result, TrainerError},
@@ -50,12 +55,12 @@ pub(crate) fn gpu_uuid(device: &Device) -> Option<String> {
 /// # Errors
 /// [`TrainerError::Request`] if a GPU is named that is not there.
 pub fn open(requested_device: run_config::Device) -> Result<Device> {
-    let decision = AvailableGpus::for_request(requested_device).decide(requested_device, None)?;
+    let decision = AvailableGpus::for_request(requested_device).decide(requested_device, |_| Ok(None))?;
     open_decided(decision.device)
 }
 
 /// Chooses and opens the device that a rank of a run is trained on, holds it to `runtime.memory_limit` and
-/// `runtime.deterministic`, and writes it into the config.
+/// `runtime.deterministic`, and writes it into the config, with the fp8 matmuls that it has.
 ///
 /// # Errors
 /// [`TrainerError::Request`] if a GPU is named that is not there, or that does not take the model, or if there are fewer
@@ -63,7 +68,8 @@ pub fn open(requested_device: run_config::Device) -> Result<Device> {
 pub fn select_for_training(run: &mut ResolvedRun, rank_info: RankInfo) -> Result<DeviceSelection> {
     let requested_device = run.config.runtime.device;
     let gpus = AvailableGpus::for_request(requested_device);
-    let decision = gpus.of_rank(gpus.decide(requested_device, refusal(&run.config)?)?, rank_info)?;
+    let decision = gpus.decide(requested_device, |gpu| refusal(&run.config, gpu.into()))?;
+    let decision = gpus.of_rank(decision, rank_info)?;
     let device = open_decided(decision.device)?;
     if let (Device::Cuda(gpu), Some(limit)) = (&device, run.config.runtime.memory_limit) {
         gpu.set_memory_limit(limit.bytes());
@@ -72,6 +78,7 @@ pub fn select_for_training(run: &mut ResolvedRun, rank_info: RankInfo) -> Result
         gpu.set_deterministic(run.config.runtime.deterministic);
     }
     run.config.runtime.device = decision.device;
+    resolve_recipe(&mut run.config, gpus.named(decision.device).map(GpuVersions::from));
     Ok(DeviceSelection { device, notes: decision.note.into_iter().collect() })
 }
 
@@ -86,7 +93,7 @@ pub fn select_for_inference(
     needed_bytes: impl FnOnce(&Device) -> u64,
 ) -> Result<DeviceSelection> {
     let decision = AvailableGpus::for_request(requested_device)
-        .decide(requested_device, limits::refusal(&sizes(shape, 0)).map(Refusal::of_sizes))?;
+        .decide(requested_device, |_| Ok(limits::refusal(&sizes(shape, 0)).map(Refusal::of_sizes)))?;
     let mut notes: Vec<String> = decision.note.into_iter().collect();
     let outcome = open_decided(decision.device);
     if requested_device != run_config::Device::Auto || decision.device == run_config::Device::Cpu {
@@ -136,21 +143,17 @@ impl Refusal {
     }
 }
 
-/// Returns why no GPU trains a config's run; none where one does.
-pub fn refusal(config: &RunConfig) -> Result<Option<Refusal>> {
-    if config.runtime.precision == Precision::Fp8 {
-        let clause = "does not multiply in fp8 (runtime.precision) in this version".to_owned();
-        return Ok(Some(Refusal { clause, way_out: "Use `--precision bf16`", is_for_cpu: false }));
-    }
+/// Returns why a GPU does not train a config's run; none where it does.
+pub fn refusal(config: &RunConfig, gpu: GpuVersions) -> Result<Option<Refusal>> {
     let of_model = limits::refusal(&sizes(&model_shape(config)?, config.longest_sequence()));
-    Ok(of_model.map(Refusal::of_sizes))
+    of_model.map_or_else(|| fp8::refusal(config, gpu), |clause| Ok(Some(Refusal::of_sizes(clause))))
 }
 
 /// The error message for a GPU that was requested, or found by `auto`, and does not train the run.
 pub(crate) fn refused(requested_device: run_config::Device, refusal: &Refusal) -> String {
     let Refusal { clause, way_out, .. } = refusal;
     format!(
-        "the device asked for is {requested_device}, and this run needs a CPU: a GPU {clause}. {way_out}, or take \
+        "the device asked for is {requested_device}, which cannot take this run: a GPU {clause}. {way_out}, or take \
          `--device cpu`"
     )
 }
@@ -197,17 +200,28 @@ impl AvailableGpus {
         Self { gpus: gpus(), has_driver_files: DRIVER_FILES.iter().any(|path| Path::new(path).exists()) }
     }
 
-    /// Chooses the device; `refusal` says why a GPU does not train the run.
-    fn decide(&self, requested_device: run_config::Device, refusal: Option<Refusal>) -> Result<Decision> {
+    /// The GPU that a device is; none for the CPU.
+    fn named(&self, device: run_config::Device) -> Option<&Gpu> {
+        let run_config::Device::Cuda(ordinal) = device else { return None };
+        self.gpus.iter().flatten().find(|gpu| gpu.ordinal == ordinal)
+    }
+
+    /// Chooses the device; `refusal` returns why a GPU does not train the run.
+    fn decide(
+        &self,
+        requested_device: run_config::Device,
+        refusal: impl Fn(&Gpu) -> Result<Option<Refusal>>,
+    ) -> Result<Decision> {
         match requested_device {
             run_config::Device::Cpu => Ok(Decision { device: requested_device, note: None }),
             run_config::Device::Auto => self.best(refusal),
-            run_config::Device::Cuda(ordinal) => {
-                let problem = match &self.gpus {
-                    Err(problem) => Some(format!("the device asked for is {requested_device}: {problem}")),
-                    Ok(gpus) => match gpus.iter().find(|gpu| gpu.ordinal == ordinal) {
-                        None => Some(absent(requested_device, gpus)),
-                        Some(gpu) => gpu.refusal().or_else(|| Some(refused(requested_device, &refusal?))),
+            run_config::Device::Cuda(_) => {
+                let problem = match (&self.gpus, self.named(requested_device)) {
+                    (Err(problem), _) => Some(format!("the device asked for is {requested_device}: {problem}")),
+                    (Ok(gpus), None) => Some(absent(requested_device, gpus)),
+                    (Ok(_), Some(gpu)) => match gpu.refusal() {
+                        None => refusal(gpu)?.map(|refusal| refused(requested_device, &refusal)),
+                        problem => problem,
                     },
                 };
                 problem.map_or(Ok(Decision { device: requested_device, note: None }), |problem| {
@@ -218,16 +232,15 @@ impl AvailableGpus {
     }
 
     /// Resolves `auto`: the first GPU, or the CPU with the reason if there is an unsupported GPU.
-    fn best(&self, refusal: Option<Refusal>) -> Result<Decision> {
-        let first = match &self.gpus {
-            Ok(gpus) => gpus.iter().find(|gpu| gpu.ordinal == 0),
-            Err(problem) => {
-                let note = format!("on the CPU, although this machine has an NVIDIA GPU: {problem}");
-                return Ok(Decision { device: run_config::Device::Cpu, note: self.has_driver_files.then_some(note) });
-            }
+    fn best(&self, refusal: impl Fn(&Gpu) -> Result<Option<Refusal>>) -> Result<Decision> {
+        if let Err(problem) = &self.gpus {
+            let note = format!("on the CPU, although this machine has an NVIDIA GPU: {problem}");
+            return Ok(Decision { device: run_config::Device::Cpu, note: self.has_driver_files.then_some(note) });
+        }
+        let Some(gpu) = self.named(run_config::Device::Cuda(0)) else {
+            return Ok(Decision { device: run_config::Device::Cpu, note: None });
         };
-        let Some(gpu) = first else { return Ok(Decision { device: run_config::Device::Cpu, note: None }) };
-        let problem = match (gpu.refusal(), refusal) {
+        let problem = match (gpu.refusal(), refusal(gpu)?) {
             (None, None) => return Ok(Decision { device: run_config::Device::Cuda(0), note: None }),
             (None, Some(refusal)) if !refusal.is_for_cpu => {
                 return Err(TrainerError::Request(refused(run_config::Device::Auto, &refusal)));
@@ -282,12 +295,12 @@ mod tests {
         requested_device: run_config::Device,
         refusal: Option<&str>,
     ) -> (run_config::Device, Option<String>) {
-        let Decision { device, note } = machine.decide(requested_device, refusal.map(of_sizes)).unwrap();
+        let Decision { device, note } = machine.decide(requested_device, |_| Ok(refusal.map(of_sizes))).unwrap();
         (device, note)
     }
 
     fn refused(machine: &AvailableGpus, requested_device: run_config::Device, refusal: Option<&str>) -> String {
-        let error = machine.decide(requested_device, refusal.map(of_sizes)).unwrap_err();
+        let error = machine.decide(requested_device, |_| Ok(refusal.map(of_sizes))).unwrap_err();
         assert_eq!(error.exit_code(), 2);
         error.to_string()
     }
@@ -331,15 +344,19 @@ mod tests {
     #[test]
     fn a_setting_for_speed_does_not_end_up_on_the_cpu_by_itself() {
         let mut config = RunConfig::default();
-        config.runtime.precision = Precision::Fp8;
-        let refusal = || refusal(&config).unwrap();
+        config.model.vocab_size = Some(32_000);
+        config.runtime.precision = run_config::Precision::Fp8;
+        let refusal = |gpu: &Gpu| refusal(&config, gpu.into());
+        let mut ampere = machine(&["RTX 3090"]);
+        ampere.gpus.as_mut().unwrap()[0].compute_capability = (8, 6);
         for device in [Auto, Cuda(0)] {
-            let error = machine(&["RTX 5090"]).decide(device, refusal()).unwrap_err();
+            assert_eq!(machine(&["RTX 5090"]).decide(device, refusal).unwrap().device, Cuda(0));
+            let error = ampere.decide(device, refusal).unwrap_err();
             assert_eq!(error.exit_code(), 2);
             assert!(error.to_string().contains("Use `--precision bf16`, or take `--device cpu`"), "{error}");
         }
         for machine in [machine(&[]), old()] {
-            assert_eq!(machine.decide(Auto, refusal()).unwrap().device, Cpu);
+            assert_eq!(machine.decide(Auto, refusal).unwrap().device, Cpu);
         }
     }
 

@@ -207,6 +207,7 @@ impl Engine {
             let mut sum_over_ranks = |numbers: &mut [f64]| sharding.meter_mut().sum(numbers);
             optimizer.update(decoder, has_ranks.then_some(&mut sum_over_ranks), reduction.as_mut())?;
             sharding.gather_weights(decoder)?;
+            decoder.trained_weights_have_changed();
             optimizer.outcome(decoder).map(Some)
         })
     }

@@ -42,7 +42,7 @@ use serde::Serialize;
 pub use self::{
     allocate::allocate,
     budget::require_room,
-    gpu_table::{GPUS, GpuSpec, PlanGpu, SustainedFractions},
+    gpu_table::{Fp8Speedup, GPUS, GpuSpec, PlanGpu, SustainedFractions},
     interconnect::{ExchangeSpeed, Interconnect, Link},
     operations_table::{OperationRow, StepOperations},
     options::{Change, FitOption},
@@ -57,6 +57,7 @@ pub use self::{
 pub(crate) use self::{
     allocate::allocate_stages,
     calibration::{Calibration, Calibrator},
+    display::rates,
     peak_rates::{Bounds, PeakRates},
     roofline::Bound,
 };
@@ -236,6 +237,7 @@ impl MemoryPlan {
 
     fn on_machine(config: &RunConfig, request: &PlanRequest, machine: &impl Machine) -> Result<Self> {
         let target = PlanTarget::choose(config, request.gpu, machine)?;
+        let config = &target.resolve(config);
         let limit = request.memory.map(Limit::of_option).or_else(|| Limit::of_config(config));
         let rank_info = request.rank_info(&model_shape(config)?)?;
         let budget = budget::planned(config, limit, &target, machine, rank_info);
@@ -291,8 +293,8 @@ impl MemoryPlan {
             return Err(TrainerError::OutOfMemory(Box::new(shortage.clone())));
         }
         let target = PlanTarget::choose(&run.config, request.gpu, machine)?;
-        let shape = model_shape(&run.config)?;
-        let step = StepOf { config: &run.config, shape: &shape, settings: self.engine_settings(target.kind()) };
+        let (config, shape) = (target.resolve(&run.config), model_shape(&run.config)?);
+        let step = StepOf { config: &config, shape: &shape, settings: self.engine_settings(target.kind()) };
         let model = if target.kind() == DeviceKind::Cpu { None } else { target.speed_model(step, machine, false)? };
         let model = model.map(|model| target.connect(model, self.rank_info, request.interconnect));
         let changes = options::fitting_changes(step, &shortage.budget, model.as_ref());

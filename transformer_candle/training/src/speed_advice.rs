@@ -1,9 +1,13 @@
 //! Advice on settings of a config that make training slower than it could be on its device.
 
 use kernels::Bf16Units;
-use run_config::{ActivationRecompute, BatchSize, NumWorkers, Precision, ResolvedRun};
+use run_config::{ActivationRecompute, BatchSize, Fp8Recipe, NumWorkers, Precision, ResolvedRun};
 
-use crate::{error::Result, memory_plan::MemoryPlan, workers::TokenSpeeds};
+use crate::{
+    error::Result,
+    memory_plan::{MemoryPlan, rates},
+    workers::TokenSpeeds,
+};
 
 /// Number of parameters below which a model trains in minutes, whatever its precision.
 const SMALL_MODEL: u64 = 10_000_000;
@@ -27,6 +31,7 @@ pub(crate) fn speed_advice(
         recompute(run, &plan_of)?,
         micro_batch(run, requested_batch, plan, &plan_of)?,
         precision(run, plan, has_bf16(plan)),
+        fp8(run, plan, &plan_of)?,
         speeds.and_then(|speeds| workers(run, speeds)),
     ];
     Ok(advice.into_iter().flatten().collect())
@@ -91,6 +96,31 @@ fn precision(run: &ResolvedRun, plan: &MemoryPlan, has_bf16: bool) -> Option<Str
          memory, with master weights and sums in f32 as before"
             .to_owned()
     })
+}
+
+/// Advises bf16 where a GPU is predicted to be no faster in fp8: rounding the operands of narrow matmuls takes longer than
+/// what these save.
+fn fp8(
+    run: &ResolvedRun,
+    plan: &MemoryPlan,
+    plan_of: impl Fn(&ResolvedRun) -> Result<MemoryPlan>,
+) -> Result<Option<String>> {
+    let is_cpu = plan.device.memory_bytes.is_none();
+    let Some(speed) = plan.speed.as_ref().filter(|_| run.config.runtime.precision == Precision::Fp8 && !is_cpu) else {
+        return Ok(None);
+    };
+    let mut wider = run.clone();
+    (wider.config.runtime.precision, wider.config.runtime.fp8_recipe) = (Precision::Bf16, Fp8Recipe::Auto);
+    let Some(bf16) = plan_of(&wider)?.speed else { return Ok(None) };
+    let is_slower = speed.tokens_per_second.iter().zip(&bf16.tokens_per_second).all(|(fp8, bf16)| fp8 < bf16);
+    Ok(is_slower.then(|| {
+        format!(
+            "runtime.precision is fp8, and bf16 is faster at these widths: {} tokens/s predicted instead of {}, since \
+             rounding operands takes longer than narrow matmuls save",
+            rates(bf16.tokens_per_second),
+            rates(speed.tokens_per_second)
+        )
+    }))
 }
 
 /// Advises more data workers where they tokenise more slowly than training may need.

@@ -5,6 +5,7 @@
 
 use super::{BufferContents, Inputs};
 use crate::cast::reference::split;
+use crate::fp8::ScaleBlock;
 use crate::{Buffer, DType, Device, DeviceKind, Result};
 
 /// Elements before and behind every argument. A multiple of 256 bytes of any type, so that arguments stay aligned.
@@ -56,6 +57,8 @@ pub struct Case {
     pub arguments: Vec<Argument>,
     /// Whether an exact reference has BF16 arguments widened to F32. Not for operations that are defined bit by bit.
     pub widened: bool,
+    /// The scales of its fp8 GEMMs, which not every GPU multiplies with; none without such GEMMs.
+    pub fp8: Option<ScaleBlock>,
     /// FLOPs of the call's matmuls.
     pub flops: usize,
     /// Bytes that the call must move where those are not all of its arguments.
@@ -69,13 +72,21 @@ impl Case {
     pub fn new(name: impl Into<String>, sizes: impl Into<String>) -> Self {
         let nothing = || -> Box<Call> { Box::new(|_: &mut [Buffer]| Ok(())) };
         let (name, sizes, arguments) = (name.into(), sizes.into(), Vec::new());
-        Self { name, sizes, arguments, widened: true, flops: 0, bytes: None, call: nothing(), observe: nothing() }
+        let (fp8, flops, bytes) = (None, 0, None);
+        Self { name, sizes, arguments, widened: true, fp8, flops, bytes, call: nothing(), observe: nothing() }
     }
 
     /// Makes the reference compute in the given types, for operations that are defined bit by bit.
     #[must_use]
     pub fn in_given_types(mut self) -> Self {
         self.widened = false;
+        self
+    }
+
+    /// Says that the call multiplies in fp8.
+    #[must_use]
+    pub fn multiplies_in_fp8(mut self, block: ScaleBlock) -> Self {
+        self.fp8 = Some(block);
         self
     }
 

@@ -81,6 +81,7 @@ pub fn list(size: Size, dtype: DType) -> CaseList {
         swiglu::cases::add,
         dropout::cases::add,
         fp8::cases::add,
+        linear::cases::add_fp8,
         cast::cases::add,
         attention::cases::add,
         linear::cases::add,

@@ -64,6 +64,11 @@ impl Cuda {
         match self.0 {}
     }
 
+    /// The GPU as the driver lists it.
+    pub fn gpu(&self) -> &Gpu {
+        match self.0 {}
+    }
+
     /// See [`Gpu::nominal_bf16_flops`].
     pub fn nominal_bf16_flops(&self) -> Option<f64> {
         match self.0 {}

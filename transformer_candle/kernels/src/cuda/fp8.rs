@@ -6,34 +6,59 @@ use super::KernelArg;
 use super::launch::{Axis, Launch};
 use crate::fp8::{ScaleBlock, TILE};
 
-/// See [`crate::fp8::quantize`]; `outputs` are values and scales of the matrix and of its transpose.
+/// See [`crate::fp8::quantize`]; `outputs` are values and scales of the matrix and of its transpose, as far as they are
+/// wanted.
 pub(crate) fn quantize(
     x: KernelArg,
     block: ScaleBlock,
-    outputs: [[KernelArg; 2]; 2],
+    outputs: [Option<[KernelArg; 2]>; 2],
     workspace: [KernelArg; 2],
-    [rows, columns]: [usize; 2],
+    sizes @ [rows, columns]: [usize; 2],
 ) -> Vec<Launch> {
-    let [[values_RC, scales_RC], [values_CR, scales_CR]] = outputs;
-    let tiles = [rows.div_ceil(TILE), columns.div_ceil(TILE)];
-    let sizes = [KernelArg::count(rows), KernelArg::count(columns)];
-    // The kernel for squares of 32 has tiles of a quarter of the rows.
-    let grid = |per_tile: usize| [Axis::Blocks(per_tile * tiles[0]), Axis::Blocks(tiles[1]), Axis::ONE];
-    let launch = |function: &str, values: &[KernelArg]| Launch::kernel(function, "bf16", grid(1), values);
-    let with_scales = [x, values_RC, values_CR, scales_RC, scales_CR, sizes[0], sizes[1]];
+    let [codes_RC, codes_CR] = outputs;
+    // The kernels write by these bits, whatever stands for the rest.
+    let wanted = i32::from(codes_RC.is_some()) + 2 * i32::from(codes_CR.is_some());
+    let Some(either) = codes_RC.or(codes_CR) else { return Vec::new() };
+    let [[values_RC, scales_RC], [values_CR, scales_CR]] = [codes_RC, codes_CR].map(|codes| codes.unwrap_or(either));
+    let tiles = tiles(sizes);
+    let [r, c, wanted] = [KernelArg::count(rows), KernelArg::count(columns), KernelArg::I32(wanted)];
+    let launch = |function: &str, values: &[KernelArg]| Launch::kernel(function, "bf16", grid(tiles), values);
+    let with_scales = [x, values_RC, values_CR, scales_RC, scales_CR, r, c, wanted];
     match block {
-        ScaleBlock::Square32 => vec![Launch::kernel("fp8_quantize_mx", "bf16", grid(4), with_scales)],
+        // Its tiles have a quarter of the rows.
+        ScaleBlock::Square32 => {
+            vec![Launch::kernel("fp8_quantize_mx", "bf16", grid([4 * tiles[0], tiles[1]]), with_scales)]
+        }
         ScaleBlock::Square128 => vec![launch("fp8_quantize_blocks", &with_scales)],
         ScaleBlock::Tensor => {
             let [largest, partials] = workspace;
             let reduction = [partials, largest, scales_RC, scales_CR, KernelArg::count(tiles[0] * tiles[1])];
             vec![
-                launch("fp8_largest", &[x, partials, sizes[0], sizes[1]]),
+                launch("fp8_largest", &[x, partials, r, c]),
                 Launch::kernel("fp8_scale", "bf16", [Axis::ONE; 3], reduction),
-                launch("fp8_quantize_tensor", &[x, largest, values_RC, values_CR, sizes[0], sizes[1]]),
+                launch("fp8_quantize_tensor", &[x, largest, values_RC, values_CR, r, c, wanted]),
             ]
         }
     }
+}
+
+/// See [`crate::fp8::transpose`]; values and scales of the matrix and of its transpose.
+pub(crate) fn transpose(block: ScaleBlock, codes: [[KernelArg; 2]; 2], sizes: [usize; 2]) -> [Launch; 1] {
+    let function = match block {
+        ScaleBlock::Tensor => "fp8_transpose_tensor",
+        ScaleBlock::Square128 => "fp8_transpose_blocks",
+        ScaleBlock::Square32 => "fp8_transpose_mx",
+    };
+    let values = [codes.as_flattened(), &sizes.map(KernelArg::count)].concat();
+    [Launch::kernel(function, "u8", grid(tiles(sizes)), values)]
+}
+
+fn tiles(sizes: [usize; 2]) -> [usize; 2] {
+    sizes.map(|size| size.div_ceil(TILE))
+}
+
+fn grid([rows, columns]: [usize; 2]) -> [Axis; 3] {
+    [Axis::Blocks(rows), Axis::Blocks(columns), Axis::ONE]
 }
 
 /// Elements of workspace with one scale: the largest number of the matrix, and of each tile, as integers.

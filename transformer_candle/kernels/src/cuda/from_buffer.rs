@@ -26,11 +26,12 @@ impl KernelArg {
     }
 }
 
-/// A whole buffer as a matrix: its last axis is a row.
+/// A whole buffer as a matrix: its last axis is a row. U8 elements are codes of F8E4M3 numbers.
 impl From<&Buffer> for Operand {
     fn from(buffer: &Buffer) -> Self {
         let stride = buffer.shape().last().copied().unwrap_or(1);
-        let (address, dtype, elements) = (buffer.address(), buffer.dtype(), buffer.elements());
+        let dtype = if buffer.dtype() == DType::U8 { DType::F8E4M3 } else { buffer.dtype() };
+        let (address, elements) = (buffer.address(), buffer.elements());
         Self { address, dtype, stride, transposed: false, elements }
     }
 }

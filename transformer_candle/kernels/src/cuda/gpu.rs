@@ -1,5 +1,8 @@
 //! Properties of a GPU that are known without opening it.
 
+use super::limits;
+use crate::fp8::ScaleBlock;
+
 /// A GPU that the driver lists.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Gpu {
@@ -56,6 +59,11 @@ impl Gpu {
                  nvidia-cublas-cu12`, brings one that does"
             )
         })
+    }
+
+    /// See [`limits::fp8_blocks`].
+    pub fn fp8_blocks(&self) -> &'static [ScaleBlock] {
+        limits::fp8_blocks(self.compute_capability, self.cublas)
     }
 
     /// Nominal BF16 operations per second of dense GEMMs with F32 accumulation, without sparsity; None for a GPU not

@@ -3,6 +3,7 @@
 use std::ops::RangeInclusive;
 
 use crate::HeadLayout;
+use crate::fp8::ScaleBlock;
 
 /// Sizes of a model and its sequences that kernels depend on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -65,9 +66,59 @@ pub fn refusal(sizes: &ModelSizes) -> Option<String> {
     None
 }
 
+/// The blocks of scales that cuBLASLt's fp8 GEMMs take on a GPU, those to be preferred first; none where it has no fp8
+/// GEMMs. cuBLAS documentation, "Narrow Precision Data Types Usage": one scale from compute capability 8.9 on; 128 numbers
+/// a scale on 9.0 alone, from cuBLAS 12.9 on; 32 a scale from 10.0 and cuBLAS 12.8 on.
+pub fn fp8_blocks(compute_capability: (u32, u32), cublas: (u32, u32)) -> &'static [ScaleBlock] {
+    match compute_capability {
+        (10.., _) if cublas >= (12, 8) => &[ScaleBlock::Square32, ScaleBlock::Tensor],
+        (9, 0) if cublas >= (12, 9) => &[ScaleBlock::Square128, ScaleBlock::Tensor],
+        capability if capability >= (8, 9) => &[ScaleBlock::Tensor],
+        _ => &[],
+    }
+}
+
+/// Why a GPU cannot multiply a model of these sizes in fp8, as a clause that follows "a GPU"; None if it can. Any number of
+/// sequences then has as many tokens as it takes.
+pub fn fp8_refusal(sizes: &ModelSizes, sequence_length: usize) -> Option<String> {
+    let widths = [
+        ("the query heads' width", sizes.heads.query_width()),
+        ("the query, key and value heads' width", sizes.heads.packed_width()),
+        ("data.sequence_length", sequence_length),
+    ];
+    let odd = widths.into_iter().find(|(_, size)| !size.is_multiple_of(ROW_MULTIPLE));
+    odd.map(|(name, size)| {
+        format!("multiplies in fp8 where all sizes are multiples of {ROW_MULTIPLE}, and {name} is {size}")
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn fp8_scales_depend_on_the_gpu_and_on_cublas() {
+        let (tensor, square128, square32) = (ScaleBlock::Tensor, ScaleBlock::Square128, ScaleBlock::Square32);
+        for (capability, cublas, expected) in [
+            ((8, 0), (13, 0), &[][..]),
+            ((8, 6), (13, 0), &[]),
+            ((8, 9), (12, 6), &[tensor]),
+            ((9, 0), (12, 8), &[tensor]),
+            ((9, 0), (12, 9), &[square128, tensor]),
+            ((10, 0), (12, 8), &[square32, tensor]),
+            ((12, 0), (13, 0), &[square32, tensor]),
+            ((12, 1), (13, 1), &[square32, tensor]),
+        ] {
+            assert_eq!(fp8_blocks(capability, cublas), expected, "{capability:?} {cublas:?}");
+        }
+    }
+
+    #[test]
+    fn odd_sizes_are_not_multiplied_in_fp8() {
+        assert_eq!(fp8_refusal(&sizes(), 2048), None);
+        assert!(fp8_refusal(&sizes(), 100).unwrap().ends_with("and data.sequence_length is 100"));
+        assert!(fp8_refusal(&with_odd_heads(), 2048).unwrap().ends_with("the query heads' width is 120"));
+    }
 
     fn sizes() -> ModelSizes {
         let heads = HeadLayout { heads: 32, kv_heads: 8, head_size: 64 };

@@ -2,7 +2,11 @@
 
 use candle_core::DType;
 
+use crate::fp8::ScaleBlock;
 use crate::{Error, Result, WriteMode};
+
+/// What the sizes of an fp8 GEMM are multiples of: rows of its operands are loaded 16 bytes at a time.
+pub(crate) const FP8_STEP: usize = 16;
 
 /// Elements of the F32 workspace that every GEMM is given: 32 MiB, as much as the library asks for on Hopper and
 /// Blackwell, and what it takes to begin at a multiple of 256 bytes.
@@ -22,12 +26,14 @@ pub(crate) struct Matmul {
     pub(crate) k: usize,
     /// Number of GEMMs of these sizes; 1 without a batch.
     pub(crate) batch: usize,
-    /// The left operand, F32 or BF16.
+    /// The left operand, F32, BF16 or F8E4M3.
     pub(crate) a: Operand,
     /// The right operand, of the same element type as `a`.
     pub(crate) b: Operand,
-    /// The result, never transposed; F32, or the operands' type.
+    /// The result, never transposed; F32, or the operands' type, BF16 if that is F8E4M3.
     pub(crate) c: Operand,
+    /// The scales of F8E4M3 operands.
+    pub(crate) scales: Option<Scales>,
     /// Factor of the product of `a` and `b`; 1 by default.
     pub(crate) scale: f32,
     /// Whether `c` is overwritten or added to.
@@ -51,6 +57,18 @@ pub(crate) struct Operand {
     pub(super) elements: usize,
 }
 
+/// The scales of two operands of F8E4M3 numbers. These lie along the axis that the GEMM sums over: `a` is not
+/// transposed, `b` is.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Scales {
+    /// The elements that share one.
+    pub(crate) block: ScaleBlock,
+    /// Address of the left operand's.
+    pub(crate) a: usize,
+    /// Address of the right operand's.
+    pub(crate) b: usize,
+}
+
 /// Scratch memory on the GPU, beginning where the library wants it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Workspace {
@@ -63,7 +81,7 @@ pub(crate) struct Workspace {
 impl Matmul {
     /// The GEMM `c = a b`; sizes are [m, n, k].
     pub(crate) fn set(c: Operand, [m, n, k]: [usize; 3], a: Operand, b: Operand, workspace: Workspace) -> Self {
-        Self { m, n, k, batch: 1, a, b, c, scale: 1.0, write_mode: WriteMode::Overwrite, workspace }
+        Self { m, n, k, batch: 1, a, b, c, scales: None, scale: 1.0, write_mode: WriteMode::Overwrite, workspace }
     }
 
     /// Checks that the three matrices lie within their buffers, that their element types go together and that the
@@ -75,16 +93,26 @@ impl Matmul {
         let problem = if !fits {
             format!("a matrix of {self:?} lies outside of its buffer")
         } else if !matches!(
-            dtypes,
-            (DType::F32, DType::F32, DType::F32) | (DType::BF16, DType::BF16, DType::BF16 | DType::F32)
+            (dtypes, self.scales),
+            ((DType::F32, DType::F32, DType::F32) | (DType::BF16, DType::BF16, DType::BF16 | DType::F32), None)
+                | ((DType::F8E4M3, DType::F8E4M3, DType::BF16 | DType::F32), Some(_))
         ) {
             format!("no matmul of {dtypes:?}")
+        } else if self.scales.is_some() && !self.is_fp8_gemm() {
+            format!("{self:?} is no fp8 GEMM: sizes of {FP8_STEP} and operands along the axis of the sum")
         } else if self.workspace.bytes < WORKSPACE_BYTES {
             format!("a workspace of {} bytes, {WORKSPACE_BYTES} are needed", self.workspace.bytes)
         } else {
             return Ok(());
         };
         Err(Error::Invalid { operation: "multiply", problem })
+    }
+
+    /// Whether fp8 operands lie as every GPU that multiplies them takes them.
+    fn is_fp8_gemm(&self) -> bool {
+        let Self { m, n, k, batch, a, b, .. } = *self;
+        let even = [m, n, k, a.stride, b.stride].into_iter().all(|size| size.is_multiple_of(FP8_STEP));
+        batch == 1 && even && !a.transposed && b.transposed
     }
 }
 

@@ -7,13 +7,15 @@ use candle_core::DType;
 
 use super::{Matmul, Operand};
 use crate::WriteMode;
+use crate::fp8::ScaleBlock;
 
 /// Rows that generation passes through a model together, at most.
 const FEW_ROWS: usize = 128;
 
 /// A GEMM without its addresses. Its text names the choice of an algorithm: `8192x16384x2048 a bf16 2048 @256, b bf16
 /// 2048 transposed @256, c bf16 16384 @256`, with `c +=` where the result is added; sizes are m x n x k, of a batch of
-/// 3 `3*m x n x k`, the numbers a matrix's stride in elements and its alignment in bytes.
+/// 3 `3*m x n x k`, the numbers a matrix's stride in elements and its alignment in bytes. One with scales begins with
+/// the elements that share one: `Square32 8192x2048x8192 a f8e4m3 8192 @256, ...`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Shape {
     pub(crate) sizes: [usize; 3],
@@ -22,6 +24,7 @@ pub(crate) struct Shape {
     pub(crate) b: Layout,
     pub(crate) c: Layout,
     pub(crate) write_mode: WriteMode,
+    pub(crate) scales: Option<ScaleBlock>,
 }
 
 /// How a matrix lies in memory.
@@ -60,7 +63,7 @@ impl Shape {
     pub(crate) fn new(matmul: &Matmul) -> Self {
         let &Matmul { m, n, k, batch, write_mode, .. } = matmul;
         let (a, b, c) = ((&matmul.a).into(), (&matmul.b).into(), (&matmul.c).into());
-        Self { sizes: [m, n, k], batch, a, b, c, write_mode }
+        Self { sizes: [m, n, k], batch, a, b, c, write_mode, scales: matmul.scales.map(|scales| scales.block) }
     }
 
     /// Whether it is y = x W^T of at most [`FEW_ROWS`]. Reading W takes most of its time, whatever the algorithm, and
@@ -110,11 +113,14 @@ fn alignment(address: usize) -> u32 {
 
 impl fmt::Display for Shape {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { sizes: [m, n, k], batch, a, b, c, write_mode } = self;
+        let Self { sizes: [m, n, k], batch, a, b, c, write_mode, scales } = self;
         let plus = match write_mode {
             WriteMode::Overwrite => "",
             WriteMode::Accumulate => "+= ",
         };
+        if let Some(block) = scales {
+            write!(formatter, "{block:?} ")?;
+        }
         if *batch != 1 {
             write!(formatter, "{batch}*")?;
         }
@@ -145,6 +151,10 @@ impl FromStr for Shape {
             Some(c) => (c, WriteMode::Accumulate),
             None => (c, WriteMode::Overwrite),
         };
+        let (scales, sizes) = match sizes.split_once(' ') {
+            Some((block, sizes)) => (Some(scale_block(block)?), sizes),
+            None => (None, sizes),
+        };
         let (batch, sizes) = match sizes.split_once('*') {
             Some((batch, sizes)) => (number(batch)?, sizes),
             None => (1, sizes),
@@ -152,7 +162,7 @@ impl FromStr for Shape {
         let sizes: Vec<usize> = sizes.split('x').map(number).collect::<Result<_, _>>()?;
         let sizes = sizes.try_into().map_err(|_| NoShape)?;
         let (a, b, c) = (a.parse()?, b.parse()?, c.parse()?);
-        Ok(Self { sizes, batch, a, b, c, write_mode })
+        Ok(Self { sizes, batch, a, b, c, write_mode, scales })
     }
 }
 
@@ -169,6 +179,10 @@ impl FromStr for Layout {
         let dtype = dtype.parse().map_err(|_| NoShape)?;
         Ok(Self { dtype, stride: number(stride)?, transposed, alignment: number(alignment)? })
     }
+}
+
+fn scale_block(name: &str) -> Result<ScaleBlock, NoShape> {
+    ScaleBlock::ALL.into_iter().find(|block| format!("{block:?}") == name).ok_or(NoShape)
 }
 
 fn number<T: FromStr>(text: &str) -> Result<T, NoShape> {

@@ -2,7 +2,7 @@
 
 use proptest::prelude::*;
 
-use super::super::Workspace;
+use super::super::{Scales, Workspace};
 use super::*;
 use crate::linear::{backward_input_gemm, backward_weight_gemm, forward_gemm, reference};
 use crate::testing::*;
@@ -40,6 +40,12 @@ fn values(buffer: &Buffer) -> Vec<f64> {
 
 fn write_modes() -> impl Strategy<Value = WriteMode> {
     prop_oneof![Just(WriteMode::Overwrite), Just(WriteMode::Accumulate)]
+}
+
+/// An element type of operands, and the blocks of its scales.
+fn operand_types() -> impl Strategy<Value = (DType, Option<ScaleBlock>)> {
+    let fp8 = proptest::sample::select(ScaleBlock::ALL.to_vec()).prop_map(|block| (DType::F8E4M3, Some(block)));
+    prop_oneof![Just((DType::F32, None)), Just((DType::BF16, None)), fp8]
 }
 
 proptest! {
@@ -137,12 +143,11 @@ proptest! {
         [transpose_a, transpose_b] in prop::array::uniform2(any::<bool>()),
         write_mode in write_modes(),
         alignments in prop::array::uniform3(0u32..9),
-        f32_operands in any::<bool>(),
+        (dtype, scales) in operand_types(),
     ) {
-        let dtype = if f32_operands { DType::F32 } else { DType::BF16 };
         let layout = |at: usize, dtype, transposed| Layout { dtype, stride: strides[at], transposed, alignment: 1 << alignments[at] };
         let (a, b, c) = (layout(0, dtype, transpose_a), layout(1, dtype, transpose_b), layout(2, DType::F32, false));
-        let shape = Shape { sizes, batch, a, b, c, write_mode };
+        let shape = Shape { sizes, batch, a, b, c, write_mode, scales };
         prop_assert_eq!(shape.to_string().parse(), Ok(shape));
     }
 
@@ -167,8 +172,11 @@ fn a_shape_is_shown_as_readable_text() {
     assert_eq!(aligned(&gradient), "4x3x6 a bf16 4 transposed @256, b bf16 3 @256, c += f32 3 @256");
     let forward = forward_gemm(&x, &dw).on_gpu(&dy, None, &space);
     assert_eq!(aligned(&forward), "6x4x3 a bf16 3 @256, b f32 3 transposed @256, c bf16 4 @256");
+    let fp8 = Matmul { scales: Some(Scales { block: ScaleBlock::Square32, a: 0, b: 0 }), ..forward };
+    assert_eq!(aligned(&fp8), "Square32 6x4x3 a bf16 3 @256, b f32 3 transposed @256, c bf16 4 @256");
     for wrong in [
         "",
+        "Square64 6x4x3 a f8e4m3 3 @256, b f8e4m3 3 transposed @256, c bf16 4 @256",
         "6x4 a bf16 3 @256, b f32 3 @256, c bf16 4 @256",
         "6x4x3 a bf16 3 @256, b f32 3 sideways @256, c bf16 4 @256",
     ] {

@@ -47,7 +47,7 @@ mod runtime;
 pub(crate) use argument::KernelArg;
 pub use gpu::{Gpu, Memory, PoolMemory, nominal_bf16_flops};
 pub(crate) use launch::{Launch, run};
-pub(crate) use matmul::{Matmul, Operand, WORKSPACE_BYTES, WORKSPACE_ELEMENTS, Workspace};
+pub(crate) use matmul::{Matmul, Operand, Scales, WORKSPACE_BYTES, WORKSPACE_ELEMENTS, Workspace};
 pub use runtime::{Cuda, probe};
 pub(crate) use runtime::{DeviceToHost, Event, Graph, HostToDevice};
 

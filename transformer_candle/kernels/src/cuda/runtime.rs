@@ -122,6 +122,11 @@ impl Cuda {
         self.0.gpu.compute_capability
     }
 
+    /// The GPU as the driver lists it.
+    pub fn gpu(&self) -> &Gpu {
+        &self.0.gpu
+    }
+
     /// See [`Gpu::nominal_bf16_flops`].
     pub fn nominal_bf16_flops(&self) -> Option<f64> {
         self.0.gpu.nominal_bf16_flops()

@@ -6,7 +6,7 @@ import pytest
 import torch
 from fp8 import KERNELS
 from interpreter import launch
-from oracle import blocks, by_name
+from oracle import blocks, by_name, numbers
 from safetensors.torch import load_file
 
 GOLDEN = load_file(Path(__file__).resolve().parents[4] / "tests" / "golden" / "fp8.safetensors")
@@ -21,33 +21,38 @@ def padded(x):
     return matrix
 
 
-def quantized(x, recipe):
+def tiles(rows, columns):
+    """Return the grid with a program per tile."""
+    return [blocks(rows, TILE), blocks(columns, TILE)]
+
+
+def unwritten(recipe, rows, columns):
+    """Return buffers for the codes and the scales of a matrix, filled with a pattern."""
+    grid = tiles(rows, columns)
+    codes = torch.full((rows, columns), 0xFF, dtype=torch.uint8)
+    if recipe == "mx":
+        return codes, torch.full((grid[0] * grid[1] * 512,), 0xFF, dtype=torch.uint8)
+    return codes, torch.full((grid[1], rows) if recipe == "blocks" else (1,), -99.0)
+
+
+def quantized(x, recipe, outputs=3):
     """Return codes, transposed codes, scales and transposed scales as the kernels write them."""
     rows, columns = x.shape
-    grid = [blocks(rows, TILE), blocks(columns, TILE)]
-    codes, transposed = torch.full_like(x, 1, dtype=torch.uint8), torch.full((columns, rows), 1, dtype=torch.uint8)
-    if recipe == "mx":
-        scales = [torch.full((grid[0] * grid[1] * 512,), 99, dtype=torch.uint8) for _ in range(2)]
-        launch(
-            by_name(KERNELS, "fp8_quantize_mx.bf16"),
-            [4 * grid[0], grid[1]],
-            x,
-            codes,
-            transposed,
-            *scales,
-            rows,
-            columns,
-        )
-    elif recipe == "blocks":
-        scales = [torch.full((grid[1], rows), torch.nan), torch.full((grid[0], columns), torch.nan)]
-        launch(by_name(KERNELS, "fp8_quantize_blocks.bf16"), grid, x, codes, transposed, *scales, rows, columns)
-    else:
+    grid = tiles(rows, columns)
+    codes, scales = unwritten(recipe, rows, columns)
+    transposed, scales_transposed = unwritten(recipe, columns, rows)
+    if recipe == "tensor":
         partials, largest = torch.full((grid[0] * grid[1],), -1, dtype=torch.int32), torch.zeros(4, dtype=torch.int32)
-        scales = [torch.zeros(1), torch.zeros(1)]
         launch(by_name(KERNELS, "fp8_largest.bf16"), grid, x, partials, rows, columns)
-        launch(by_name(KERNELS, "fp8_scale.bf16"), [1], partials, largest, *scales, partials.numel())
-        launch(by_name(KERNELS, "fp8_quantize_tensor.bf16"), grid, x, largest, codes, transposed, rows, columns)
-    return codes, transposed, *scales
+        kernel = by_name(KERNELS, "fp8_scale.bf16")
+        launch(kernel, [1], partials, largest, scales, scales_transposed, partials.numel())
+        kernel = by_name(KERNELS, "fp8_quantize_tensor.bf16")
+        launch(kernel, grid, x, largest, codes, transposed, rows, columns, outputs)
+    else:
+        kernel = by_name(KERNELS, f"fp8_quantize_{recipe}.bf16")
+        grid = [4 * grid[0], grid[1]] if recipe == "mx" else grid
+        launch(kernel, grid, x, codes, transposed, scales, scales_transposed, rows, columns, outputs)
+    return codes, transposed, scales, scales_transposed
 
 
 def scale_of_each(scales, recipe, rows, columns):
@@ -63,6 +68,16 @@ def scale_of_each(scales, recipe, rows, columns):
 
 def values(codes, scales, recipe):
     return codes.view(torch.float8_e4m3fn).double() * scale_of_each(scales, recipe, *codes.shape)
+
+
+def with_various_scales(rows, columns):
+    """Return a matrix whose blocks have different scales than those that the transpose has in their place."""
+    exponents = 3 * (torch.arange(rows) // 16)[:, None] - 5 * (torch.arange(columns) // 16)[None, :]
+    return torch.ldexp(numbers(0, rows, columns), exponents).to(torch.bfloat16)
+
+
+RECIPES = ["mx", "blocks", "tensor"]
+SIZES = [(48, 144), (304, 272)]
 
 
 @pytest.mark.parametrize(("recipe", "name"), [("mx", "x_32_RC"), ("blocks", "x_128_RC"), ("tensor", "x_tensor_RC")])
@@ -83,3 +98,31 @@ def test_every_bf16_number_rounds_as_in_numpy(recipe, name):
     torch.testing.assert_close(
         values(transposed, scales_transposed, recipe), expected.T, rtol=0, atol=0, equal_nan=True
     )
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("outputs", [0, 1, 2])
+def test_only_requested_outputs_are_written(recipe, size, outputs):
+    x = with_various_scales(*size)
+    codes, transposed, scales, scales_transposed = quantized(x, recipe)
+    expected = [(codes, scales), (transposed, scales_transposed)]
+    codes, transposed, scales, scales_transposed = quantized(x, recipe, outputs)
+    written = [(codes, scales), (transposed, scales_transposed)]
+    for bit, shape in enumerate([size, size[::-1]]):
+        codes, scales = expected[bit] if outputs >> bit & 1 else unwritten(recipe, *shape)
+        assert torch.equal(written[bit][0], codes)
+        # The scale of a whole matrix is written by a kernel without `outputs`.
+        assert torch.equal(written[bit][1], expected[bit][1] if recipe == "tensor" else scales)
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_transposed_codes_and_scales_are_the_quantized_ones(recipe, size):
+    rows, columns = size
+    codes, expected, scales, expected_scales = quantized(with_various_scales(rows, columns), recipe)
+    transposed, scales_transposed = unwritten(recipe, columns, rows)
+    kernel = by_name(KERNELS, f"fp8_transpose_{recipe}.u8")
+    launch(kernel, tiles(rows, columns), codes, scales, transposed, scales_transposed, rows, columns)
+    assert torch.equal(transposed, expected)
+    assert torch.equal(scales_transposed, expected_scales)

@@ -168,7 +168,8 @@ fn optimizer_and_scheduler() -> impl Strategy<Value = (OptimizerConfig, Schedule
 
 fn runtime() -> impl Strategy<Value = RuntimeConfig> {
     let device = prop_oneof![Just(Device::Auto), Just(Device::Cpu), (0..8usize).prop_map(Device::Cuda)];
-    let recipe = prop_oneof![Just(Fp8Recipe::Tensorwise), Just(Fp8Recipe::Blockwise), Just(Fp8Recipe::Mxfp8)];
+    let recipes = [Fp8Recipe::Auto, Fp8Recipe::Tensorwise, Fp8Recipe::Blockwise, Fp8Recipe::Mxfp8];
+    let recipe = proptest::sample::select(recipes.to_vec());
     let precision = prop_oneof![
         Just((Precision::Fp32, Fp8Recipe::default())),
         Just((Precision::Bf16, Fp8Recipe::default())),

@@ -1,9 +1,11 @@
-//! A GPU's total and free memory and its nominal speed.
+//! A GPU's total and free memory, its nominal speed, and what its matmuls depend on.
 
 use kernels::{
     Device,
     cuda::{Cuda, Gpu, Memory},
 };
+
+use super::GpuVersions;
 
 /// A GPU's memory, and how fast it is.
 #[derive(Clone, Debug, PartialEq)]
@@ -16,19 +18,21 @@ pub struct GpuMemory {
     pub free: Option<u64>,
     /// Nominal BF16 FLOPs per second.
     pub peak: Option<f64>,
+    /// What decides which fp8 matmuls it has.
+    pub versions: GpuVersions,
 }
 
 impl GpuMemory {
     /// The memory of a GPU that could not be opened: its free memory is unknown.
     pub fn unopened(gpu: &Gpu) -> Self {
         let peak = gpu.nominal_bf16_flops();
-        Self { name: gpu.name.clone(), total: gpu.total_bytes, free: None, peak }
+        Self { name: gpu.name.clone(), total: gpu.total_bytes, free: None, peak, versions: gpu.into() }
     }
 
     /// Reads the memory of an open GPU.
     pub fn now(gpu: &Cuda) -> kernels::Result<Self> {
         let Memory { free, total } = gpu.memory()?;
-        Ok(Self { name: gpu.name().to_owned(), total, free: Some(free), peak: gpu.nominal_bf16_flops() })
+        Ok(Self { total, free: Some(free), ..Self::unopened(gpu.gpu()) })
     }
 
     /// Opens a GPU and reads its memory; where it cannot be opened, its free memory is unknown.

@@ -8,7 +8,7 @@ use kernels::{
     memory::{Arena, Plan, count},
 };
 use model::{Decoder, DecoderSettings, Generator, ModelShape};
-use run_config::{ActivationRecompute, Fp8Recipe, Precision, RunConfig, RuntimeConfig};
+use run_config::{ActivationRecompute, Precision, RunConfig, RuntimeConfig};
 
 use super::{
     micro_batch::MicroBatch,
@@ -18,7 +18,7 @@ use super::{
     synthetic::synthetic,
     tree_reduction::TreeReduction,
 };
-use crate::{error::Result, ranks::RankInfo};
+use crate::{device::scale_block, error::Result, ranks::RankInfo};
 
 /// Tokens reserved for a prompt beside those of its text, which has at most one token per byte.
 const PROMPT_MARGIN: usize = 16;
@@ -73,11 +73,7 @@ impl StepOf<'_> {
 
 /// The elements of an operand that share a scale; None where matmuls are not in fp8.
 fn fp8_block(runtime: &RuntimeConfig) -> Option<ScaleBlock> {
-    (runtime.precision == Precision::Fp8).then_some(match runtime.fp8_recipe {
-        Fp8Recipe::Tensorwise => ScaleBlock::Tensor,
-        Fp8Recipe::Blockwise => ScaleBlock::Square128,
-        Fp8Recipe::Mxfp8 => ScaleBlock::Square32,
-    })
+    (runtime.precision == Precision::Fp8).then(|| scale_block(runtime.fp8_recipe))
 }
 
 /// Continues `runtime.evaluation.prompts`; None without prompts.

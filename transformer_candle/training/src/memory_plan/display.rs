@@ -42,7 +42,7 @@ fn range(low: &str, high: &str) -> String {
 }
 
 /// `14,900 to 19,900`, with three digits that say something where it is a range.
-fn rates([low, high]: [f64; 2]) -> String {
+pub(crate) fn rates([low, high]: [f64; 2]) -> String {
     let rounded = |rate: f64| {
         let unit = 10_f64.powf((rate.max(1.0).log10().floor() - 2.0).max(0.0));
         grouped(((rate / unit).round() * unit) as u64)

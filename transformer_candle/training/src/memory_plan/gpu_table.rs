@@ -2,11 +2,12 @@
 
 use std::str::FromStr;
 
-use kernels::cuda::nominal_bf16_flops;
-use run_config::{ByteSize, Precision};
+use kernels::{cuda::nominal_bf16_flops, fp8::ScaleBlock};
+use run_config::{ByteSize, Precision, RunConfig};
 use serde::Serialize;
 
 use super::interconnect::{Link, NVLINK_3, NVLINK_4, PCIE_4, PCIE_5};
+use crate::device::scale_block;
 
 /// A GPU of the table. The numbers' sources stand in [`GPUS`].
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
@@ -15,6 +16,8 @@ pub struct GpuSpec {
     pub key: &'static str,
     /// Its name for people, which the driver's contains.
     pub name: &'static str,
+    /// Its compute capability, major and minor.
+    pub compute_capability: (u32, u32),
     /// What CUDA reports as its memory: less than `nvidia-smi` shows, which counts what the driver keeps.
     pub memory_bytes: u64,
     /// Nominal FLOPs per second of its CUDA cores in f32: what matmuls of `precision: fp32` run on.
@@ -27,10 +30,27 @@ pub struct GpuSpec {
     pub multiprocessors: u32,
     /// The link between several of them in a machine.
     pub link: Link,
+    /// How many times as fast as bf16 fp8 GEMMs with one scale are; none where there are none.
+    pub fp8_tensorwise: Option<Fp8Speedup>,
+    /// The same with block scales.
+    pub fp8_block_scaled: Option<Fp8Speedup>,
     /// Fractions of the nominal rates that kernels sustain, pessimistic.
     pub low: SustainedFractions,
     /// Fractions of the nominal rates that kernels sustain, optimistic.
     pub high: SustainedFractions,
+}
+
+/// The FLOPs per second of fp8 GEMMs over those of bf16 GEMMs.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Fp8Speedup {
+    /// By the nominal rates.
+    pub nominal: f64,
+    /// What large GEMMs sustain, pessimistic and optimistic.
+    pub sustained: [f64; 2],
+}
+
+const fn fp8(nominal: f64, sustained: [f64; 2]) -> Option<Fp8Speedup> {
+    Some(Fp8Speedup { nominal, sustained })
 }
 
 /// Fractions of a GPU's nominal rates that launches sustain.
@@ -58,12 +78,15 @@ const fn mebibytes(number: u64) -> u64 {
 const A100_40: GpuSpec = GpuSpec {
     key: "a100-40",
     name: "A100 40 GB",
+    compute_capability: (8, 0),
     memory_bytes: mebibytes(40_335), // 39.39 GiB
     fp32_flops: 19.5e12,
     bytes_per_second: 1.555e12,
     watts: 400.0,
     multiprocessors: 108,
     link: NVLINK_3,
+    fp8_tensorwise: None,
+    fp8_block_scaled: None,
     // GEMMs published at 230 to 275 TFLOP/s of 312; FlashAttention-2 at 110 to 170 with heads of 64; TinyLlama trains at
     // 56 % MFU.
     low: fractions(0.64, 0.35, 0.28, 0.80),
@@ -84,12 +107,17 @@ pub const GPUS: [GpuSpec; 7] = [
     GpuSpec {
         key: "rtx5090",
         name: "RTX 5090",
+        compute_capability: (12, 0),
         memory_bytes: mebibytes(32_122), // 31.37 GiB
         fp32_flops: 104.8e12,
         bytes_per_second: 1.792e12,
         watts: 575.0,
         multiprocessors: 170,
         link: PCIE_5,
+        // GEMMs published at 424 TFLOP/s with one scale beside 217 in bf16; MXFP8, which is not throttled, 3.2 times
+        // bf16 on an RTX 5060 Ti and 3.9 times on an RTX PRO 6000.
+        fp8_tensorwise: fp8(2.0, [1.8, 1.95]),
+        fp8_block_scaled: fp8(4.0, [3.2, 3.9]),
         // GEMMs published at 179 to 240 TFLOP/s of 209.5, by clock and power.
         low: fractions(0.80, 0.45, 0.35, 0.80),
         high: fractions(0.92, 0.60, 0.50, 0.90),
@@ -97,12 +125,16 @@ pub const GPUS: [GpuSpec; 7] = [
     GpuSpec {
         key: "rtx4090",
         name: "RTX 4090",
+        compute_capability: (8, 9),
         memory_bytes: mebibytes(24_176), // 23.61 GiB
         fp32_flops: 82.6e12,
         bytes_per_second: 1.008e12,
         watts: 450.0,
         multiprocessors: 128,
         link: PCIE_4,
+        // Estimated.
+        fp8_tensorwise: fp8(2.0, [1.7, 1.95]),
+        fp8_block_scaled: None,
         // GEMMs of 8192^3 published at 135 to 160 TFLOP/s of 165.2.
         low: fractions(0.78, 0.45, 0.35, 0.80),
         high: fractions(0.93, 0.60, 0.50, 0.90),
@@ -110,12 +142,15 @@ pub const GPUS: [GpuSpec; 7] = [
     GpuSpec {
         key: "rtx3090",
         name: "RTX 3090",
+        compute_capability: (8, 6),
         memory_bytes: mebibytes(24_257), // 23.69 GiB
         fp32_flops: 35.6e12,
         bytes_per_second: 936e9,
         watts: 350.0,
         multiprocessors: 82,
         link: PCIE_4,
+        fp8_tensorwise: None,
+        fp8_block_scaled: None,
         // Limited by power: GEMMs published at 55 to 68 TFLOP/s of 71.
         low: fractions(0.75, 0.45, 0.35, 0.80),
         high: fractions(0.93, 0.60, 0.50, 0.90),
@@ -131,12 +166,16 @@ pub const GPUS: [GpuSpec; 7] = [
     GpuSpec {
         key: "h100",
         name: "H100",
+        compute_capability: (9, 0),
         memory_bytes: mebibytes(81_008), // 79.11 GiB
         fp32_flops: 66.9e12,
         bytes_per_second: 3.35e12,
         watts: 700.0,
         multiprocessors: 132,
         link: NVLINK_4,
+        // GEMMs of 4096^3 published at 1,230 TFLOP/s with one scale; estimated with block scales.
+        fp8_tensorwise: fp8(2.0, [1.4, 1.64]),
+        fp8_block_scaled: fp8(2.0, [1.2, 1.46]),
         // Measured in a step of rtx5090_1b: 0.72 to 0.75, 0.30, 0.26, and 0.87 where bytes are all that is moved.
         low: fractions(0.68, 0.28, 0.23, 0.80),
         high: fractions(0.77, 0.32, 0.27, 0.90),
@@ -144,12 +183,15 @@ pub const GPUS: [GpuSpec; 7] = [
     GpuSpec {
         key: "h200",
         name: "H200",
+        compute_capability: (9, 0),
         memory_bytes: mebibytes(143_073), // 139.72 GiB
         fp32_flops: 66.9e12,
         bytes_per_second: 4.8e12,
         watts: 700.0,
         multiprocessors: 132,
         link: NVLINK_4,
+        fp8_tensorwise: fp8(2.0, [1.4, 1.64]),
+        fp8_block_scaled: fp8(2.0, [1.2, 1.46]),
         // GEMMs and attention measured as on the H100; 0.80 of the bandwidth, copies 0.90.
         low: fractions(0.68, 0.28, 0.23, 0.77),
         high: fractions(0.77, 0.32, 0.27, 0.90),
@@ -175,6 +217,15 @@ impl GpuSpec {
         match precision {
             Precision::Bf16 | Precision::Fp8 => self.bf16_flops(),
             Precision::Fp32 => self.fp32_flops,
+        }
+    }
+
+    /// How many times as fast as in bf16 the matmuls of a run are that are in fp8; none where it has no such ones.
+    pub(super) fn fp8_speedup(&self, config: &RunConfig) -> Option<Fp8Speedup> {
+        match (config.runtime.precision, scale_block(config.runtime.fp8_recipe)) {
+            (Precision::Fp32 | Precision::Bf16, _) => None,
+            (Precision::Fp8, ScaleBlock::Tensor) => self.fp8_tensorwise,
+            (Precision::Fp8, ScaleBlock::Square128 | ScaleBlock::Square32) => self.fp8_block_scaled,
         }
     }
 
@@ -218,6 +269,8 @@ impl FromStr for PlanGpu {
 
 #[cfg(test)]
 mod tests {
+    use kernels::cuda::limits;
+
     use super::*;
 
     #[test]
@@ -233,6 +286,13 @@ mod tests {
                 (gpu.low.memory, gpu.high.memory),
             ] {
                 assert!(0.0 < low && low < high && high < 1.0, "{}", gpu.key);
+            }
+            // The recipes that a GPU has are those that it is planned with.
+            let blocks = limits::fp8_blocks(gpu.compute_capability, (13, 0));
+            let speedups = [gpu.fp8_tensorwise, gpu.fp8_block_scaled];
+            assert_eq!(speedups.iter().flatten().count(), blocks.len(), "{}", gpu.key);
+            for Fp8Speedup { nominal, sustained: [low, high] } in speedups.into_iter().flatten() {
+                assert!(1.0 < low && low < high && high < nominal, "{}", gpu.key);
             }
         }
         let driver = |name, gibibytes: u64| GpuSpec::find(name, gibibytes << 30).map(|gpu| gpu.key);

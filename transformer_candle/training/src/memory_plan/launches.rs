@@ -110,6 +110,23 @@ impl<'a> MicroBatch<'a> {
         if projection == "down" { self.layers } else { self.layers + self.recomputed_blocks }
     }
 
+    /// A GEMM of a projection: in fp8 if the run is. A CPU reads its operands as codes, and multiplies them in bf16.
+    fn projection_gemm(
+        &self,
+        name: KernelAndScope,
+        count: f64,
+        sizes: [usize; 3],
+        out: f64,
+        accumulates: bool,
+    ) -> Operation {
+        let gemm = self.gemm(name, count, sizes, out, accumulates);
+        if !self.is_fp8 {
+            return gemm;
+        }
+        let [m, n, k] = sizes.map(|size| size as f64);
+        Operation { rate: Rate::Fp8Gemm, bytes: gemm.bytes - (self.element - 1.0) * (m * k + k * n), ..gemm }
+    }
+
     /// Lists the GEMMs of every block: forward, and the gradients of inputs and weights.
     fn projections(&self) -> Vec<Operation> {
         let (n, mut operations) = (self.tokens, Vec::new());
@@ -117,27 +134,34 @@ impl<'a> MicroBatch<'a> {
             let [forward, input, weight] = ["linear::forward", "linear::backward_input", "linear::backward_weight"]
                 .map(|kernel| (kernel, projection));
             operations.extend([
-                self.gemm(forward, self.forwards(projection), [n, outputs, inputs], self.element, false),
-                self.gemm(input, self.layers, [n, inputs, outputs], self.element, false),
+                self.projection_gemm(forward, self.forwards(projection), [n, outputs, inputs], self.element, false),
+                self.projection_gemm(input, self.layers, [n, inputs, outputs], self.element, false),
             ]);
             if self.trains_all() {
-                operations.push(self.gemm(weight, self.layers, [outputs, inputs, n], 4.0, true));
+                operations.push(self.projection_gemm(weight, self.layers, [outputs, inputs, n], 4.0, true));
             }
-            operations.push(self.roundings(projection, [inputs, outputs]));
+            operations.extend(self.fp8_operands(projection, [inputs, outputs]));
         }
         operations
     }
 
-    /// The roundings of the operands of a projection's GEMMs to fp8 on a CPU: two for each GEMM.
-    fn roundings(&self, projection: &'static str, [inputs, outputs]: [usize; 2]) -> Operation {
-        let (forwards, layers) = (self.forwards(projection), self.layers);
-        let weight_gradients = if self.trains_all() { layers } else { 0.0 };
-        let count = if self.is_fp8 { 2.0 * (forwards + layers + weight_gradients) } else { 0.0 };
-        let elements = (forwards + layers) * (inputs * outputs) as f64
-            + (forwards + weight_gradients) * (self.tokens * inputs) as f64
-            + (layers + weight_gradients) * (self.tokens * outputs) as f64;
-        // Read and written in BF16.
-        pass(("fp8::round", projection), count, 4.0 * elements / count.max(1.0))
+    /// The roundings of a projection's inputs, and of the gradients of its outputs, to fp8: read in bf16, and written once
+    /// for each axis that a GEMM sums over. A GPU has the weights' transpose made beside.
+    fn fp8_operands(&self, projection: &'static str, [inputs, outputs]: [usize; 2]) -> Vec<Operation> {
+        if !self.is_fp8 {
+            return Vec::new();
+        }
+        let (is_gpu, trains) = (self.device == DeviceKind::Cuda, self.trains_all());
+        let quantize = |count, elements: usize, copies: f64| {
+            pass(("fp8::quantize", projection), count, (2.0 + copies) * (self.tokens * elements) as f64)
+        };
+        let input_again = if trains { self.layers } else { 0.0 };
+        let transposes = if is_gpu { self.layers } else { 0.0 };
+        vec![
+            quantize(self.forwards(projection) + input_again, inputs, 1.0),
+            quantize(self.layers, outputs, if is_gpu && trains { 2.0 } else { 1.0 }),
+            pass(("fp8::transpose", projection), transposes, 2.0 * (inputs * outputs) as f64),
+        ]
     }
 
     /// Whether every weight trains, not adapters only.
@@ -295,6 +319,13 @@ fn once_per_step(config: &RunConfig, shape: &ModelShape, settings: EngineSetting
         pass(("grad_norm::forward", ""), 1.0, 4.0 * largest),
         pass(("Buffer::zero", "gradients"), 1.0, 4.0 * zeroed.max(0.0)),
     ];
+    if config.runtime.precision == Precision::Fp8 && shape.lora.is_none() {
+        // Read in bf16, and written as codes.
+        let weights = shape.linear_maps().into_iter().map(|LinearMap { name, inputs, outputs }| {
+            pass(("fp8::quantize", name), shape.num_layers as f64, 3.0 * (inputs * outputs) as f64)
+        });
+        operations.extend(weights);
+    }
     if let Some(virtual_shards) = config.runtime.deterministic_reduction {
         let sums = virtual_shards.saturating_sub(settings.rank_info.world_size) as f64 / processors(settings) as f64;
         operations.push(pass(("accumulate::forward", ""), sums, 3.0 * 4.0 * all));

@@ -12,6 +12,7 @@ pub(super) type KernelAndScope = (&'static str, &'static str);
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Rate {
     Gemm,
+    Fp8Gemm,
     AttentionForward,
     AttentionBackward,
 }

@@ -44,6 +44,7 @@ impl PeakRates {
         let memory = GpuMemory::now(gpu)?;
         let rates = |spec: &GpuSpec| Rates {
             flops: spec.matmul_flops(config.runtime.precision),
+            fp8_speedup: spec.fp8_speedup(config).map_or(1.0, |speedup| speedup.nominal),
             bytes_per_second: spec.bytes_per_second,
             fractions: ALL,
             launch_seconds: LAUNCH_SECONDS,
@@ -58,7 +59,7 @@ impl PeakRates {
             flops = flops.max(CpuSpeed::measure(config)?.flops);
         }
         let bytes_per_second = pool::from_config(config)?.install(measure_memory)?;
-        let rates = Rates { flops, bytes_per_second, fractions: ALL, launch_seconds: 0.0 };
+        let rates = Rates { flops, fp8_speedup: 1.0, bytes_per_second, fractions: ALL, launch_seconds: 0.0 };
         Ok(Self { rates, origin: "measured with these threads" })
     }
 

@@ -39,6 +39,8 @@ pub enum BoundBy {
 pub(super) struct Rates {
     /// Nominal FLOPs per second.
     pub(super) flops: f64,
+    /// The factor of these in fp8 GEMMs; 1 where they are bf16 GEMMs of rounded operands, as on a CPU.
+    pub(super) fp8_speedup: f64,
     /// Nominal bytes per second.
     pub(super) bytes_per_second: f64,
     pub(super) fractions: SustainedFractions,
@@ -68,13 +70,17 @@ impl Rates {
     pub(super) fn of_gpu(gpu: &GpuSpec, config: &RunConfig) -> [Self; 2] {
         let flops = gpu.matmul_flops(config.runtime.precision);
         let (bytes_per_second, launch_seconds) = (gpu.bytes_per_second, LAUNCH_SECONDS);
-        [gpu.low, gpu.high].map(|fractions| Self { flops, bytes_per_second, fractions, launch_seconds })
+        let speedups = gpu.fp8_speedup(config).map_or([1.0; 2], |speedup| speedup.sustained);
+        let rates = |(fractions, fp8_speedup)| Self { flops, fp8_speedup, bytes_per_second, fractions, launch_seconds };
+        let [low, high] = speedups;
+        [(gpu.low, low), (gpu.high, high)].map(rates)
     }
 
     /// FLOPs per second that launches of a kind sustain.
     pub(super) fn sustained_flops(&self, rate: Rate) -> f64 {
         let share = match rate {
             Rate::Gemm => self.fractions.gemm,
+            Rate::Fp8Gemm => self.fractions.gemm * self.fp8_speedup,
             Rate::AttentionForward => self.fractions.attention_forward,
             Rate::AttentionBackward => self.fractions.attention_backward,
         };

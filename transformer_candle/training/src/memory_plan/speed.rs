@@ -148,6 +148,7 @@ impl SpeedModel {
     pub(super) fn unscaled_cpu(flops: f64) -> Self {
         let rates = Rates {
             flops,
+            fp8_speedup: 1.0,
             bytes_per_second: CPU_BYTES_PER_SECOND,
             fractions: CPU_FRACTIONS,
             launch_seconds: LAUNCH_SECONDS,

@@ -13,7 +13,7 @@ use super::{
     workload::Workload,
 };
 use crate::{
-    device::{self, GpuMemory, Refusal, refusal},
+    device::{self, GpuMemory, GpuVersions, Refusal, refusal, resolve_recipe},
     engine::StepOf,
     error::{Result, TrainerError},
     ranks::RankInfo,
@@ -39,13 +39,14 @@ impl PlanTarget {
     /// # Errors
     /// [`TrainerError::Request`] where a GPU is named and the model needs a CPU.
     pub(super) fn choose(config: &RunConfig, requested_gpu: Option<PlanGpu>, machine: &impl Machine) -> Result<Self> {
-        let refusal = refusal(config)?;
-        if let (Some(PlanGpu::Named(gpu)), Some(Refusal { clause, way_out, .. })) = (requested_gpu, &refusal) {
-            let message = format!("--gpu {}: this run needs a CPU, a GPU {clause}. {way_out}", gpu.key);
-            return Err(TrainerError::Request(message));
-        }
         if let Some(PlanGpu::Named(gpu)) = requested_gpu {
-            return Ok(Self::Named(gpu));
+            return match refusal(config, gpu.into())? {
+                None => Ok(Self::Named(gpu)),
+                Some(Refusal { clause, way_out, .. }) => {
+                    let message = format!("--gpu {}: it cannot take this run: a GPU {clause}. {way_out}", gpu.key);
+                    Err(TrainerError::Request(message))
+                }
+            };
         }
         let stays_here = requested_gpu == Some(PlanGpu::This);
         let device = config.runtime.device;
@@ -53,8 +54,10 @@ impl PlanTarget {
         let usable = |ordinal| gpus.iter().find(|gpu: &&Gpu| gpu.ordinal == ordinal && gpu.refusal().is_none());
         let gpu_target = |ordinal| usable(ordinal).map(|gpu| Self::Gpu(machine.look_at(gpu)));
         let assumed = Self::Assumed(GpuSpec::rtx_5090());
+        let ordinal = if let run_config::Device::Cuda(ordinal) = device { ordinal } else { 0 };
+        let versions = usable(ordinal).map_or_else(|| GpuSpec::rtx_5090().into(), GpuVersions::from);
         let cpu = || machine.matmul_speed(config).map(|speed| Self::Cpu(Some(speed)));
-        match (device, refusal) {
+        match (device, refusal(config, versions)?) {
             (run_config::Device::Cpu, _) => cpu(),
             (run_config::Device::Auto, Some(refusal)) if refusal.is_for_cpu || usable(0).is_none() => cpu(),
             (_, Some(refusal)) => Err(TrainerError::Request(device::refused(device, &refusal))),
@@ -99,6 +102,20 @@ impl PlanTarget {
             Self::Gpu(gpu) => GpuSpec::find(&gpu.name, gpu.total),
             Self::Named(spec) | Self::Assumed(spec) => Some(spec),
         }
+    }
+
+    /// The config of a run on the device: with the fp8 matmuls that it has.
+    pub(super) fn resolve(&self, config: &RunConfig) -> RunConfig {
+        let mut config = config.clone();
+        resolve_recipe(
+            &mut config,
+            match self {
+                Self::Cpu(_) => None,
+                Self::Gpu(gpu) => Some(gpu.versions),
+                Self::Named(spec) | Self::Assumed(spec) => Some((*spec).into()),
+            },
+        );
+        config
     }
 
     /// The name for people: `RTX 5090`, or a CPU with its threads.

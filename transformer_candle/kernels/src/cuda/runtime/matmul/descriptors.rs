@@ -8,14 +8,16 @@ use candle_core::DType;
 use candle_core::cuda_backend::cudarc::cublaslt::result::{self, CublasError};
 use candle_core::cuda_backend::cudarc::cublaslt::sys::{
     cublasComputeType_t, cublasLtHandle_t, cublasLtMatmulAlgo_t, cublasLtMatmulAlgoCheck,
-    cublasLtMatmulAlgoGetHeuristic, cublasLtMatmulDesc_t, cublasLtMatmulDescAttributes_t,
-    cublasLtMatmulHeuristicResult_t, cublasLtMatmulPreference_t, cublasLtMatmulPreferenceAttributes_t,
-    cublasLtMatrixLayout_t, cublasLtMatrixLayoutAttribute_t, cublasLtReductionScheme_t, cudaDataType_t,
+    cublasLtMatmulAlgoGetHeuristic, cublasLtMatmulDesc_t, cublasLtMatmulDescAttributes_t as OperationAttribute,
+    cublasLtMatmulHeuristicResult_t, cublasLtMatmulMatrixScale_t as ScaleMode, cublasLtMatmulPreference_t,
+    cublasLtMatmulPreferenceAttributes_t, cublasLtMatrixLayout_t, cublasLtMatrixLayoutAttribute_t,
+    cublasLtReductionScheme_t, cudaDataType_t,
 };
 
-use crate::cuda::WORKSPACE_BYTES;
 use crate::cuda::matmul_algorithm::Algorithm;
 use crate::cuda::matmul_shape::{ColumnMajor, ColumnMajorMatmul, Shape};
+use crate::cuda::{Scales, WORKSPACE_BYTES};
+use crate::fp8::ScaleBlock;
 
 type Result<T, E = CublasError> = std::result::Result<T, E>;
 
@@ -40,7 +42,7 @@ impl Descriptors {
     pub(super) fn new(shape: &Shape) -> Result<Self> {
         let ColumnMajorMatmul { left, right, result } = shape.column_major();
         Ok(Self {
-            operation: Operation::new(left.transposed, right.transposed)?,
+            operation: Operation::new(shape, None)?,
             left: Layout::new(&left)?,
             right: Layout::new(&right)?,
             result: Layout::new(&result)?,
@@ -99,21 +101,45 @@ impl Descriptors {
 }
 
 impl Operation {
-    /// Describes sums in f32 of products that are exact in f32 for BF16 operands; F32 operands are not rounded to TF32,
-    /// which is another compute type.
-    fn new(left_transposed: bool, right_transposed: bool) -> Result<Self> {
+    /// Describes sums in f32 of products that are exact in f32 for BF16 and F8E4M3 operands; F32 operands are not rounded
+    /// to TF32, which is another compute type. `scales` are the addresses of the operands' scales, where they have any;
+    /// algorithms are chosen without.
+    pub(super) fn new(shape: &Shape, scales: Option<Scales>) -> Result<Self> {
+        let ColumnMajorMatmul { left, right, .. } = shape.column_major();
         let (compute, scale) = (cublasComputeType_t::CUBLAS_COMPUTE_32F, cudaDataType_t::CUDA_R_32F);
         let operation = Self(result::create_matmul_desc(compute, scale)?);
-        operation.transpose(cublasLtMatmulDescAttributes_t::CUBLASLT_MATMUL_DESC_TRANSA, left_transposed)?;
-        operation.transpose(cublasLtMatmulDescAttributes_t::CUBLASLT_MATMUL_DESC_TRANSB, right_transposed)?;
+        // CUBLAS_OP_N and CUBLAS_OP_T.
+        operation.set(OperationAttribute::CUBLASLT_MATMUL_DESC_TRANSA, &i32::from(left.transposed))?;
+        operation.set(OperationAttribute::CUBLASLT_MATMUL_DESC_TRANSB, &i32::from(right.transposed))?;
+        if let Some(block) = shape.scales {
+            let mode = scale_mode(block);
+            // One scale is the mode of a new descriptor, and the only one before version 12.8.
+            if mode != ScaleMode::CUBLASLT_MATMUL_MATRIX_SCALE_SCALAR_32F {
+                operation.set(OperationAttribute::CUBLASLT_MATMUL_DESC_A_SCALE_MODE, &(mode as i32))?;
+                operation.set(OperationAttribute::CUBLASLT_MATMUL_DESC_B_SCALE_MODE, &(mode as i32))?;
+            }
+        }
+        if let Some(Scales { a, b, .. }) = scales {
+            // As the operands, they change places (`Shape::column_major`).
+            operation.set(OperationAttribute::CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, &b)?;
+            operation.set(OperationAttribute::CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, &a)?;
+        }
         Ok(operation)
     }
 
-    fn transpose(&self, factor: cublasLtMatmulDescAttributes_t, transposed: bool) -> Result<()> {
-        // CUBLAS_OP_N and CUBLAS_OP_T.
-        let value = i32::from(transposed);
-        // SAFETY: the descriptor is alive; both attributes hold an i32, read during the call.
-        unsafe { result::set_matmul_desc_attribute(self.0, factor, ptr::from_ref(&value).cast(), size_of_val(&value)) }
+    /// `T` is the type that the library documents for the attribute.
+    fn set<T: Copy>(&self, attribute: OperationAttribute, value: &T) -> Result<()> {
+        // SAFETY: the descriptor is alive, and the value is read during the call.
+        unsafe { result::set_matmul_desc_attribute(self.0, attribute, ptr::from_ref(value).cast(), size_of::<T>()) }
+    }
+}
+
+/// How the library is told which elements share a scale.
+fn scale_mode(block: ScaleBlock) -> ScaleMode {
+    match block {
+        ScaleBlock::Tensor => ScaleMode::CUBLASLT_MATMUL_MATRIX_SCALE_SCALAR_32F,
+        ScaleBlock::Square128 => ScaleMode::CUBLASLT_MATMUL_MATRIX_SCALE_VEC128_32F,
+        ScaleBlock::Square32 => ScaleMode::CUBLASLT_MATMUL_MATRIX_SCALE_VEC32_UE8M0,
     }
 }
 
@@ -121,7 +147,11 @@ impl Layout {
     fn new(matrix: &ColumnMajor) -> Result<Self> {
         use cublasLtMatrixLayoutAttribute_t as Attribute;
         let ColumnMajor { dtype, rows, columns, leading, batch, .. } = *matrix;
-        let dtype = if dtype == DType::BF16 { cudaDataType_t::CUDA_R_16BF } else { cudaDataType_t::CUDA_R_32F };
+        let dtype = match dtype {
+            DType::F8E4M3 => cudaDataType_t::CUDA_R_8F_E4M3,
+            DType::BF16 => cudaDataType_t::CUDA_R_16BF,
+            _ => cudaDataType_t::CUDA_R_32F,
+        };
         let layout = Self(result::create_matrix_layout(dtype, rows as u64, columns as u64, leading as i64)?);
         if batch != 1 {
             layout.set(Attribute::CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, &(batch as i32))?;

@@ -11,7 +11,7 @@ use candle_core::cuda_backend::cudarc::cublaslt::{result, sys};
 use super::super::Cuda;
 use super::super::failure::Context as _;
 use super::Choice;
-use super::descriptors::Descriptors;
+use super::descriptors::{Descriptors, Operation};
 use crate::cuda::matmul_algorithm::{self, Algorithm};
 use crate::cuda::matmul_shape::Shape;
 use crate::cuda::{Matmul, WORKSPACE_BYTES};
@@ -122,6 +122,9 @@ impl Cuda {
         let pointer = |address: usize| ptr::without_provenance_mut::<c_void>(address);
         let algorithm = sys::cublasLtMatmulAlgo_t { data: *algorithm };
         let Descriptors { operation, left, right, result: output } = descriptors;
+        // The addresses of scales are part of the description.
+        let scaled = matmul.scales.map(|scales| Operation::new(&Shape::new(matmul), Some(scales))).transpose()?;
+        let operation = scaled.as_ref().unwrap_or(operation);
         // SAFETY: `Matmul::check` found the three matrices inside of their buffers and the workspace as large as the
         // algorithm may need; the operation that asked keeps the buffers alive, and memory is freed in the stream's
         // order. The descriptors say how they lie (`Shape::column_major`) and outlive the call. Scales are read during
