@@ -1,4 +1,4 @@
-//! Rounding to fp8 against the definition and against NumPy.
+//! Rounding to fp8 against the definition and against `NumPy`.
 
 use proptest::prelude::*;
 

@@ -244,7 +244,8 @@ impl MemoryPlan {
             return (self.device.memory_bytes.is_some()).then(|| unknown.to_owned());
         };
         let percent = |share: f64| format!("{:.0}", 100.0 * share);
-        let mfu = speed.mfu.map(|[low, high]| format!(", MFU {} %", range(&percent(low), &percent(high))));
+        let of = if self.precision == Precision::Fp8 { " of the bf16 peak" } else { "" };
+        let mfu = speed.mfu.map(|[low, high]| format!(", MFU {} %{of}", range(&percent(low), &percent(high))));
         let [slow, fast] = speed.step_seconds.map(step_time);
         let step = range(&fast, &slow);
         let bench = match speed.source {

@@ -49,8 +49,8 @@ pub struct Fp8Speedup {
     pub sustained: [f64; 2],
 }
 
-const fn fp8(nominal: f64, sustained: [f64; 2]) -> Option<Fp8Speedup> {
-    Some(Fp8Speedup { nominal, sustained })
+const fn fp8(nominal: f64, sustained: [f64; 2]) -> Fp8Speedup {
+    Fp8Speedup { nominal, sustained }
 }
 
 /// Fractions of a GPU's nominal rates that launches sustain.
@@ -116,8 +116,8 @@ pub const GPUS: [GpuSpec; 7] = [
         link: PCIE_5,
         // GEMMs published at 424 TFLOP/s with one scale beside 217 in bf16; MXFP8, which is not throttled, 3.2 times
         // bf16 on an RTX 5060 Ti and 3.9 times on an RTX PRO 6000.
-        fp8_tensorwise: fp8(2.0, [1.8, 1.95]),
-        fp8_block_scaled: fp8(4.0, [3.2, 3.9]),
+        fp8_tensorwise: Some(fp8(2.0, [1.8, 1.95])),
+        fp8_block_scaled: Some(fp8(4.0, [3.2, 3.9])),
         // GEMMs published at 179 to 240 TFLOP/s of 209.5, by clock and power.
         low: fractions(0.80, 0.45, 0.35, 0.80),
         high: fractions(0.92, 0.60, 0.50, 0.90),
@@ -133,7 +133,7 @@ pub const GPUS: [GpuSpec; 7] = [
         multiprocessors: 128,
         link: PCIE_4,
         // Estimated.
-        fp8_tensorwise: fp8(2.0, [1.7, 1.95]),
+        fp8_tensorwise: Some(fp8(2.0, [1.7, 1.95])),
         fp8_block_scaled: None,
         // GEMMs of 8192^3 published at 135 to 160 TFLOP/s of 165.2.
         low: fractions(0.78, 0.45, 0.35, 0.80),
@@ -174,8 +174,8 @@ pub const GPUS: [GpuSpec; 7] = [
         multiprocessors: 132,
         link: NVLINK_4,
         // GEMMs of 4096^3 published at 1,230 TFLOP/s with one scale; estimated with block scales.
-        fp8_tensorwise: fp8(2.0, [1.4, 1.64]),
-        fp8_block_scaled: fp8(2.0, [1.2, 1.46]),
+        fp8_tensorwise: Some(fp8(2.0, [1.4, 1.64])),
+        fp8_block_scaled: Some(fp8(2.0, [1.2, 1.46])),
         // Measured in a step of rtx5090_1b: 0.72 to 0.75, 0.30, 0.26, and 0.87 where bytes are all that is moved.
         low: fractions(0.68, 0.28, 0.23, 0.80),
         high: fractions(0.77, 0.32, 0.27, 0.90),
@@ -190,8 +190,8 @@ pub const GPUS: [GpuSpec; 7] = [
         watts: 700.0,
         multiprocessors: 132,
         link: NVLINK_4,
-        fp8_tensorwise: fp8(2.0, [1.4, 1.64]),
-        fp8_block_scaled: fp8(2.0, [1.2, 1.46]),
+        fp8_tensorwise: Some(fp8(2.0, [1.4, 1.64])),
+        fp8_block_scaled: Some(fp8(2.0, [1.2, 1.46])),
         // GEMMs and attention measured as on the H100; 0.80 of the bandwidth, copies 0.90.
         low: fractions(0.68, 0.28, 0.23, 0.77),
         high: fractions(0.77, 0.32, 0.27, 0.90),
