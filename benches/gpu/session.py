@@ -1,10 +1,16 @@
-"""Checks and benchmarks a GPU within eight minutes: `benches/gpu/session.sh [OPTIONS]`.
+"""Measures a GPU in under ten minutes, section by section: `benches/gpu/session.sh [OPTIONS]`.
 
-First compares the GPU with the CPU, by the parts of `gpu-check`. Then benchmarks `configs/rtx5090_1b.yaml` in this
-project and in PyTorch, with the memory of an RTX 5090 and with all that the GPU has, and once more while time is left.
-Every part is a process with its own time limit, sized by the last measured optimizer step; a part that fails does not
-affect the others. After a failed check compute-sanitizer, where installed, repeats it at small sizes. A table is
-printed at the end; results.json and log.txt in --out are up to date after every part.
+    gemm        the GEMMs of a block in bf16 and fp8, by 64 algorithms of cuBLASLt and by PyTorch
+    attention   our tiles, beside cuDNN and FlashAttention in PyTorch
+    bench       `configs/rtx5090_1b.yaml` in the memory of an RTX 5090: ours in bf16, fp8 and bf16 again, then PyTorch
+    ncu         attention and the norm's backward under Nsight Compute
+    check       the GPU compared with the CPU by the parts of `gpu-check`, in what is left of the time
+    compare     only on request: ours beside PyTorch with and without the memory limit, while time is left
+
+Every section has a time budget, and every part of it is a process with a time limit, so that one that hangs or fails
+does not affect the others. After a failed check compute-sanitizer, where installed, repeats it at small sizes.
+results.json and log.txt in --out are up to date after every part; clocks-SECTION.csv has clocks and power meanwhile.
+A table is printed at the end, and last the figures that decisions need: summary.txt.
 
 It needs a driver, PyTorch for this GPU and the program that `make cuda` built, gzipped or not. It needs neither a
 compiler nor the Python package.
@@ -19,33 +25,39 @@ import json
 import os
 import shutil
 import signal
-import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import IO, Any
+
+from profile_kernels import find_tool
+from session_parts import REPOSITORY, Duration, Measured, Part, PartResult, run
+from session_summary import decisions, table
 
 HERE = Path(__file__).resolve().parent
-REPOSITORY = HERE.parents[1]
 TARGET = Path(os.environ.get("CARGO_TARGET_DIR", REPOSITORY / "target"))
 PROGRAMS = (TARGET / "cuda" / "release" / "transformer-candle", TARGET / "cuda" / "transformer-candle.gz")
 GPU_QUERY = "name,driver_version,memory.total,memory.free,clocks.max.sm,power.limit"
+CLOCK_QUERY = "timestamp,clocks.sm,power.draw,temperature.gpu,clocks_event_reasons.active"
+CLOCK_MILLISECONDS = 200
+# How long nvidia-smi may take to answer, or to end.
+QUERY_SECONDS = 10
 # What CUDA reports on an RTX 5090. nvidia-smi reports 32,607 MiB, of which 485 are never available to a program.
 MEMORY_LIMIT = "32122MiB"
 
+SECONDS = 570
+"""Budget of a session: four sections, and what is left of it for the checks."""
+# How long a part that is cut short may take to exit, so that the next has its share.
+EXIT_SECONDS = 5.0
 # Assumed durations. Start-up: opening the GPU, initialising weights and timing algorithms, or importing PyTorch.
 START_SECONDS = 30.0
 # torch.compile of the model for one micro-batch size.
 COMPILE_SECONDS = 75.0
-# An optimizer step of 1.1 PFLOP, until one has been measured.
-ASSUMED_STEP_SECONDS = 10.0
-# Shutdown of a command after its budget, besides the step in progress.
-GRACE_SECONDS = 15.0
-# The parts of gpu-check in order, with their time limits.
-CHECK_SECONDS = {"training": 60.0, "gradients": 90.0, "operations": 150.0, "memory": 120.0}
+# The parts of gpu-check in order, with their time limits: those that take seconds first.
+CHECK_SECONDS = {"training": 60.0, "gradients": 90.0, "memory": 120.0, "operations": 150.0}
 SANITIZER = "compute-sanitizer"
 SANITIZER_SECONDS = 120.0
 # Exit code of compute-sanitizer if it reports an error.
@@ -53,69 +65,99 @@ SANITIZER_EXIT_CODE = "86"
 
 
 @dataclass(frozen=True)
-class Duration:
-    """A fixed number of seconds plus a number of optimizer steps."""
+class Section:
+    """Parts that share a time budget."""
 
-    seconds: float
-    steps: int = 0
-
-    def to_seconds(self, step: float) -> float:
-        """Return the duration in seconds, if a step takes `step` seconds."""
-        return self.seconds + self.steps * step
+    name: str
+    # Seconds; None for what is left of the session.
+    budget: float | None
+    parts: list[Part]
 
 
 @dataclass(frozen=True)
-class Part:
-    """A command that prints lines of JSON, the last of which is its result."""
+class Programs:
+    """What is measured, and where files go."""
 
-    name: str
-    command: list[str]
-    limit: Duration
-    # Not started if less time than this is left.
-    minimum: Duration = Duration(GRACE_SECONDS)
-    # Whether the command accepts its budget as --seconds, and exits by itself.
-    budgeted: bool = False
+    trainer: str
+    python: str
+    config: Path
+    out: Path
 
 
-@dataclass
-class Measured:
-    """Measurements of the parts so far, by which later parts are sized."""
-
-    # Seconds per optimizer step.
-    step: float = ASSUMED_STEP_SECONDS
-    # Nominal FLOPs per second of the GPU, as our program reports them.
-    peak_flops: float | None = None
-
-
-@dataclass
-class PartResult:
-    """Result of a part, as results.json stores it."""
-
-    part: str
-    # None if it was not run.
-    seconds: float | None
-    failure: str | None
-    result: dict[str, Any] = field(default_factory=dict)
-
-    @property
-    def failed(self) -> bool:
-        """Whether the part was run and failed."""
-        return self.seconds is not None and (self.failure is not None or self.result.get("passed") is False)
+def sections(programs: Programs) -> list[Section]:
+    """Return the sections in order. Those with a budget leave nearly three minutes to the checks."""
+    return [
+        Section("gemm", 120, [gemms(programs, seconds=112)]),
+        Section("attention", 60, [attention(programs, *heads, seconds=28) for heads in ((64, 32, 8), (128, 16, 4))]),
+        Section("bench", 180, [*ours_in_turn(programs, seconds=26), *peers(programs, seconds=47)]),
+        Section("ncu", 40, [profile(programs, seconds=40)]),
+        Section("check", None, checks(programs.trainer)),
+        Section("compare", None, comparison(programs)),
+    ]
 
 
-def checks(program: str, only: list[str]) -> list[Part]:
+ON_REQUEST = {"compare"}
+
+
+def gemms(programs: Programs, seconds: float) -> Part:
+    """Return the sweep of GEMMs."""
+    command = [programs.python, str(HERE / "gemm_sweep.py"), "--config", str(programs.config)]
+    return Part("gemm", command, Duration(seconds), budgeted=True, grace=EXIT_SECONDS)
+
+
+def attention(programs: Programs, head_size: int, heads: int, kv_heads: int, seconds: float) -> Part:
+    """Return the sweep of attention's tiles at one head size, with the same FLOPs at each."""
+    sizes = ["--head-size", str(head_size), "--heads", str(heads), "--kv-heads", str(kv_heads)]
+    command = [programs.python, str(HERE / "sweep.py"), "--declared", "--pytorch", *sizes]
+    return Part(f"attention {head_size}", command, Duration(seconds), budgeted=True, grace=EXIT_SECONDS)
+
+
+def ours(programs: Programs, name: str, limit: Duration, minimum: Duration, *overrides: str) -> Part:
+    """Return a benchmark of ours: one warm-up step, six measured, and two timed operation by operation."""
+    command = [programs.trainer, "bench", "--json", "--config", str(programs.config), "--device", "cuda"]
+    words = [word for override in overrides for word in ("--override", override)]
+    return Part(name, [*command, "--steps", "6", *words], limit, minimum, budgeted=True)
+
+
+def ours_in_turn(programs: Programs, seconds: float) -> list[Part]:
+    """Return the benchmarks of bf16, fp8 and bf16 again, so that a drift of the clocks shows."""
+    budget, capped = (Duration(seconds), Duration(seconds / 2)), f"runtime.memory_limit={MEMORY_LIMIT}"
+    bf16 = ours(programs, "ours bf16", *budget, capped)
+    fp8 = ours(programs, "ours fp8", *budget, capped, "runtime.precision=fp8")
+    return [replace(part, grace=EXIT_SECONDS) for part in (bf16, fp8, bf16)]
+
+
+def peers(programs: Programs, seconds: float) -> list[Part]:
+    """Return the benchmarks of PyTorch with both attention kernels; blocks are compiled by themselves to save time."""
+    command = [programs.python, str(HERE / "torch_llama.py"), "--config", str(programs.config), "--device", "cuda"]
+    command += ["--mode", "compile-blocks", "--attention", "both", "--micro-batch", "2,1", "--steps", "3"]
+    command += ["--memory-limit", MEMORY_LIMIT]
+    budget = Duration(seconds), Duration(seconds / 2)
+    return [
+        Part("torch bf16", command, *budget, budgeted=True, grace=EXIT_SECONDS),
+        Part("torch fp8", [*command, "--fp8"], *budget, budgeted=True, grace=EXIT_SECONDS),
+    ]
+
+
+def profile(programs: Programs, seconds: float) -> Part:
+    """Return the profile of kernels under Nsight Compute."""
+    paths = ["--program", programs.trainer, "--config", str(programs.config), "--out", str(programs.out / "ncu.csv")]
+    return Part("ncu", [sys.executable, str(HERE / "profile_kernels.py"), *paths], Duration(seconds))
+
+
+def checks(program: str) -> list[Part]:
     """Return the parts of gpu-check, each in a process of its own so that a crash loses one part only."""
     command = [program, "gpu-check", "--device", "cuda", "--json", "--only"]
-    parts = [Part(f"gpu-check {part}", [*command, part], Duration(seconds)) for part, seconds in CHECK_SECONDS.items()]
-    return [part for part in parts if is_selected(part.name, only)]
+    return [Part(f"gpu-check {part}", [*command, part], Duration(seconds)) for part, seconds in CHECK_SECONDS.items()]
 
 
 def sanitizer(program: str, outcomes: list[PartResult]) -> Part | PartResult | None:
     """Return the part that repeats failed checks under compute-sanitizer, or why there is none; None if all passed."""
-    failed = [outcome.part.removeprefix("gpu-check ") for outcome in outcomes if outcome.failed]
+    checked = [outcome for outcome in outcomes if outcome.part.startswith("gpu-check ")]
+    failed = [outcome.part.removeprefix("gpu-check ") for outcome in checked if outcome.failed]
     if not failed:
         return None
-    path = installed_sanitizer()
+    path = find_tool(SANITIZER)
     if path is None:
         return PartResult(SANITIZER, None, "not installed: it is part of a CUDA toolkit")
     only = [word for part in failed for word in ("--only", part)]
@@ -123,22 +165,11 @@ def sanitizer(program: str, outcomes: list[PartResult]) -> Part | PartResult | N
     return Part(SANITIZER, [path, "--error-exitcode", SANITIZER_EXIT_CODE, *command], Duration(SANITIZER_SECONDS))
 
 
-def installed_sanitizer() -> str | None:
-    """Return the path of compute-sanitizer, on PATH or in a CUDA toolkit."""
-    homes = [os.environ.get("CUDA_HOME", ""), "/usr/local/cuda"]
-    folders = [os.environ.get("PATH", ""), *(f"{home}/bin" for home in homes if home)]
-    return shutil.which(SANITIZER, path=os.pathsep.join(folders))
-
-
-def measurements(program: str, python: str, config: Path, only: list[str]) -> list[Part]:
-    """Return the benchmarks in order; the comparison of ours with torch.compile is repeated at the end."""
-    ours = [program, "bench", "--json", "--config", str(config), "--device", "cuda", "--steps", "6"]
-    torch = [python, str(HERE / "torch_llama.py"), "--config", str(config), "--device", "cuda"]
+def comparison(programs: Programs) -> list[Part]:
+    """Return ours beside PyTorch, sized by the last measured step; ours beside torch.compile is repeated at the end."""
+    torch = [programs.python, str(HERE / "torch_llama.py"), "--config", str(programs.config), "--device", "cuda"]
     compiled = [*torch, "--mode", "compile", "--micro-batch"]
-
-    def of_ours(name: str, *options: str) -> Part:
-        # One warm-up step, six measured, and two timed operation by operation.
-        return Part(name, [*ours, *options], Duration(START_SECONDS, 9), Duration(START_SECONDS, 3), budgeted=True)
+    in_full = Duration(START_SECONDS, 9), Duration(START_SECONDS, 3)
 
     def of_torch(name: str, compilations: int, command: list[str], *options: str) -> Part:
         # Four micro-batches of each size tried; then one warm-up step and four measured.
@@ -147,139 +178,25 @@ def measurements(program: str, python: str, config: Path, only: list[str]) -> li
         return Part(name, [*command, *options], limit, minimum, budgeted=True)
 
     measured = [
-        of_ours("ours, capped", "--override", f"runtime.memory_limit={MEMORY_LIMIT}"),
+        ours(programs, "ours, capped", *in_full, f"runtime.memory_limit={MEMORY_LIMIT}"),
         of_torch("torch.compile, capped", 2, compiled, "2,1", "--memory-limit", MEMORY_LIMIT),
-        of_ours("ours"),
+        ours(programs, "ours", *in_full),
         of_torch("torch.compile", 2, compiled, "16,8"),
     ]
     eager = [
         of_torch("torch eager, capped", 0, torch, "--mode", "eager", "--memory-limit", MEMORY_LIMIT),
         of_torch("torch eager", 0, torch, "--mode", "eager"),
     ]
-    return [part for part in [*measured, *eager, *measured] if is_selected(part.name, only)]
+    return [*measured, *eager, *measured]
 
 
-def is_selected(name: str, only: list[str]) -> bool:
-    """Whether --only selects a part; `gpu-check` selects all of its parts."""
-    return not only or name in only or ("gpu-check" in only and name.startswith("gpu-check "))
-
-
-def fit_to_budget(part: Part, measured: Measured, remaining: float) -> tuple[list[str], float] | None:
-    """Return the command with its budget, and its time limit in seconds; None if too little time is left."""
-    if remaining < part.minimum.to_seconds(measured.step):
-        return None
-    limit = part.limit.to_seconds(measured.step)
-    if not part.budgeted:
-        return part.command, min(limit, remaining)
-    command = [*part.command, "--seconds", f"{max(1.0, min(limit, remaining - GRACE_SECONDS)):.0f}"]
-    if measured.peak_flops and part.name.startswith("torch"):
-        command += ["--peak", f"{measured.peak_flops:.0f}"]
-    return command, min(limit + GRACE_SECONDS + measured.step, remaining)
-
-
-def update_measured(measured: Measured, result: dict[str, Any]) -> None:
-    """Take from a result the measurements that size later parts."""
-    if result.get("tokens_per_second") and result.get("tokens_per_step"):
-        measured.step = result["tokens_per_step"] / result["tokens_per_second"]
-    measured.peak_flops = result.get("nominal_flops_per_second") or measured.peak_flops
-
-
-def run(part: Part, measured: Measured, remaining: float, environment: dict[str, str], log: Path) -> PartResult:
-    """Run a part if time is left for it. Its result is the last line of its output that is a JSON object."""
-    fitted = fit_to_budget(part, measured, remaining)
-    if fitted is None:
-        minimum = part.minimum.to_seconds(measured.step)
-        return PartResult(
-            part.name, None, f"no time left: it needs {minimum:.0f} s, and there are {max(remaining, 0):.0f}"
-        )
-    command, seconds = fitted
-    print(f"{part.name} ...", flush=True)
-    with log.open("a", encoding="utf-8") as output:
-        output.write(f"$ {' '.join(command)}\n")
-        output.flush()
-        before = output.tell()
-        begin = time.monotonic()
-        failure = run_command(command, seconds, environment, output)
-        took = time.monotonic() - begin
-    lines = log.read_bytes()[before:].decode(errors="replace").splitlines()
-    result: dict[str, Any] = {}
-    for line in lines:
-        with contextlib.suppress(ValueError):
-            found_in_line = json.loads(line)
-            result = found_in_line if isinstance(found_in_line, dict) else result
-    if failure and lines:
-        failure = f"{failure}: {failure_reason(lines[-1])[:100]}"
-    elif not failure and not result:
-        failure = "printed no result"
-    update_measured(measured, result)
-    return PartResult(part.name, round(took, 1), failure, result)
-
-
-def failure_reason(line: str) -> str:
-    """Return the last line of a failed part, or the first failed row if that line is a report of gpu-check."""
-    with contextlib.suppress(ValueError, TypeError, KeyError):
-        failed = next((row for row in json.loads(line)["rows"] if row["failure"]), None)
-        return f"{failed['check']}: {failed['failure']}" if failed else line
-    return line
-
-
-def run_command(command: list[str], seconds: float, environment: dict[str, str], output: IO[str]) -> str | None:
-    """Run a command with a time limit; return how it failed, None if it did not."""
-    try:
-        # In its own process group, so that compilers started by PyTorch are killed with it.
-        process = subprocess.Popen(
-            command,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            env=environment,
-            cwd=REPOSITORY,
-            start_new_session=True,
-        )
-    except OSError as error:
-        return f"cannot be started: {error}"
-    try:
-        code = process.wait(timeout=seconds)
-        return f"exit code {code}" if code else None
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-        return f"stopped after {seconds:.0f} s"
-
-
-def table(outcomes: list[PartResult]) -> str:
-    """Return a line per part, and the ratio of our tokens/s to torch.compile's within each round."""
-    lines = [f"{'part':24}{'tokens/s':>10}{'MFU':>8}{'micro-batch':>13}{'memory GB':>11}{'seconds':>9}"]
-    for outcome in outcomes:
-        result = outcome.result
-        memory = result.get("peak_memory_bytes") or result.get("memory_bytes")
-        cells = [
-            f"{result['tokens_per_second']:,.0f}" if "tokens_per_second" in result else "",
-            f"{result['mfu']:.1%}" if result.get("mfu") else "",
-            str(result.get("micro_batch", "")),
-            f"{memory / 1e9:.1f}" if memory else "",
-            f"{outcome.seconds:.0f}" if outcome.seconds is not None else "",
-        ]
-        widths = (10, 8, 13, 11, 9)
-        line = f"{outcome.part:24}" + "".join(f"{cell:>{width}}" for cell, width in zip(cells, widths, strict=True))
-        if "passed" in result:
-            line += "   passed" if result["passed"] else "   FAILED"
-        lines.append(line + (f"   {outcome.failure}" if outcome.failure else ""))
-    return "\n".join([*lines, *ratios(outcomes)])
-
-
-def ratios(outcomes: list[PartResult]) -> list[str]:
-    """Return the median ratio over the rounds, with and without the memory limit."""
-    speeds: dict[str, list[float]] = {}
-    for outcome in outcomes:
-        if "tokens_per_second" in outcome.result and not outcome.failure:
-            speeds.setdefault(outcome.part, []).append(outcome.result["tokens_per_second"])
-    lines = []
-    for suffix in (", capped", ""):
-        rounds = zip(speeds.get(f"ours{suffix}", []), speeds.get(f"torch.compile{suffix}", []), strict=False)
-        values = [ours / theirs for ours, theirs in rounds]
-        if values:
-            lines.append(f"ours / torch.compile{suffix}: {statistics.median(values):.3f} (rounds: {len(values)})")
-    return lines
+def selected(text: str) -> list[str]:
+    """Return the names of --only, in the order of the sections."""
+    names = [name.strip() for name in text.split(",")]
+    known = [section.name for section in sections(Programs("", "", Path(), Path()))]
+    if unknown := [name for name in names if name not in known]:
+        raise argparse.ArgumentTypeError(f"there is no section {unknown[0]!r}: there are {', '.join(known)}")
+    return [name for name in known if name in names]
 
 
 def library_path(python: str) -> str:
@@ -311,17 +228,42 @@ def unpack(program: Path, folder: Path) -> str:
     return str(path)
 
 
-def describe_gpu() -> str:
-    """Return name, driver, memory and clocks by nvidia-smi, without a CUDA context."""
-    command = ["nvidia-smi", f"--query-gpu={GPU_QUERY}", "--format=csv,noheader"]
-    with contextlib.suppress(OSError):
-        return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
+def gpu_id() -> str:
+    """Return the GPU that programs take, as nvidia-smi knows it."""
+    return os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")[0] or "0"
+
+
+def ask_gpu(query: str) -> str:
+    """Return what nvidia-smi says about the GPU, without a CUDA context."""
+    command = ["nvidia-smi", f"--id={gpu_id()}", f"--query-gpu={query}", "--format=csv,noheader"]
+    with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+        answer = subprocess.run(command, capture_output=True, text=True, check=False, timeout=QUERY_SECONDS)
+        return answer.stdout.strip()
     return "no nvidia-smi"
+
+
+@contextlib.contextmanager
+def clocks_logged(log: Path) -> Iterator[None]:
+    """Log clocks and power while the block runs, where there is an nvidia-smi."""
+    query = [f"--id={gpu_id()}", f"--query-gpu={CLOCK_QUERY}", "--format=csv,noheader,nounits"]
+    command = ["nvidia-smi", *query, f"--loop-ms={CLOCK_MILLISECONDS}"]
+    with log.open("w") as output:
+        try:
+            process = subprocess.Popen(command, stdout=output, stderr=output)
+        except OSError:
+            yield
+            return
+        try:
+            yield
+        finally:
+            process.kill()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(timeout=QUERY_SECONDS)
 
 
 @dataclass
 class Session:
-    """Runs parts and writes their results."""
+    """Runs sections and writes their results."""
 
     out: Path
     end: float
@@ -330,10 +272,22 @@ class Session:
     measured: Measured = field(default_factory=Measured)
     outcomes: list[PartResult] = field(default_factory=list)
 
-    def run_part(self, part: Part) -> None:
+    def run_section(self, section: Section, program: str) -> None:
+        """Run the parts of a section within its budget and, after a failed check, compute-sanitizer."""
+        end = self.end if section.budget is None else min(self.end, time.monotonic() + section.budget)
+        with clocks_logged(self.out / f"clocks-{section.name}.csv"):
+            for part in section.parts:
+                self.run_part(part, end)
+            if section.name == "check":
+                repeated = sanitizer(program, self.outcomes)
+                if isinstance(repeated, Part):
+                    self.run_part(repeated, end)
+                elif repeated:
+                    self.add(repeated)
+
+    def run_part(self, part: Part, end: float) -> None:
         """Run a part in the time that is left, and store its result."""
-        remaining = self.end - time.monotonic()
-        self.add(run(part, self.measured, remaining, self.environment, self.out / "log.txt"))
+        self.add(run(part, self.measured, end - time.monotonic(), self.environment, self.out / "log.txt"))
 
     def add(self, outcome: PartResult) -> None:
         """Store an outcome and rewrite results.json."""
@@ -341,15 +295,18 @@ class Session:
         parts = [vars(outcome) for outcome in self.outcomes]
         (self.out / "results.json").write_text(json.dumps({**self.facts, "parts": parts}, indent=1) + "\n")
 
-    def check(self, program: str, only: list[str]) -> None:
-        """Run the parts of gpu-check and, after a failure, compute-sanitizer."""
-        for part in checks(program, only):
-            self.run_part(part)
-        repeated = sanitizer(program, self.outcomes)
-        if isinstance(repeated, Part):
-            self.run_part(repeated)
-        elif repeated:
-            self.add(repeated)
+    def print_summary(self) -> None:
+        """Print the table and the figures that decisions need, and write them to summary.txt."""
+        lines = table(self.outcomes)
+        print(lines, flush=True)
+        figures = "\n".join(decisions(self.outcomes, self.out))
+        print(figures, flush=True)
+        (self.out / "summary.txt").write_text(f"{self.facts['gpu']}\n{lines}\n{figures}\n")
+
+
+def stop(_number: int, _frame: object) -> None:
+    """Leave the session in order: its processes are stopped, and its summary is printed."""
+    sys.exit(128 + signal.SIGTERM)
 
 
 def main() -> None:
@@ -364,30 +321,33 @@ def main() -> None:
     )
     parser.add_argument("--python", default=sys.executable, help="the interpreter with PyTorch")
     parser.add_argument("--config", type=Path, default=REPOSITORY / "configs" / "rtx5090_1b.yaml")
-    parser.add_argument("--seconds", type=float, default=460, help="budget of the whole session")
+    parser.add_argument("--seconds", type=float, default=SECONDS, help="budget of the whole session")
     parser.add_argument("--out", type=Path, default=Path(os.environ.get("OUT", REPOSITORY / "target" / "gpu-session")))
     parser.add_argument(
-        "--only",
-        action="append",
-        default=[],
-        metavar="PART",
-        help="run this part only (repeatable); `gpu-check` is all of its parts",
-    )
+        "--only", type=selected, metavar="SECTION[,SECTION...]",
+        help="run these sections; default: all but compare",
+    )  # fmt: skip
     arguments = parser.parse_args()
 
     end = time.monotonic() + arguments.seconds
+    signal.signal(signal.SIGTERM, stop)
     environment = {**os.environ, "LD_LIBRARY_PATH": library_path(arguments.python), "PYTHONUNBUFFERED": "1"}
-    arguments.out.mkdir(parents=True, exist_ok=True)
-    (arguments.out / "log.txt").unlink(missing_ok=True)
-    facts = {"gpu": describe_gpu(), "started": time.strftime("%Y-%m-%d %H:%M:%S")}
+    out = arguments.out.resolve()
+    out.mkdir(parents=True, exist_ok=True)
+    for former in ("log.txt", "summary.txt", *(path.name for path in out.glob("clocks-*.csv"))):
+        (out / former).unlink(missing_ok=True)
+    facts = {"gpu": ask_gpu(GPU_QUERY), "started": time.strftime("%Y-%m-%d %H:%M:%S")}
     print(facts["gpu"], flush=True)
-    session = Session(arguments.out, end, environment, facts)
+    session = Session(out, end, environment, facts)
     with tempfile.TemporaryDirectory() as folder:
-        program = unpack(arguments.program, Path(folder))
-        session.check(program, arguments.only)
-        for part in measurements(program, arguments.python, arguments.config, arguments.only):
-            session.run_part(part)
-    print(table(session.outcomes))
+        trainer = unpack(arguments.program, Path(folder))
+        programs = Programs(trainer, arguments.python, arguments.config, out)
+        try:
+            for section in sections(programs):
+                if section.name in (arguments.only or {section.name} - ON_REQUEST):
+                    session.run_section(section, trainer)
+        finally:
+            session.print_summary()
 
 
 if __name__ == "__main__":

@@ -1,29 +1,34 @@
 """Baseline: the same model in PyTorch, tuned, on one GPU. Prints a JSON line per micro-batch size, then the result.
 
 Shape, tokens per optimizer step and FLOP count are those of `transformer-candle bench` with the same config. Weights
-and activations are bf16, attention is SDPA's FlashAttention, gradients accumulate in f32, and fused AdamW updates f32
-master weights. The micro-batch is the fastest that fits in --memory-limit. Without a GPU it runs on the CPU, to be
-tested there, unless --device cuda is given.
+and activations are bf16, attention is SDPA's FlashAttention or cuDNN's, gradients accumulate in f32, and fused AdamW
+updates f32 master weights. With --fp8 the GEMMs of the blocks multiply fp8 operands (torch_fp8.py). The micro-batch is
+the fastest that fits in --memory-limit. Without a GPU it runs on the CPU, to be tested there, unless --device cuda is
+given.
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import math
 import sys
 import time
+import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
-from dataclasses import asdict, dataclass
+from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
+from llama_shape import Shape, read_shape
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
+from torch_fp8 import Fp8Linear
 
 IGNORED = -100
 """A target that is not trained on, such as that of the last token of the data."""
@@ -33,52 +38,36 @@ ATTENTION = {"flash": SDPBackend.FLASH_ATTENTION, "cudnn": SDPBackend.CUDNN_ATTE
 USABLE_FRACTION, CONTEXT_BYTES = 0.98, 600_000_000
 
 
-@dataclass(frozen=True)
-class Shape:
-    vocab_size: int
-    hidden_size: int
-    intermediate_size: int
-    num_layers: int
-    num_attention_heads: int
-    num_key_value_heads: int
-    tie_embeddings: bool
-    rope_theta: float
-    norm_epsilon: float
-    sequence_length: int
-    sequences_per_step: int
-
-    @property
-    def head_size(self) -> int:
-        return self.hidden_size // self.num_attention_heads
-
-    def flops_per_token(self) -> float:
-        """Return 6 per weight that takes part in a matmul and 6 L A T for causal attention, forward and backward."""
-        packed = (self.num_attention_heads + 2 * self.num_key_value_heads) * self.head_size
-        block = (packed + self.hidden_size + 3 * self.intermediate_size) * self.hidden_size
-        matmul_weights = self.num_layers * block + self.vocab_size * self.hidden_size
-        return 6.0 * matmul_weights + 6.0 * self.num_layers * self.hidden_size * self.sequence_length
-
-
 class Block(nn.Module):
-    def __init__(self, shape: Shape) -> None:
+    def __init__(self, shape: Shape, backend: SDPBackend | None, fp8: bool) -> None:
         super().__init__()
+        linear = Fp8Linear if fp8 else nn.Linear
         hidden, inner, size = shape.hidden_size, shape.intermediate_size, shape.head_size
         self.widths = [heads * size for heads in (shape.num_attention_heads, *[shape.num_key_value_heads] * 2)]
-        self.head_size = size
+        self.head_size, self.backend = size, backend
         self.norms = nn.ModuleList(nn.RMSNorm(hidden, eps=shape.norm_epsilon) for _ in range(2))
-        self.qkv = nn.Linear(hidden, sum(self.widths), bias=False)
-        self.out = nn.Linear(hidden, hidden, bias=False)
-        self.gate_up = nn.Linear(hidden, 2 * inner, bias=False)
-        self.down = nn.Linear(inner, hidden, bias=False)
+        self.qkv = linear(hidden, sum(self.widths), bias=False)
+        self.out = linear(hidden, hidden, bias=False)
+        self.gate_up = linear(hidden, 2 * inner, bias=False)
+        self.down = linear(inner, hidden, bias=False)
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         packed = self.qkv(self.norms[0](x)).split(self.widths, -1)
         q, k, v = (part.unflatten(-1, (-1, self.head_size)).transpose(1, 2) for part in packed)
         q, k = apply_rope(q, cos, sin), apply_rope(k, cos, sin)
-        attended = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
-        x = x + self.out(attended.transpose(1, 2).flatten(2))
+        x = x + self.out(self.attention(q, k, v).transpose(1, 2).flatten(2))
         gate, up = self.gate_up(self.norms[1](x)).chunk(2, -1)
         return x + self.down(F.silu(gate) * up)
+
+    def attention(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Return causal attention by the chosen kernel; with None, PyTorch chooses.
+
+        The choice is made here because compiled code is cached by what is seen here.
+        """
+        if self.backend is None:
+            return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+        with sdpa_kernel(self.backend):
+            return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
 
 
 def apply_rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -88,11 +77,11 @@ def apply_rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 class Llama(nn.Module):
-    def __init__(self, shape: Shape, recompute: bool) -> None:
+    def __init__(self, shape: Shape, recompute: bool, backend: SDPBackend | None, fp8: bool) -> None:
         super().__init__()
         self.recompute = recompute
         self.embedding = nn.Embedding(shape.vocab_size, shape.hidden_size)
-        self.blocks = nn.ModuleList(Block(shape) for _ in range(shape.num_layers))
+        self.blocks = nn.ModuleList(Block(shape, backend, fp8) for _ in range(shape.num_layers))
         self.norm = nn.RMSNorm(shape.hidden_size, eps=shape.norm_epsilon)
         self.head = nn.Linear(shape.hidden_size, shape.vocab_size, bias=False)
         if shape.tie_embeddings:
@@ -113,6 +102,9 @@ class Llama(nn.Module):
                 x = checkpoint(block, x, self.cos, self.sin, use_reentrant=False)
             else:
                 x = block(x, self.cos, self.sin)
+        return self.loss(x, targets)
+
+    def loss(self, x: Tensor, targets: Tensor) -> Tensor:
         logits = self.head(self.norm(x)).float()
         return F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum", ignore_index=IGNORED)
 
@@ -128,12 +120,13 @@ class Trainer:
         recompute: bool,
         attention: str,
         dtype: torch.dtype = torch.bfloat16,
+        fp8: bool = False,
     ) -> None:
         self.shape, self.device = shape, device
-        self.kernel = (lambda: sdpa_kernel(ATTENTION[attention])) if device.type == "cuda" else nullcontext
+        backend = ATTENTION[attention] if device.type == "cuda" else None
         torch.manual_seed(0)
         with device:
-            model = Llama(shape, recompute)
+            model = Llama(shape, recompute, backend, fp8)
         self.names = [name for name, _ in model.named_parameters()]
         self.masters = [parameter.detach().clone() for parameter in model.parameters()]
         model = self.module = model.to(dtype)
@@ -152,16 +145,24 @@ class Trainer:
         size = (2, shape.sequences_per_step, shape.sequence_length)
         self.tokens = torch.randint(0, shape.vocab_size, size, generator=generator).to(device)
 
+    def compile_blocks(self) -> None:
+        """Compile a block, which all share, and the loss: seconds where the whole model takes a minute.
+
+        What a block adds to the residual stream is then not fused with the norm of the next block.
+        """
+        for block in self.module.blocks:
+            block.compile(dynamic=False)
+        self.module.loss = torch.compile(self.module.loss, dynamic=False)
+
     def accumulate(self, micro_batch: int, count: int) -> Tensor:
         """Run forward and backward of `count` micro-batches; return their loss over the targets of a whole step."""
         total = torch.zeros((), device=self.device)
         targets = (self.tokens[1] != IGNORED).sum()
-        with self.kernel():
-            for number in range(count):
-                rows = slice(number * micro_batch, (number + 1) * micro_batch)
-                loss = self.model(self.tokens[0, rows], self.tokens[1, rows]) / targets
-                loss.backward()
-                total += loss.detach()
+        for number in range(count):
+            rows = slice(number * micro_batch, (number + 1) * micro_batch)
+            loss = self.model(self.tokens[0, rows], self.tokens[1, rows]) / targets
+            loss.backward()
+            total += loss.detach()
         return total
 
     def step(self, micro_batch: int) -> tuple[float, float]:
@@ -231,7 +232,7 @@ def choose_micro_batch(trainer: Trainer, sizes: str) -> int:
         if (seconds is None) == (sizes == "auto"):
             break
     if not seconds_of:
-        sys.exit(f"no micro-batch of {sizes} that divides {sequences} sequences fits in the memory limit")
+        raise RuntimeError(f"no micro-batch of {sizes} that divides {sequences} sequences fits in the memory limit")
     return min(seconds_of, key=lambda micro_batch: seconds_of[micro_batch])
 
 
@@ -280,59 +281,6 @@ def measure(trainer: Trainer, micro_batch: int, steps: int, end: float, peak: fl
     }
 
 
-def read_shape(path: Path) -> Shape:
-    """Return the shape of a config in YAML or JSON."""
-    text = path.read_text(encoding="utf-8")
-    config = json.loads(text) if path.suffix == ".json" else read_yaml(text)
-    if "vocab_size" not in config["model"]:
-        sys.exit(f"{path} leaves model.vocab_size to the tokenizer, which is not read here: set it")
-    return shape_of(config["model"], config["data"])
-
-
-def shape_of(model: dict[str, Any], data: dict[str, Any]) -> Shape:
-    fields = {name: model[name] for name in Shape.__dataclass_fields__ if name in model}
-    defaults = {"tie_embeddings": True, "rope_theta": 1e4, "norm_epsilon": 1e-5}
-    sequences = data.get("sequences_per_step") or data["batch_size"] * data["gradient_accumulation_steps"]
-    return Shape(**{**defaults, **fields}, sequence_length=data["sequence_length"], sequences_per_step=sequences)
-
-
-def read_yaml(text: str) -> dict[str, Any]:
-    """Return the values of a config: by PyYAML if installed, else as `key: value` lines nested by indentation."""
-    try:
-        import yaml
-    except ImportError:
-        return plain_yaml(text)
-    values: dict[str, Any] = yaml.safe_load(text)
-    return values
-
-
-def plain_yaml(text: str) -> dict[str, Any]:
-    root: dict[str, Any] = {}
-    open_levels = [(-1, root)]
-    for line in text.splitlines():
-        content = line.split("#", 1)[0].rstrip()
-        if not content:
-            continue
-        indent = len(content) - len(content.lstrip())
-        key, _, value = content.strip().partition(":")
-        while open_levels[-1][0] >= indent:
-            open_levels.pop()
-        into = open_levels[-1][1]
-        into[key] = scalar(value.strip()) if value.strip() else {}
-        if not value.strip():
-            open_levels.append((indent, into[key]))
-    return root
-
-
-def scalar(text: str) -> Any:
-    for kind in (int, float):
-        try:
-            return kind(text)
-        except ValueError:
-            pass
-    return {"true": True, "false": False, "null": None}.get(text, text)
-
-
 def limit_memory(text: str, device: torch.device) -> int | None:
     """Limit PyTorch's allocator to what `transformer-candle plan` would use on a GPU of this size; return the bytes."""
     if text == "none" or device.type != "cuda":
@@ -346,10 +294,46 @@ def limit_memory(text: str, device: torch.device) -> int | None:
     return usable
 
 
+def contender(arguments: argparse.Namespace, device: torch.device, attention: str, end: float) -> dict[str, Any]:
+    """Train with one attention kernel, and return the result; its `failure` if it does not run."""
+    mode, recompute = arguments.mode, arguments.recompute
+    row = {"contender": f"torch-{mode}", "attention": attention, "fp8": arguments.fp8, "recompute": recompute}
+    shape = read_shape(arguments.config)
+    try:
+        trainer = Trainer(shape, device, mode == "compile", recompute == "block", attention, fp8=arguments.fp8)
+        if mode == "compile-blocks":
+            trainer.compile_blocks()
+        # Allocates the moments before memory is probed.
+        trainer.optimizer.step()
+        micro_batch = choose_micro_batch(trainer, arguments.micro_batch)
+        row |= measure(trainer, micro_batch, arguments.steps, end, arguments.peak)
+    except RuntimeError as error:
+        traceback.print_exc()
+        row["failure"] = str(error).strip().split("\n")[0]
+    return {
+        **row,
+        "memory_limit": arguments.memory_limit,
+        "torch": torch.__version__,
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
+        "shape": asdict(shape),
+    }
+
+
+def forget(device: torch.device) -> None:
+    """Free the model and the compiled code of a contender, before the next one."""
+    torch.compiler.reset()
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--config", type=Path, required=True, help="a config of ours: YAML, or JSON")
-    parser.add_argument("--mode", choices=("eager", "compile"), default="compile")
+    parser.add_argument(
+        "--mode", choices=("eager", "compile", "compile-blocks"), default="compile",
+        help="compile: the model as a whole; compile-blocks: a block and the loss",
+    )  # fmt: skip
     parser.add_argument(
         "--memory-limit", default="none", metavar="[32122MiB|none]", help="memory of the GPU to simulate"
     )
@@ -359,7 +343,11 @@ def main() -> None:
         help="the fastest that fits, or the first of a list that fits; torch.compile takes a minute per size tried",
     )  # fmt: skip
     parser.add_argument("--recompute", choices=("none", "block"), default="none")
-    parser.add_argument("--attention", choices=sorted(ATTENTION), default="flash")
+    parser.add_argument("--fp8", action="store_true", help="multiply fp8 operands in the blocks: torch_fp8.py")
+    parser.add_argument(
+        "--attention", choices=(*sorted(ATTENTION), "both"), default="flash",
+        help="both: one after the other, a result for each, so that the faster counts",
+    )  # fmt: skip
     parser.add_argument("--steps", type=int, default=4)
     parser.add_argument(
         "--seconds",
@@ -378,23 +366,15 @@ def main() -> None:
         print(f"--device cuda: PyTorch {torch.__version__} finds no CUDA device", file=sys.stderr)
         sys.exit(2)
     usable = limit_memory(arguments.memory_limit, device)
-    shape = read_shape(arguments.config)
-    compiled = arguments.mode == "compile"
-    trainer = Trainer(shape, device, compiled, arguments.recompute == "block", arguments.attention)
-    # Allocates the moments before memory is probed.
-    trainer.optimizer.step()
-    micro_batch = choose_micro_batch(trainer, arguments.micro_batch)
-    result = {
-        "contender": f"torch-{arguments.mode}",
-        "memory_limit": arguments.memory_limit,
-        "usable_bytes": usable,
-        "recompute": arguments.recompute,
-        **measure(trainer, micro_batch, arguments.steps, end, arguments.peak),
-        "torch": torch.__version__,
-        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
-        "shape": asdict(shape),
-    }
-    print(json.dumps(result), flush=True)
+    kernels = sorted(ATTENTION) if arguments.attention == "both" else [arguments.attention]
+    results = []
+    for number, attention in enumerate(kernels):
+        now = time.monotonic()
+        results.append(contender(arguments, device, attention, now + (end - now) / (len(kernels) - number)))
+        print(json.dumps({**results[-1], "usable_bytes": usable}), flush=True)
+        forget(device)
+    if all("failure" in result for result in results):
+        sys.exit(results[-1]["failure"])
 
 
 if __name__ == "__main__":

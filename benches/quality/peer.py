@@ -18,13 +18,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from llama_shape import shape_of
 from orchestrator import RunConfig, TokenStream
 from orchestrator import Trainer as OurTrainer
 from rows import Row
 from run import BUILT, RESULTS, Bench, Curve, quiet_time
 from safetensors.torch import load_file
 from torch import Tensor, nn
-from torch_llama import IGNORED, Trainer, shape_of
+from torch_llama import IGNORED, Trainer
 from transformers import PreTrainedTokenizerFast
 
 FOLLOWED = {
