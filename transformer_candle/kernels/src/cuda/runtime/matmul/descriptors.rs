@@ -39,10 +39,11 @@ unsafe impl Send for Descriptors {}
 unsafe impl Sync for Descriptors {}
 
 impl Descriptors {
-    pub(super) fn new(shape: &Shape) -> Result<Self> {
+    /// Those of a shape; `scales` are of its first GEMM, or None where only its algorithm is looked at.
+    pub(super) fn new(shape: &Shape, scales: Option<Scales>) -> Result<Self> {
         let ColumnMajorMatmul { left, right, result } = shape.column_major();
         Ok(Self {
-            operation: Operation::new(shape, None)?,
+            operation: Operation::new(shape, scales)?,
             left: Layout::new(&left)?,
             right: Layout::new(&right)?,
             result: Layout::new(&result)?,
@@ -102,8 +103,7 @@ impl Descriptors {
 
 impl Operation {
     /// Describes sums in f32 of products that are exact in f32 for BF16 and F8E4M3 operands; F32 operands are not rounded
-    /// to TF32, which is another compute type. `scales` are the addresses of the operands' scales, where they have any;
-    /// algorithms are chosen without.
+    /// to TF32, which is another compute type. The addresses of scales are part of it.
     pub(super) fn new(shape: &Shape, scales: Option<Scales>) -> Result<Self> {
         let ColumnMajorMatmul { left, right, .. } = shape.column_major();
         let (compute, scale) = (cublasComputeType_t::CUBLAS_COMPUTE_32F, cudaDataType_t::CUDA_R_32F);
@@ -111,19 +111,17 @@ impl Operation {
         // CUBLAS_OP_N and CUBLAS_OP_T.
         operation.set(OperationAttribute::CUBLASLT_MATMUL_DESC_TRANSA, &i32::from(left.transposed))?;
         operation.set(OperationAttribute::CUBLASLT_MATMUL_DESC_TRANSB, &i32::from(right.transposed))?;
-        if let Some(block) = shape.scales {
-            let mode = scale_mode(block);
-            // One scale is the mode of a new descriptor, and the only one before version 12.8.
-            if mode != ScaleMode::CUBLASLT_MATMUL_MATRIX_SCALE_SCALAR_32F {
-                operation.set(OperationAttribute::CUBLASLT_MATMUL_DESC_A_SCALE_MODE, &(mode as i32))?;
-                operation.set(OperationAttribute::CUBLASLT_MATMUL_DESC_B_SCALE_MODE, &(mode as i32))?;
-            }
+        let Some(block) = shape.scales else { return Ok(operation) };
+        let mode = scale_mode(block);
+        // One scale is the mode of a new descriptor, and the only one before version 12.8.
+        if mode != ScaleMode::CUBLASLT_MATMUL_MATRIX_SCALE_SCALAR_32F {
+            operation.set(OperationAttribute::CUBLASLT_MATMUL_DESC_A_SCALE_MODE, &(mode as i32))?;
+            operation.set(OperationAttribute::CUBLASLT_MATMUL_DESC_B_SCALE_MODE, &(mode as i32))?;
         }
-        if let Some(Scales { a, b, .. }) = scales {
-            // As the operands, they change places (`Shape::column_major`).
-            operation.set(OperationAttribute::CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, &b)?;
-            operation.set(OperationAttribute::CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, &a)?;
-        }
+        // As the operands, they change places (`Shape::column_major`).
+        let [a, b] = scales.map_or([UNREAD_ADDRESS; 2], |scales| [scales.a, scales.b]);
+        operation.set(OperationAttribute::CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, &b)?;
+        operation.set(OperationAttribute::CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, &a)?;
         Ok(operation)
     }
 
@@ -133,6 +131,9 @@ impl Operation {
         unsafe { result::set_matmul_desc_attribute(self.0, attribute, ptr::from_ref(value).cast(), size_of::<T>()) }
     }
 }
+
+/// An aligned address for what is described and not computed: without one, the library may not know a GEMM as scaled.
+const UNREAD_ADDRESS: usize = 256;
 
 /// How the library is told which elements share a scale.
 fn scale_mode(block: ScaleBlock) -> ScaleMode {

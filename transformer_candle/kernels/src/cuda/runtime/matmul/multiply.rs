@@ -77,7 +77,7 @@ impl Cuda {
 
     /// Turns another run's algorithm into a choice, if the library still supports it for this shape.
     fn checked(&self, shape: &Shape, algorithm: Algorithm) -> Result<Choice, CublasError> {
-        let descriptors = Descriptors::new(shape)?;
+        let descriptors = Descriptors::new(shape, None)?;
         if descriptors.workspace_bytes(self.library(), &algorithm)? > WORKSPACE_BYTES {
             return Err(CublasError(sys::cublasStatus_t::CUBLAS_STATUS_NOT_SUPPORTED));
         }

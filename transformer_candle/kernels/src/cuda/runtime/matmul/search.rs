@@ -19,7 +19,8 @@ impl Cuda {
     /// no gradient above 1e-30 shows.
     pub(super) fn search(&self, shape: &Shape, matmul: &Matmul) -> Result<Choice> {
         let during = |call: &str| format!("{call} for {shape}");
-        let descriptors = Descriptors::new(shape).during(self.ordinal(), during("cublasLtMatmulDescCreate"))?;
+        let descriptors =
+            Descriptors::new(shape, matmul.scales).during(self.ordinal(), during("cublasLtMatmulDescCreate"))?;
         let candidates = descriptors
             .candidates(self.library(), shape, CANDIDATES)
             .during(self.ordinal(), during("cublasLtMatmulAlgoGetHeuristic"))?;
