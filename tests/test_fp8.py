@@ -66,7 +66,7 @@ def test_a_plan_knows_what_fp8_brings(workspace: Workspace) -> None:
         categories = [{row["category"]: row["bytes"] for row in plan["bytes_by_category"]} for plan in (bf16, fp8)]
         # A byte for each of 0.9 G weights in the blocks, and their scales.
         assert 0.9e9 < categories[1]["weights"] - categories[0]["weights"] < 1.3e9
-    narrow = ("plan", "--preset=25m", "--gpu=h100", "--override=runtime.precision=fp8")
+    narrow = ("plan", "--preset=25m", "--gpu=rtx4090", "--override=runtime.precision=fp8")
     assert "bf16 is faster at these widths" in workspace.orchestrate(*narrow).succeeded().out
     refused = workspace.orchestrate("plan", "--preset=1b", "--gpu=a100-80", "--override=runtime.precision=fp8")
     refused.refused(2, "a100-80", "no fp8 matmuls", "--precision bf16")

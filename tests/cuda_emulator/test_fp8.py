@@ -9,7 +9,7 @@ import pytest
 from cuda_emulator.runs import Runs, Tiny
 from cuda_emulator.test_training import errors
 
-FP8 = Tiny(precision="fp8", hidden=64, intermediate=160, sequence=48, steps=3, checkpoint_every=1)
+FP8 = Tiny(precision="fp8", hidden=64, intermediate=128, sequence=48, steps=3, checkpoint_every=1)
 
 
 @dataclass(frozen=True)

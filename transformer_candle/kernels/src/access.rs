@@ -37,7 +37,7 @@ pub(crate) struct Access<'a> {
 
 impl Arguments {
     pub(crate) fn new(operation: &'static str) -> Self {
-        Self { operation, list: Vec::with_capacity(8), problem: None }
+        Self { operation, list: Vec::with_capacity(10), problem: None }
     }
 
     /// Adds an argument that is only read.

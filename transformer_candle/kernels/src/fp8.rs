@@ -17,7 +17,7 @@ use candle_core::DType;
 
 use crate::access::{Access, Arguments};
 use crate::cuda::{self, KernelArg};
-use crate::{Buffer, DeviceKind, Result, cpu};
+use crate::{Buffer, DeviceKind, Result, bf16, cpu};
 
 /// Rows and columns of the tiles that a GPU rounds, and by which it reads the scales of squares.
 pub(crate) const TILE: usize = 128;
@@ -82,7 +82,7 @@ impl Operand {
     }
 
     /// Adds the codes that there are to the outputs of a call.
-    fn written_by(&self, mut arguments: Arguments, sizes: [usize; 2]) -> Arguments {
+    pub(crate) fn written_by(&self, mut arguments: Arguments, sizes: [usize; 2]) -> Arguments {
         let names = [["codes_RC", "scales of codes_RC"], ["codes_CR", "scales of codes_CR"]];
         for ((codes, sizes), [values_name, scales_name]) in self.both(sizes).into_iter().zip(names) {
             let (dtype, scales) = self.block.scales(sizes);
@@ -91,6 +91,22 @@ impl Operand {
                 .optional_output(scales_name, codes.map(|codes| &codes.scales), dtype, &scales);
         }
         arguments
+    }
+
+    /// Values and scales of the codes that there are, of the matrix and of its transpose.
+    pub(crate) fn pointers(&self) -> [Option<[KernelArg; 2]>; 2] {
+        [&self.codes_RC, &self.codes_CR].map(|codes| codes.as_ref().map(pointers))
+    }
+
+    /// Writes the codes that there are on a CPU.
+    pub(crate) fn encode(&mut self, values: &[bf16], sizes: [usize; 2], access: &Access<'_>) {
+        let x = cpu::fp8::Matrix::new(values, sizes, self.block);
+        for (x, codes) in [(x, &mut self.codes_RC), (x.transposed(), &mut self.codes_CR)] {
+            let Some(Codes { values, scales }) = codes else { continue };
+            cpu::fp8::encode(x, values.slice_mut(access));
+            let scale = |row: usize, column: usize| x.scale(row, column).stored();
+            write_scales(self.block, x.sizes(), scale, scales, access);
+        }
     }
 }
 
@@ -102,18 +118,12 @@ pub fn quantize(x_RC: &Buffer, out: &mut Operand, workspace: &mut Buffer) -> Res
     let arguments = out
         .written_by(Arguments::new("fp8::quantize").input("x_RC", x_RC, DType::BF16, &sizes), sizes)
         .workspace(workspace, workspace_elements(rows, columns, x_RC.device().kind()));
-    let outputs = [&out.codes_RC, &out.codes_CR].map(|codes| codes.as_ref().map(pointers));
+    let outputs = out.pointers();
     let partials =
         [0, cuda::fp8::FIRST_PARTIAL].map(|first| KernelArg::reinterpreted(workspace, first, cuda::fp8::PARTIAL));
     let launches = || cuda::fp8::quantize(KernelArg::from(x_RC), block, outputs, partials, sizes);
     let cpu = |access: &Access<'_>| {
-        let x = cpu::fp8::Matrix::new(x_RC.slice(access), sizes, block);
-        for (x, codes) in [(x, &mut out.codes_RC), (x.transposed(), &mut out.codes_CR)] {
-            let Some(Codes { values, scales }) = codes else { continue };
-            cpu::fp8::encode(x, values.slice_mut(access));
-            let scale = |row: usize, column: usize| x.scale(row, column).stored();
-            write_scales(block, x.sizes(), scale, scales, access);
-        }
+        out.encode(x_RC.slice(access), sizes, access);
         Ok(())
     };
     arguments.run(cpu, launches)
@@ -257,7 +267,11 @@ pub mod cases {
     }
 
     /// An operand of the memory of its values and scales.
-    fn operand(block: ScaleBlock, codes_RC: Option<[&Buffer; 2]>, codes_CR: Option<[&Buffer; 2]>) -> Operand {
+    pub(crate) fn operand(
+        block: ScaleBlock,
+        codes_RC: Option<[&Buffer; 2]>,
+        codes_CR: Option<[&Buffer; 2]>,
+    ) -> Operand {
         let [codes_RC, codes_CR] = [codes_RC, codes_CR]
             .map(|codes| codes.map(|[values, scales]| Codes { values: values.clone(), scales: scales.clone() }));
         Operand { block, codes_RC, codes_CR }

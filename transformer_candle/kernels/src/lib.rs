@@ -56,6 +56,7 @@ pub mod muon;
 pub mod qk_norm;
 pub mod rope;
 pub mod swiglu;
+pub mod swiglu_fp8;
 
 pub use buffer::Buffer;
 pub use candle_core::DType;

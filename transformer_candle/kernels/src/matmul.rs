@@ -233,7 +233,8 @@ impl<'a> Gemm<'a> {
         let cpu = |access: &Access<'_>| {
             let (numbers, workspace) = workspace.slice_mut(access).split_at_mut(self.decoded_words());
             if let (Some(a_scales), Some(b_scales)) = (a.scales, b.scales) {
-                let (a_numbers, b_numbers) = as_bf16(numbers).split_at_mut(a.buffer.elements().next_multiple_of(2));
+                let (a_numbers, b_numbers) =
+                    cpu::fp8::as_bf16(numbers).split_at_mut(a.buffer.elements().next_multiple_of(2));
                 let (a, b) = (a.decoded(a_scales, access, a_numbers), b.decoded(b_scales, access, b_numbers));
                 return with_elements!(operation, self.a.name, [DType::BF16, dtype], [_E, O] => {
                     self.multiply::<_, O>(a, b, out, columns, workspace, access);
@@ -292,13 +293,6 @@ impl<'a> Gemm<'a> {
 /// Elements of F32 workspace that two fp8 operands take on a CPU, decoded to BF16.
 pub(crate) fn decoded_words([m, n, k]: [usize; 3]) -> usize {
     (m * k).div_ceil(2) + (k * n).div_ceil(2)
-}
-
-/// A workspace as BF16 numbers, two for each of its own.
-fn as_bf16(words: &mut [f32]) -> &mut [bf16] {
-    // SAFETY: f32 and bf16 are plain bits, and the alignment of the latter divides that of the former.
-    let (_, numbers, _) = unsafe { words.align_to_mut() };
-    numbers
 }
 
 fn scale_in_place<E: Element>(values: &mut [E], scale: f32) {

@@ -40,10 +40,16 @@ def tile_of(first, second, rows, columns, ROWS: tl.constexpr, COLUMNS: tl.conste
 
 
 @triton.jit
-def load_tile(x, rows, columns, ROWS: tl.constexpr):
-    """Return the f32 bits of this program's tile of ROWS x 128; zero outside of the matrix."""
-    offset, inside = tile_of(tl.program_id(0), tl.program_id(1), rows, columns, ROWS, TILE)
-    return tl.load(x + offset, mask=inside, other=0.0).to(tl.float32).to(tl.int32, bitcast=True)
+def load_tile(x, first, second, rows, columns, ROWS: tl.constexpr):
+    """Return the tile (first, second) of ROWS x 128 in f32; zero outside of the matrix."""
+    offset, inside = tile_of(first, second, rows, columns, ROWS, TILE)
+    return tl.load(x + offset, mask=inside, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def bits_of(tile):
+    """Return the bits of numbers in f32."""
+    return tile.to(tl.int32, bitcast=True)
 
 
 @triton.jit
@@ -79,20 +85,20 @@ def e4m3(bits, exponent, largest):
 
 
 @triton.jit
-def store_transposed(codes, out_transposed, rows, columns, ROWS: tl.constexpr):
-    """Store this program's tile of ROWS x 128 codes in the transpose."""
-    offset, inside = tile_of(tl.program_id(1), tl.program_id(0), columns, rows, TILE, ROWS)
+def store_transposed(codes, out_transposed, first, second, rows, columns, ROWS: tl.constexpr):
+    """Store the matrix's tile (first, second) of ROWS x 128 codes in the transpose."""
+    offset, inside = tile_of(second, first, columns, rows, TILE, ROWS)
     tl.store(out_transposed + offset, tl.trans(codes), mask=inside)
 
 
 @triton.jit
-def store_codes(codes, out, out_transposed, rows, columns, outputs, ROWS: tl.constexpr):
-    """Store this program's tile of ROWS x 128 codes in the requested outputs."""
+def store_codes(codes, out, out_transposed, first, second, rows, columns, outputs, ROWS: tl.constexpr):
+    """Store the tile (first, second) of ROWS x 128 codes in the requested outputs."""
     if outputs & MATRIX:
-        offset, inside = tile_of(tl.program_id(0), tl.program_id(1), rows, columns, ROWS, TILE)
+        offset, inside = tile_of(first, second, rows, columns, ROWS, TILE)
         tl.store(out + offset, codes, mask=inside)
     if outputs & TRANSPOSE:
-        store_transposed(codes, out_transposed, rows, columns, ROWS)
+        store_transposed(codes, out_transposed, first, second, rows, columns, ROWS)
 
 
 @triton.jit
@@ -109,9 +115,10 @@ def one_of_four(index, a, b, c, d):
 
 
 @triton.jit
-def fp8_quantize_mx(x, out, out_transposed, scales, scales_transposed, rows, columns, outputs, SQUARE: tl.constexpr):
-    """Round 4 squares of 32 side by side. Grid: (4 * (rows / 128), columns / 128)."""
-    bits = load_tile(x, rows, columns, SQUARE)
+def quantize_mx(
+    bits, out, out_transposed, scales, scales_transposed, first, second, rows, columns, outputs, SQUARE: tl.constexpr
+):
+    """Round the f32 bits of the tile (first, second) of 32 x 128; store the codes and the scales of its 4 squares."""
     sizes = size_of(bits)
     a, b = largest_of_square(sizes, 0, SQUARE), largest_of_square(sizes, 1, SQUARE)
     c, d = largest_of_square(sizes, 2, SQUARE), largest_of_square(sizes, 3, SQUARE)
@@ -119,21 +126,28 @@ def fp8_quantize_mx(x, out, out_transposed, scales, scales_transposed, rows, col
     largest = one_of_four(column // SQUARE, a, b, c, d)
     exponents = exponent_of(largest)
     codes = e4m3(bits, exponents[None, :], largest[None, :])
-    store_codes(codes, out, out_transposed, rows, columns, outputs, SQUARE)
+    store_codes(codes, out, out_transposed, first, second, rows, columns, outputs, SQUARE)
 
     # A tile of scales is for 128 x 128 numbers: (outer, inner) is at (outer % 32) * 16 + outer / 32 * 4 + inner.
-    tile, second = tl.program_id(0) // 4, tl.program_id(1)
-    band = tl.program_id(0) % 4
+    tile, band = first // 4, first % 4
     if outputs & MATRIX:
         inner, outer = tl.arange(0, 4), tl.arange(0, SQUARE)
         bytes = (exponent_of(one_of_four(inner, a, b, c, d)) + 127).to(tl.uint8)
-        first = (tile * tl.cdiv(columns, TILE) + second).to(tl.int64) * 512
+        begin = (tile * tl.cdiv(columns, TILE) + second).to(tl.int64) * 512
         offset = outer[:, None] * 16 + band * 4 + inner[None, :]
-        tl.store(scales + first + offset, tl.broadcast_to(bytes[None, :], (SQUARE, 4)))
+        tl.store(scales + begin + offset, tl.broadcast_to(bytes[None, :], (SQUARE, 4)))
     if outputs & TRANSPOSE:
-        first = (second * tl.cdiv(rows, TILE) + tile).to(tl.int64) * 512
+        begin = (second * tl.cdiv(rows, TILE) + tile).to(tl.int64) * 512
         offset = column % SQUARE * 16 + column // SQUARE * 4 + band
-        tl.store(scales_transposed + first + offset, (exponents + 127).to(tl.uint8))
+        tl.store(scales_transposed + begin + offset, (exponents + 127).to(tl.uint8))
+
+
+@triton.jit
+def fp8_quantize_mx(x, out, out_transposed, scales, scales_transposed, rows, columns, outputs, SQUARE: tl.constexpr):
+    """Round 4 squares of 32 side by side. Grid: (4 * (rows / 128), columns / 128)."""
+    first, second = tl.program_id(0), tl.program_id(1)
+    bits = bits_of(load_tile(x, first, second, rows, columns, SQUARE))
+    quantize_mx(bits, out, out_transposed, scales, scales_transposed, first, second, rows, columns, outputs, SQUARE)
 
 
 @triton.jit
@@ -144,13 +158,12 @@ def store_vector_scales(scale, scales, first, second, rows):
 
 
 @triton.jit
-def fp8_quantize_blocks(x, out, out_transposed, scales, scales_transposed, rows, columns, outputs):
-    """Round a tile with one scale."""
-    first, second = tl.program_id(0), tl.program_id(1)
-    bits = load_tile(x, rows, columns, TILE)
+def quantize_blocks(bits, out, out_transposed, scales, scales_transposed, first, second, rows, columns, outputs):
+    """Round the f32 bits of the tile (first, second) of 128 x 128; store its codes and its scale."""
     largest = tl.max(tl.max(size_of(bits), axis=1), axis=0)
     exponent = exponent_of(largest)
-    store_codes(e4m3(bits, exponent, largest), out, out_transposed, rows, columns, outputs, TILE)
+    codes = e4m3(bits, exponent, largest)
+    store_codes(codes, out, out_transposed, first, second, rows, columns, outputs, TILE)
     if outputs & MATRIX:
         store_vector_scales(power_of_two(exponent), scales, first, second, rows)
     if outputs & TRANSPOSE:
@@ -158,11 +171,20 @@ def fp8_quantize_blocks(x, out, out_transposed, scales, scales_transposed, rows,
 
 
 @triton.jit
+def fp8_quantize_blocks(x, out, out_transposed, scales, scales_transposed, rows, columns, outputs):
+    """Round a tile with one scale."""
+    first, second = tl.program_id(0), tl.program_id(1)
+    bits = bits_of(load_tile(x, first, second, rows, columns, TILE))
+    quantize_blocks(bits, out, out_transposed, scales, scales_transposed, first, second, rows, columns, outputs)
+
+
+@triton.jit
 def fp8_largest(x, partials, rows, columns):
     """Store the bits of each tile's largest number; partials are [rows / 128, columns / 128]."""
-    bits = load_tile(x, rows, columns, TILE)
+    first, second = tl.program_id(0), tl.program_id(1)
+    bits = bits_of(load_tile(x, first, second, rows, columns, TILE))
     largest = tl.max(tl.max(size_of(bits), axis=1), axis=0)
-    tl.store(partials + tl.program_id(0) * tl.num_programs(1) + tl.program_id(1), largest)
+    tl.store(partials + first * tl.num_programs(1) + second, largest)
 
 
 @triton.jit
@@ -182,8 +204,9 @@ def fp8_scale(partials, largest, scale, scale_transposed, tiles, BLOCK: tl.const
 def fp8_quantize_tensor(x, largest, out, out_transposed, rows, columns, outputs):
     """Round a tile with the matrix's scale."""
     most = tl.load(largest)
-    codes = e4m3(load_tile(x, rows, columns, TILE), exponent_of(most), most)
-    store_codes(codes, out, out_transposed, rows, columns, outputs, TILE)
+    first, second = tl.program_id(0), tl.program_id(1)
+    codes = e4m3(bits_of(load_tile(x, first, second, rows, columns, TILE)), exponent_of(most), most)
+    store_codes(codes, out, out_transposed, first, second, rows, columns, outputs, TILE)
 
 
 # Four times, a thread loads 16 codes of a row at once and stores 16 codes of a column. In between, the compiler's code
@@ -193,8 +216,9 @@ def fp8_quantize_tensor(x, largest, out, out_transposed, rows, columns, outputs)
 @triton.jit
 def transpose_tile(codes, out, rows, columns):
     """Store this program's tile of a matrix of codes in the transpose."""
-    offset, inside = tile_of(tl.program_id(0), tl.program_id(1), rows, columns, TILE, TILE)
-    store_transposed(tl.load(codes + offset, mask=inside), out, rows, columns, TILE)
+    first, second = tl.program_id(0), tl.program_id(1)
+    offset, inside = tile_of(first, second, rows, columns, TILE, TILE)
+    store_transposed(tl.load(codes + offset, mask=inside), out, first, second, rows, columns, TILE)
 
 
 @triton.jit

@@ -23,6 +23,20 @@ def sigmoid(x):
 
 
 @triton.jit
+def activation(gate, s, up):
+    """Return `gate s up`, for s = sigmoid(gate), multiplied in this order: recomputing gives the same bits."""
+    return gate * s * up
+
+
+@triton.jit
+def gradients(gate, s, up, gradient):
+    """Return the gradients of gate and of up, for s = sigmoid(gate) and the gradient of the activation."""
+    dgate = gradient * up * s * (1.0 + gate * (1.0 - s))
+    dup = gradient * gate * s
+    return dgate, dup
+
+
+@triton.jit
 def swiglu_forward(gate_up, out, width, BLOCK: tl.constexpr):
     """Compute `out = gate * sigmoid(gate) * up`. Grid: (N, I / BLOCK)."""
     row = tl.program_id(0).to(tl.int64)  # N * 2 I elements may exceed 2^31
@@ -31,7 +45,7 @@ def swiglu_forward(gate_up, out, width, BLOCK: tl.constexpr):
     gate_offset = row * (2 * width) + column
     gate = tl.load(gate_up + gate_offset, mask=inside, other=0.0).to(tl.float32)
     up = tl.load(gate_up + gate_offset + width, mask=inside, other=0.0).to(tl.float32)
-    result = gate * sigmoid(gate) * up
+    result = activation(gate, sigmoid(gate), up)
     tl.store(out + row * width + column, result.to(out.dtype.element_ty), mask=inside)
 
 
@@ -46,13 +60,11 @@ def swiglu_backward(gate_up, dout, width, BLOCK: tl.constexpr, RECOMPUTING: tl.c
     up = tl.load(gate_up + gate_offset + width, mask=inside, other=0.0).to(tl.float32)
     gradient = tl.load(dout + out_offset, mask=inside, other=0.0).to(tl.float32)
     s = sigmoid(gate)
-    dgate = gradient * up * s * (1.0 + gate * (1.0 - s))
-    dup = gradient * gate * s
+    dgate, dup = gradients(gate, s, up, gradient)
     tl.store(gate_up + gate_offset, dgate.to(gate_up.dtype.element_ty), mask=inside)
     tl.store(gate_up + gate_offset + width, dup.to(gate_up.dtype.element_ty), mask=inside)
     if RECOMPUTING:
-        # Multiplies in the order of forward, and so gives the same bits.
-        tl.store(dout + out_offset, (gate * s * up).to(dout.dtype.element_ty), mask=inside)
+        tl.store(dout + out_offset, activation(gate, s, up).to(dout.dtype.element_ty), mask=inside)
 
 
 # 1,024 columns over 128 threads are 8 per thread: one 16-byte access of bf16.

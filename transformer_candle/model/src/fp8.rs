@@ -1,7 +1,7 @@
 //! The operands of a linear map's GEMMs, rounded to fp8: weights once per step, the rest before each GEMM.
 
 use kernels::fp8::{self, Codes, Operand, ScaleBlock};
-use kernels::{Buffer, DType, DeviceKind, WriteMode, linear};
+use kernels::{Buffer, DType, DeviceKind, WriteMode, linear, swiglu_fp8};
 
 use crate::activations::{ActivationSettings, BlockBuffers};
 use crate::{ModelShape, Result};
@@ -37,9 +37,11 @@ impl Fp8Operands {
         let inputs_of_all = || maps.iter().flat_map(|map| [[n, map.inputs], [map.inputs, n]]).collect();
         let input_NI = matrix(shared(["fp8_input", "fp8_input_scales"], [n, inputs], inputs_of_all())?);
         let weight_OI = matrix(own_codes);
-        let gradients = || maps.iter().map(|map| [n, map.outputs]).collect();
-        let names = ["fp8_output_gradient", "fp8_output_gradient_scales"];
-        let mut output_gradient_NO = matrix(shared(names, [n, outputs], gradients())?);
+        let group = GradientGroup::of(name);
+        let alike = || maps.iter().filter(|map| GradientGroup::of(map.name) == group);
+        let [names, transposed_names] = group.names();
+        let gradients = alike().map(|map| [n, map.outputs]).collect();
+        let mut output_gradient_NO = matrix(shared(names, [n, outputs], gradients)?);
         if !is_gpu {
             let (weight_over_outputs_OI, input_over_tokens_NI) = (weight_OI.clone(), input_NI.clone());
             return Ok(Some(Self {
@@ -55,11 +57,16 @@ impl Fp8Operands {
         let names = ["fp8_weight_transposed", "fp8_weight_transposed_scales"];
         let weight_over_outputs_OI = transpose(shared(names, [inputs, outputs], weights)?);
         if trains {
-            let gradients = maps.iter().map(|map| [map.outputs, n]).collect();
-            let names = ["fp8_output_gradient_transposed", "fp8_output_gradient_transposed_scales"];
-            output_gradient_NO.codes_CR = Some(shared(names, [outputs, n], gradients)?);
+            let gradients = alike().map(|map| [map.outputs, n]).collect();
+            output_gradient_NO.codes_CR = Some(shared(transposed_names, [outputs, n], gradients)?);
         }
         Ok(Some(Self { weight_OI, weight_over_outputs_OI, input_NI, input_over_tokens_NI, output_gradient_NO }))
+    }
+
+    /// Whether the `SwiGLU` of this size before the map can be computed in fp8 as well.
+    pub(crate) fn takes_swiglu(&self, intermediate_size: usize) -> bool {
+        let is_gpu = self.input_over_tokens_NI.codes_RC.is_none();
+        is_gpu && swiglu_fp8::is_supported(intermediate_size, self.weight_OI.block)
     }
 
     /// Rounds the weights; to be called whenever they have changed.
@@ -73,6 +80,30 @@ impl Fp8Operands {
         Ok(linear::forward(&self.input_NI, &self.weight_OI, y_NO, workspace)?)
     }
 
+    /// [`Fp8Operands::forward`] of the `SwiGLU` of gate and up.
+    pub(crate) fn forward_activated(
+        &mut self,
+        gate_up_N2I: &Buffer,
+        y_NO: &mut Buffer,
+        workspace: &mut Buffer,
+    ) -> Result<()> {
+        swiglu_fp8::forward(gate_up_N2I, &mut self.input_NI, workspace)?;
+        Ok(linear::forward(&self.input_NI, &self.weight_OI, y_NO, workspace)?)
+    }
+
+    /// Computes the gradients of gate and up, for both gradients of their projection, and the `SwiGLU` again, for the
+    /// gradient of `down`'s weights; `dactivated_NI` is its gradient.
+    pub(crate) fn backward_activated(
+        gate_up: &mut Self,
+        down: &mut Self,
+        gate_up_N2I: &Buffer,
+        dactivated_NI: &Buffer,
+        workspace: &mut Buffer,
+    ) -> Result<()> {
+        let (gradient, activated) = (&mut gate_up.output_gradient_NO, &mut down.input_over_tokens_NI);
+        Ok(swiglu_fp8::backward(gate_up_N2I, dactivated_NI, gradient, activated, workspace)?)
+    }
+
     /// Rounds the gradient of the outputs, for both of the gradients below.
     pub(crate) fn round_gradient(&mut self, dy_NO: &Buffer, workspace: &mut Buffer) -> Result<()> {
         Ok(fp8::quantize(dy_NO, &mut self.output_gradient_NO, workspace)?)
@@ -84,17 +115,47 @@ impl Fp8Operands {
         Ok(linear::backward_input(&self.output_gradient_NO, &self.weight_over_outputs_OI, dx_NI, workspace)?)
     }
 
-    /// Writes the gradient of the weights, or adds to it.
+    /// Writes the gradient of the weights, or adds to it; without `x_NI` where its codes have been written.
     pub(crate) fn backward_weight(
         &mut self,
-        x_NI: &Buffer,
+        x_NI: Option<&Buffer>,
         dweight_OI: &mut Buffer,
         write_mode: WriteMode,
         workspace: &mut Buffer,
     ) -> Result<()> {
-        fp8::quantize(x_NI, &mut self.input_over_tokens_NI, workspace)?;
+        if let Some(x_NI) = x_NI {
+            fp8::quantize(x_NI, &mut self.input_over_tokens_NI, workspace)?;
+        }
         let (dy, x) = (&self.output_gradient_NO, &self.input_over_tokens_NI);
         Ok(linear::backward_weight(dy, x, dweight_OI, write_mode, workspace)?)
+    }
+}
+
+/// Linear maps whose gradients of outputs share memory.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum GradientGroup {
+    /// Maps into the residual stream: while the gradient of `down` is needed, that of `gate_up` is computed.
+    Residual,
+    Other,
+}
+
+impl GradientGroup {
+    fn of(map: &str) -> Self {
+        if ["attention_output", "down"].contains(&map) { Self::Residual } else { Self::Other }
+    }
+
+    /// The names of codes and scales, of the gradient and of its transpose.
+    fn names(self) -> [[&'static str; 2]; 2] {
+        match self {
+            Self::Residual => [
+                ["fp8_residual_gradient", "fp8_residual_gradient_scales"],
+                ["fp8_residual_gradient_transposed", "fp8_residual_gradient_transposed_scales"],
+            ],
+            Self::Other => [
+                ["fp8_output_gradient", "fp8_output_gradient_scales"],
+                ["fp8_output_gradient_transposed", "fp8_output_gradient_transposed_scales"],
+            ],
+        }
     }
 }
 

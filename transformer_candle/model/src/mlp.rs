@@ -10,7 +10,7 @@ use crate::norm::{Norm, NormActivations};
 use crate::parameters::BlockParameters;
 use crate::pass::Pass;
 use crate::weight::Weight;
-use crate::{ModelShape, Result};
+use crate::{ActivationRecompute, ModelShape, Result};
 
 /// Norm, gate and up projections, `SwiGLU`, down projection.
 #[derive(Clone, Debug)]
@@ -22,6 +22,8 @@ pub struct Mlp {
     gate_up_N2I: Buffer,
     /// The `SwiGLU` of these; in the backward pass its gradient.
     activated_NI: Buffer,
+    /// Whether the `SwiGLU` is computed in fp8, for the GEMMs that follow.
+    has_fp8_swiglu: bool,
 }
 
 impl Mlp {
@@ -40,17 +42,16 @@ impl Mlp {
             inv_rms_N: buffers.take("mlp_inv_rms", Saved::Inner, DType::F32, &[n]),
             normed_ND: buffers.take_normed("mlp_normed", &[n, d]),
         };
+        let [of_gate_up, of_down] = [&weights.adapters.gate_up, &weights.adapters.down].map(|of| adapters(of));
+        let gate_up = Linear::new(shape, "gate_up", weights.gate_up.clone(), None, of_gate_up?, buffers)?;
+        let down = Linear::new(shape, "down", weights.down.clone(), None, of_down?, buffers)?;
+        // Without recompute its output is kept.
+        let is_recomputed = buffers.settings.recompute != ActivationRecompute::None;
         Ok(Self {
             norm: Norm::new(weights.mlp_norm.clone(), Some(previous_ND), values),
-            gate_up: Linear::new(
-                shape,
-                "gate_up",
-                weights.gate_up.clone(),
-                None,
-                adapters(&weights.adapters.gate_up)?,
-                buffers,
-            )?,
-            down: Linear::new(shape, "down", weights.down.clone(), None, adapters(&weights.adapters.down)?, buffers)?,
+            has_fp8_swiglu: is_recomputed && gate_up.takes_swiglu(i) && down.takes_swiglu(i),
+            gate_up,
+            down,
             gate_up_N2I: buffers.take("gate_up", Saved::Inner, dtype, &[n, 2 * i]),
             activated_NI: buffers.take("activated", Saved::Recomputable, dtype, &[n, i]),
         })
@@ -71,6 +72,9 @@ impl Mlp {
     pub fn forward(&mut self, pass: &mut Pass<'_>) -> Result<()> {
         self.recompute(pass)?;
         let (layer_output_ND, workspace) = (&mut pass.scratch.layer_output_ND, &mut pass.scratch.workspace);
+        if self.has_fp8_swiglu {
+            return self.down.forward_activated(&self.gate_up_N2I, layer_output_ND, workspace);
+        }
         swiglu::forward(&self.gate_up_N2I, &mut self.activated_NI)?;
         self.down.forward(&self.activated_NI, layer_output_ND, workspace)
     }
@@ -90,10 +94,14 @@ impl Mlp {
         }
         let (scratch, workspace) = pass.scratch.backward()?;
         let dresidual_ND = &scratch.dresidual_ND;
-        let Self { norm, gate_up, down, gate_up_N2I, activated_NI } = self;
+        let Self { norm, gate_up, down, gate_up_N2I, activated_NI, has_fp8_swiglu } = self;
         down.begin_backward(dresidual_ND, workspace)?;
         // One buffer for the SwiGLU and for its gradient, whichever is needed first.
-        if recomputes {
+        if *has_fp8_swiglu {
+            down.backward_input(dresidual_ND, activated_NI, workspace)?;
+            Linear::backward_activated(gate_up, down, gate_up_N2I, activated_NI, workspace)?;
+            down.backward_weight_activated(write_mode, workspace)?;
+        } else if recomputes {
             down.backward_input(dresidual_ND, activated_NI, workspace)?;
             swiglu::backward_recomputing(gate_up_N2I, activated_NI)?;
             down.backward_weight(dresidual_ND, activated_NI, write_mode, workspace)?;
@@ -103,7 +111,9 @@ impl Mlp {
             swiglu::backward(gate_up_N2I, activated_NI)?;
         }
         let dgate_up_N2I = gate_up_N2I;
-        gate_up.begin_backward(dgate_up_N2I, workspace)?;
+        if !*has_fp8_swiglu {
+            gate_up.begin_backward(dgate_up_N2I, workspace)?;
+        }
         gate_up.backward_weight(dgate_up_N2I, &norm.values.normed_ND, write_mode, workspace)?;
         gate_up.backward_input(dgate_up_N2I, &mut scratch.dnormed_ND, workspace)?;
         norm.backward(scratch, workspace)

@@ -257,3 +257,10 @@ pub(crate) fn tiled_exponents(
         copies.chunks_exact_mut(16).for_each(|copy| copy.copy_from_slice(first));
     });
 }
+
+/// A workspace as BF16 numbers, two for each of its own.
+pub(crate) fn as_bf16(words: &mut [f32]) -> &mut [bf16] {
+    // SAFETY: f32 and bf16 are plain bits, and the alignment of the latter divides that of the former.
+    let (_, numbers, _) = unsafe { words.align_to_mut() };
+    numbers
+}

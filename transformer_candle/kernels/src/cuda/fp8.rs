@@ -15,13 +15,8 @@ pub(crate) fn quantize(
     workspace: [KernelArg; 2],
     sizes @ [rows, columns]: [usize; 2],
 ) -> Vec<Launch> {
-    let [codes_RC, codes_CR] = outputs;
-    // The kernels write by these bits, whatever stands for the rest.
-    let wanted = i32::from(codes_RC.is_some()) + 2 * i32::from(codes_CR.is_some());
-    let Some(either) = codes_RC.or(codes_CR) else { return Vec::new() };
-    let [[values_RC, scales_RC], [values_CR, scales_CR]] = [codes_RC, codes_CR].map(|codes| codes.unwrap_or(either));
-    let tiles = tiles(sizes);
-    let [r, c, wanted] = [KernelArg::count(rows), KernelArg::count(columns), KernelArg::I32(wanted)];
+    let Some(([values_RC, values_CR, scales_RC, scales_CR], wanted)) = wanted(outputs) else { return Vec::new() };
+    let (tiles, [r, c]) = (tiles(sizes), [rows, columns].map(KernelArg::count));
     let launch = |function: &str, values: &[KernelArg]| Launch::kernel(function, "bf16", grid(tiles), values);
     let with_scales = [x, values_RC, values_CR, scales_RC, scales_CR, r, c, wanted];
     match block {
@@ -42,6 +37,16 @@ pub(crate) fn quantize(
     }
 }
 
+/// Values and scales of a matrix and of its transpose, in the order of the kernels' arguments, and the argument that says
+/// which of them are written, whatever stands for the rest; None if there are none.
+pub(super) fn wanted(outputs: [Option<[KernelArg; 2]>; 2]) -> Option<([KernelArg; 4], KernelArg)> {
+    let [codes_RC, codes_CR] = outputs;
+    let bits = i32::from(codes_RC.is_some()) + 2 * i32::from(codes_CR.is_some());
+    let either = codes_RC.or(codes_CR)?;
+    let [[values_RC, scales_RC], [values_CR, scales_CR]] = outputs.map(|codes| codes.unwrap_or(either));
+    Some(([values_RC, values_CR, scales_RC, scales_CR], KernelArg::I32(bits)))
+}
+
 /// See [`crate::fp8::transpose`]; values and scales of the matrix and of its transpose.
 pub(crate) fn transpose(block: ScaleBlock, codes: [[KernelArg; 2]; 2], sizes: [usize; 2]) -> [Launch; 1] {
     let function = match block {
@@ -53,11 +58,11 @@ pub(crate) fn transpose(block: ScaleBlock, codes: [[KernelArg; 2]; 2], sizes: [u
     [Launch::kernel(function, "u8", grid(tiles(sizes)), values)]
 }
 
-fn tiles(sizes: [usize; 2]) -> [usize; 2] {
+pub(super) fn tiles(sizes: [usize; 2]) -> [usize; 2] {
     sizes.map(|size| size.div_ceil(TILE))
 }
 
-fn grid([rows, columns]: [usize; 2]) -> [Axis; 3] {
+pub(super) fn grid([rows, columns]: [usize; 2]) -> [Axis; 3] {
     [Axis::Blocks(rows), Axis::Blocks(columns), Axis::ONE]
 }
 

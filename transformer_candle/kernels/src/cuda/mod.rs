@@ -37,6 +37,7 @@ pub(crate) mod rope;
 #[cfg(any(test, feature = "cuda"))]
 mod search_path;
 pub(crate) mod swiglu;
+pub(crate) mod swiglu_fp8;
 
 #[cfg(not(feature = "cuda"))]
 #[path = "absent.rs"]

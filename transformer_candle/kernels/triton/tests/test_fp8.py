@@ -5,12 +5,12 @@ from pathlib import Path
 import pytest
 import torch
 from fp8 import KERNELS
+from fp8_codes import TILE, quantized, tiles, unwritten
 from interpreter import launch
 from oracle import blocks, by_name, numbers
 from safetensors.torch import load_file
 
 GOLDEN = load_file(Path(__file__).resolve().parents[4] / "tests" / "golden" / "fp8.safetensors")
-TILE = 128
 
 
 def padded(x):
@@ -19,40 +19,6 @@ def padded(x):
     matrix = torch.zeros(rows, columns, dtype=x.dtype)
     matrix[: x.shape[0], : x.shape[1]] = x
     return matrix
-
-
-def tiles(rows, columns):
-    """Return the grid with a program per tile."""
-    return [blocks(rows, TILE), blocks(columns, TILE)]
-
-
-def unwritten(recipe, rows, columns):
-    """Return buffers for the codes and the scales of a matrix, filled with a pattern."""
-    grid = tiles(rows, columns)
-    codes = torch.full((rows, columns), 0xFF, dtype=torch.uint8)
-    if recipe == "mx":
-        return codes, torch.full((grid[0] * grid[1] * 512,), 0xFF, dtype=torch.uint8)
-    return codes, torch.full((grid[1], rows) if recipe == "blocks" else (1,), -99.0)
-
-
-def quantized(x, recipe, outputs=3):
-    """Return codes, transposed codes, scales and transposed scales as the kernels write them."""
-    rows, columns = x.shape
-    grid = tiles(rows, columns)
-    codes, scales = unwritten(recipe, rows, columns)
-    transposed, scales_transposed = unwritten(recipe, columns, rows)
-    if recipe == "tensor":
-        partials, largest = torch.full((grid[0] * grid[1],), -1, dtype=torch.int32), torch.zeros(4, dtype=torch.int32)
-        launch(by_name(KERNELS, "fp8_largest.bf16"), grid, x, partials, rows, columns)
-        kernel = by_name(KERNELS, "fp8_scale.bf16")
-        launch(kernel, [1], partials, largest, scales, scales_transposed, partials.numel())
-        kernel = by_name(KERNELS, "fp8_quantize_tensor.bf16")
-        launch(kernel, grid, x, largest, codes, transposed, rows, columns, outputs)
-    else:
-        kernel = by_name(KERNELS, f"fp8_quantize_{recipe}.bf16")
-        grid = [4 * grid[0], grid[1]] if recipe == "mx" else grid
-        launch(kernel, grid, x, codes, transposed, scales, scales_transposed, rows, columns, outputs)
-    return codes, transposed, scales, scales_transposed
 
 
 def scale_of_each(scales, recipe, rows, columns):

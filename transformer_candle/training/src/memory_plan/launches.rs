@@ -5,7 +5,7 @@
 
 use std::convert::Infallible;
 
-use kernels::{DeviceKind, muon};
+use kernels::{DeviceKind, muon, swiglu_fp8};
 use model::{
     AdapterParameters, LinearMap, ModelShape, ParameterKind, ParameterLayout, ParameterSpec, Parameters, dtype_of,
     head_chunk_rows,
@@ -13,7 +13,10 @@ use model::{
 use run_config::{ActivationRecompute, Algorithm, Precision, RunConfig};
 
 use super::operation::{ADAPTERS, KernelAndScope, Operation, Rate};
-use crate::engine::{EngineSettings, Shard, StepOf, muon_flops, shards};
+use crate::{
+    device::scale_block,
+    engine::{EngineSettings, Shard, StepOf, muon_flops, shards},
+};
 
 /// Bytes per parameter that `AdamW` reads (gradient, weight with low bits, two moments) and writes (all but the gradient).
 const ADAMW_BYTES: f64 = 4.0 + 12.0 + 12.0;
@@ -64,6 +67,8 @@ struct MicroBatch<'a> {
     recomputed_blocks: f64,
     /// Whether the operands of projections are rounded to fp8.
     is_fp8: bool,
+    /// Whether `SwiGLU` is computed in fp8, for the projections after it.
+    has_fp8_swiglu: bool,
     /// Whether the backward pass of a block computes norms and `SwiGLU` again.
     recomputes: bool,
 }
@@ -72,16 +77,24 @@ impl<'a> MicroBatch<'a> {
     fn new(StepOf { config, shape, settings }: StepOf<'a>) -> Self {
         let layers = shape.num_layers as f64;
         let recomputes_blocks = settings.activation_recompute == ActivationRecompute::Block;
+        let recomputes = settings.activation_recompute != ActivationRecompute::None;
+        let is_fp8 = config.runtime.precision == Precision::Fp8;
+        let takes_swiglu = swiglu_fp8::is_supported(shape.intermediate_size, scale_block(config.runtime.fp8_recipe));
         Self {
             shape,
             device: settings.device,
             sequence_length: config.data.sequence_length as f64,
             tokens: settings.micro_batch * config.data.sequence_length,
             element: dtype_of(config.runtime.precision).size_in_bytes() as f64,
-            is_fp8: config.runtime.precision == Precision::Fp8,
+            is_fp8,
+            has_fp8_swiglu: is_fp8
+                && settings.device == DeviceKind::Cuda
+                && recomputes
+                && shape.lora.is_none()
+                && takes_swiglu,
             layers,
             recomputed_blocks: if recomputes_blocks { layers - 1.0 } else { 0.0 },
-            recomputes: settings.activation_recompute != ActivationRecompute::None,
+            recomputes,
         }
     }
 
@@ -157,9 +170,14 @@ impl<'a> MicroBatch<'a> {
         };
         let input_again = if trains { self.layers } else { 0.0 };
         let transposes = if is_gpu { self.layers } else { 0.0 };
+        let of_swiglu = |map| self.has_fp8_swiglu && projection == map;
         vec![
-            quantize(self.forwards(projection) + input_again, inputs, 1.0),
-            quantize(self.layers, outputs, if is_gpu && trains { 2.0 } else { 1.0 }),
+            quantize(if of_swiglu("down") { 0.0 } else { self.forwards(projection) + input_again }, inputs, 1.0),
+            quantize(
+                if of_swiglu("gate_up") { 0.0 } else { self.layers },
+                outputs,
+                if is_gpu && trains { 2.0 } else { 1.0 },
+            ),
             pass(("fp8::transpose", projection), transposes, 2.0 * (inputs * outputs) as f64),
         ]
     }
@@ -197,8 +215,14 @@ impl<'a> MicroBatch<'a> {
         let forwards = layers + recomputed_blocks;
         // Rotated are the normed heads, which are not kept.
         let rotations = if recomputes && architecture.has_qk_norm() { forwards + layers } else { forwards };
-        let (swiglu_backward, gradients) =
-            if recomputes { ("swiglu::backward_recomputing", 6.0) } else { ("swiglu::backward", 5.0) };
+        // Gate, up and the gradient are read in bf16; codes of three and, for both axes, of two are written.
+        let (swiglu_forward, outputs) =
+            if self.has_fp8_swiglu { ("swiglu_fp8::forward", 2.5) } else { ("swiglu::forward", 3.0) };
+        let (swiglu_backward, gradients) = match (self.has_fp8_swiglu, recomputes) {
+            (true, _) => ("swiglu_fp8::backward", 5.5),
+            (false, true) => ("swiglu::backward_recomputing", 6.0),
+            (false, false) => ("swiglu::backward", 5.0),
+        };
         let mut operations = vec![
             operation("add_rms_norm::forward", 1.0, 2.0 * row),
             operation("add_rms_norm::forward_add", 2.0 * layers - 1.0 + recomputed_blocks, 4.0 * row),
@@ -206,7 +230,7 @@ impl<'a> MicroBatch<'a> {
             operation("add_rms_norm::normalize", recomputed_norms + recomputed_blocks, 2.0 * row),
             operation("rope::forward", rotations, 2.0 * rotated),
             operation("rope::backward", layers, 2.0 * rotated),
-            operation("swiglu::forward", layers, 3.0 * wide),
+            operation(swiglu_forward, layers, outputs * wide),
             operation(swiglu_backward, layers, gradients * wide),
         ];
         if architecture.has_qkv_bias() {
