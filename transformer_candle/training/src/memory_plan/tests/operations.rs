@@ -244,6 +244,23 @@ fn mfu_depends_on_the_rates_as_documented() {
     }
 }
 
+/// docs/decisions/028 has these numbers.
+#[test]
+fn steps_in_fp8_are_predicted_as_documented() {
+    let cases = [
+        ("rtx5090", "auto", "2977.7"),
+        ("rtx5090", "tensorwise", "4463.4"),
+        ("h100", "auto", "1555.7"),
+        ("h100", "tensorwise", "1575.2"),
+    ];
+    for (gpu, recipe, expected) in cases {
+        let recipe_override = format!("runtime.fp8_recipe={recipe}");
+        let plan = plan_1b(&request_operations(gpu), &["runtime.precision=fp8", &recipe_override]);
+        let milliseconds = 1e3 * plan.operations.unwrap().step_seconds;
+        assert_eq!(format!("{milliseconds:.1}"), expected, "{gpu} {recipe}");
+    }
+}
+
 /// Launches of a step by operation.
 type Launches = BTreeMap<&'static str, f64>;
 
