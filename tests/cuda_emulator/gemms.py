@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import itertools
 from dataclasses import dataclass
 from typing import Any
 
@@ -137,3 +138,16 @@ class Library:
             algorithm, ctypes.c_uint64(workspace), ctypes.c_size_t(size), self.cuda.stream,
         )  # fmt: skip
         return answer
+
+    def multiply_by_all(self, description: Any, layouts: list[Any], stored: list[np.ndarray]) -> list[bytes]:
+        """Return A B and then A B + C, each by every algorithm; `stored` are A, B and C as they lie in memory."""
+        workspace = self.cuda.allocate(1 << 20)
+        a, b = (self.cuda.upload(one.tobytes()) for one in stored[:2])
+        algorithms = self.proposals(description, layouts)
+        assert len(algorithms) == 3
+        outputs = []
+        for beta, algorithm in itertools.product((0.0, 1.0), algorithms):
+            c = self.cuda.upload(stored[2].tobytes())
+            assert self.multiply(description, layouts, [a, b, c], algorithm, beta, workspace, 1 << 20) == SUCCESS
+            outputs.append(self.cuda.read(c, stored[2].nbytes))
+        return outputs

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import itertools
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -118,16 +117,7 @@ def check_against_numpy(emulator: Emulator, gemm: Gemm) -> None:
     def body(cuda: Cuda) -> list[bytes]:
         library = Library(cuda)
         description = gemm.description(library, (cuda.upload(scales_a), cuda.upload(scales_b)))
-        layouts, workspace = gemm.layouts(library), cuda.allocate(1 << 20)
-        a, b = cuda.upload(stored[0].tobytes()), cuda.upload(stored[1].tobytes())
-        outputs = []
-        algorithms = library.proposals(description, layouts)
-        assert len(algorithms) == 3
-        for beta, algorithm in itertools.product((0.0, 1.0), algorithms):
-            c = cuda.upload(stored[2].tobytes())
-            assert library.multiply(description, layouts, [a, b, c], algorithm, beta, workspace, 1 << 20) == SUCCESS
-            outputs.append(cuda.read(c, stored[2].nbytes))
-        return outputs
+        return library.multiply_by_all(description, gemm.layouts(library), stored)
 
     outputs = run(emulator, body)
     a, b, before = (

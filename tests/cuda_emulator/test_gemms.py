@@ -43,16 +43,7 @@ def test_gemms_agree_with_numpy(
         library = Library(cuda)
         description = library.description(transposed_a, transposed_b)
         layouts = [library.layout(matrix) for matrix in (matrix_a, matrix_b, matrix_c, matrix_c)]
-        workspace = cuda.allocate(1 << 20)
-        a, b = cuda.upload(stored[0].tobytes()), cuda.upload(stored[1].tobytes())
-        outputs = []
-        algorithms = library.proposals(description, layouts)
-        assert len(algorithms) == 3
-        for beta, algorithm in itertools.product((0.0, 1.0), algorithms):
-            c = cuda.upload(stored[2].tobytes())
-            assert library.multiply(description, layouts, [a, b, c], algorithm, beta, workspace, 1 << 20) == SUCCESS
-            outputs.append(cuda.read(c, stored[2].nbytes))
-        return outputs
+        return library.multiply_by_all(description, layouts, stored)
 
     outputs = run(emulator, body)
     a, b, before = (

@@ -102,8 +102,7 @@ fn check_operations(device: &DeviceUnderTest, size: Size, seed: u64, findings: &
         for make in cases::list(size.of_cases(), dtype) {
             let case = make(&mut inputs)?;
             if !device.computes(&case) {
-                let row = CheckRow::new(&case.name, &case.sizes);
-                findings.add(row.note("skipped: this GPU has no fp8 matmuls with such scales"));
+                findings.add(CheckRow::skipped(&case.name, &case.sizes, "no fp8 matmuls with such scales"));
                 continue;
             }
             let outcome = case::check(&case, device);

@@ -21,12 +21,27 @@ pub struct CheckRow {
     pub failure: Option<String>,
     /// A figure printed beside the verdict.
     pub note: Option<String>,
+    /// Why it was not made; `None` if it was.
+    pub skipped: Option<String>,
 }
 
 impl CheckRow {
     /// Creates the row of a check that has passed so far.
     pub(super) fn new(check: impl Into<String>, sizes: impl Into<String>) -> Self {
-        Self { check: check.into(), sizes: sizes.into(), error: None, bound: None, failure: None, note: None }
+        Self {
+            check: check.into(),
+            sizes: sizes.into(),
+            error: None,
+            bound: None,
+            failure: None,
+            note: None,
+            skipped: None,
+        }
+    }
+
+    /// Creates the row of a check that this device cannot make.
+    pub(super) fn skipped(check: impl Into<String>, sizes: impl Into<String>, reason: &str) -> Self {
+        Self { skipped: Some(reason.to_owned()), ..Self::new(check, sizes) }
     }
 
     /// Adds an error and its bound, which it must not exceed. NaN exceeds every bound.
@@ -57,7 +72,11 @@ impl fmt::Display for CheckRow {
             Some(0.0) => "0".to_owned(),
             Some(value) => format!("{value:.1e}"),
         };
-        let verdict = self.failure.as_ref().map_or_else(|| "ok".to_owned(), |problem| format!("FAILED: {problem}"));
+        let verdict = match (&self.failure, &self.skipped) {
+            (Some(problem), _) => format!("FAILED: {problem}"),
+            (None, Some(reason)) => format!("skipped: {reason}"),
+            (None, None) => "ok".to_owned(),
+        };
         write!(
             f,
             "{:<41} {:<36} {:>8} {:>8}  {verdict}",
@@ -126,7 +145,8 @@ pub struct CheckReport {
 pub fn verdict(reports: &[CheckReport]) -> String {
     let Some(CheckReport { device, seed, .. }) = reports.first() else { return String::new() };
     let rows = || reports.iter().flat_map(|report| &report.rows);
-    let (checks, failed) = (rows().count(), rows().filter(|row| row.failure.is_some()).count());
+    let (checks, failed) =
+        (rows().filter(|row| row.skipped.is_none()).count(), rows().filter(|row| row.failure.is_some()).count());
     let seconds: f64 = reports.iter().map(|report| report.seconds).sum();
     let summary = if failed == 0 { format!("PASSED: {checks}") } else { format!("FAILED: {failed} of {checks}") };
     format!("{summary} checks on {device} in {seconds:.0} s, seed {seed}")
@@ -158,6 +178,15 @@ mod tests {
         assert!(CheckRow::new("a", "b").within(1e-3, 1e-3).failure.is_none());
         let row = CheckRow::new("a", "b").within(f64::NAN, 1e-3).require(false, || "later".to_owned());
         assert_eq!(row.failure.as_deref(), Some("NaN is more than 1.0e-3"));
+    }
+
+    #[test]
+    fn a_skipped_check_is_neither_ok_nor_counted() {
+        let rows = vec![CheckRow::skipped("a", "b", "no such matmuls"), CheckRow::new("c", "d")];
+        assert!(rows[0].to_string().ends_with("skipped: no such matmuls"), "{}", rows[0]);
+        let (part, device) = (Part::Operations, "cuda:0".to_owned());
+        let report = CheckReport { part, device, seed: 1, passed: true, rows, speed: Vec::new(), seconds: 1.0 };
+        assert_eq!(verdict(&[report]), "PASSED: 1 checks on cuda:0 in 1 s, seed 1");
     }
 
     #[test]

@@ -76,19 +76,17 @@ pub struct Operand {
 }
 
 impl Operand {
-    /// Both codes with the sizes of their matrices, those of an operand of [rows, columns].
-    fn both(&self, [rows, columns]: [usize; 2]) -> [(Option<&Codes>, [usize; 2]); 2] {
-        [(self.codes_RC.as_ref(), [rows, columns]), (self.codes_CR.as_ref(), [columns, rows])]
-    }
-
     /// Adds the codes that there are to the outputs of a call.
-    pub(crate) fn written_by(&self, mut arguments: Arguments, sizes: [usize; 2]) -> Arguments {
-        let names = [["codes_RC", "scales of codes_RC"], ["codes_CR", "scales of codes_CR"]];
-        for ((codes, sizes), [values_name, scales_name]) in self.both(sizes).into_iter().zip(names) {
+    pub(crate) fn written_by(&self, mut arguments: Arguments, [rows, columns]: [usize; 2]) -> Arguments {
+        let both = [
+            (&self.codes_RC, [rows, columns], ["codes_RC", "scales of codes_RC"]),
+            (&self.codes_CR, [columns, rows], ["codes_CR", "scales of codes_CR"]),
+        ];
+        for (codes, sizes, [values_name, scales_name]) in both {
             let (dtype, scales) = self.block.scales(sizes);
             arguments = arguments
-                .optional_output(values_name, codes.map(|codes| &codes.values), DType::U8, &sizes)
-                .optional_output(scales_name, codes.map(|codes| &codes.scales), dtype, &scales);
+                .optional_output(values_name, codes.as_ref().map(|codes| &codes.values), DType::U8, &sizes)
+                .optional_output(scales_name, codes.as_ref().map(|codes| &codes.scales), dtype, &scales);
         }
         arguments
     }

@@ -4,7 +4,7 @@ use kernels::fp8::{self, Codes, Operand, ScaleBlock};
 use kernels::{Buffer, DType, DeviceKind, WriteMode, linear, swiglu_fp8};
 
 use crate::activations::{ActivationSettings, BlockBuffers};
-use crate::{ModelShape, Result};
+use crate::{ActivationRecompute, ModelShape, Result};
 
 /// What the GEMMs of a linear map read instead of inputs, weights and gradients. All but the weights lie in memory that
 /// the linear maps share. A GPU needs other codes where a GEMM sums over the rows of an operand.
@@ -61,12 +61,6 @@ impl Fp8Operands {
             output_gradient_NO.codes_CR = Some(shared(transposed_names, [outputs, n], gradients)?);
         }
         Ok(Some(Self { weight_OI, weight_over_outputs_OI, input_NI, input_over_tokens_NI, output_gradient_NO }))
-    }
-
-    /// Whether the `SwiGLU` of this size before the map can be computed in fp8 as well.
-    pub(crate) fn takes_swiglu(&self, intermediate_size: usize) -> bool {
-        let is_gpu = self.input_over_tokens_NI.codes_RC.is_none();
-        is_gpu && swiglu_fp8::is_supported(intermediate_size, self.weight_OI.block)
     }
 
     /// Rounds the weights; to be called whenever they have changed.
@@ -129,6 +123,18 @@ impl Fp8Operands {
         let (dy, x) = (&self.output_gradient_NO, &self.input_over_tokens_NI);
         Ok(linear::backward_weight(dy, x, dweight_OI, write_mode, workspace)?)
     }
+}
+
+/// Whether a model that trains on such a device computes `SwiGLU` in fp8, for the GEMMs after it. Its numbers are then not
+/// written at all: neither adapters may need them, nor a backward pass without recompute.
+pub fn has_fp8_swiglu(
+    shape: &ModelShape,
+    fp8: Option<ScaleBlock>,
+    recompute: ActivationRecompute,
+    device: DeviceKind,
+) -> bool {
+    let is_supported = fp8.is_some_and(|block| swiglu_fp8::is_supported(shape.intermediate_size, block));
+    is_supported && device == DeviceKind::Cuda && shape.lora.is_none() && recompute != ActivationRecompute::None
 }
 
 /// Linear maps whose gradients of outputs share memory.

@@ -69,6 +69,7 @@ pub mod weight;
 
 pub use decoder::{Decoder, DecoderSettings, dtype_of, head_chunk_rows};
 pub use error::{Error, Result};
+pub use fp8::has_fp8_swiglu;
 pub use generation::Generator;
 pub use layout::{Parameter, ParameterLayout};
 pub use lora::AdapterParameters;

@@ -57,41 +57,9 @@ impl Linear {
         })
     }
 
-    /// Whether the map can take the `SwiGLU` of this size where it is computed, in fp8: the numbers themselves are not
-    /// written then, which adapters need.
-    pub(crate) fn takes_swiglu(&self, intermediate_size: usize) -> bool {
-        let trains_alone = self.adapters.is_empty() && self.weight_OI.gradient.is_some();
-        trains_alone && self.fp8.as_ref().is_some_and(|fp8| fp8.takes_swiglu(intermediate_size))
-    }
-
-    /// [`Linear::forward`] of the `SwiGLU` of gate and up, if [`Linear::takes_swiglu`].
-    pub(crate) fn forward_activated(
-        &mut self,
-        gate_up_N2I: &Buffer,
-        y_NO: &mut Buffer,
-        workspace: &mut Buffer,
-    ) -> Result<()> {
-        let Some(fp8) = &mut self.fp8 else { return Ok(()) };
-        timing::scope(self.name, || fp8.forward_activated(gate_up_N2I, y_NO, workspace))
-    }
-
-    /// The `SwiGLU`'s backward pass in fp8, for the projections of gate and up and for `down`, which
-    /// [`Linear::backward_weight_activated`] is then called of.
-    pub(crate) fn backward_activated(
-        gate_up: &mut Self,
-        down: &mut Self,
-        gate_up_N2I: &Buffer,
-        dactivated_NI: &Buffer,
-        workspace: &mut Buffer,
-    ) -> Result<()> {
-        let (Some(of_gate_up), Some(of_down)) = (&mut gate_up.fp8, &mut down.fp8) else { return Ok(()) };
-        Fp8Operands::backward_activated(of_gate_up, of_down, gate_up_N2I, dactivated_NI, workspace)
-    }
-
-    /// [`Linear::backward_weight`] of the `SwiGLU` that [`Linear::backward_activated`] has computed again.
-    pub(crate) fn backward_weight_activated(&mut self, write_mode: WriteMode, workspace: &mut Buffer) -> Result<()> {
-        let (Some(fp8), Some(dweight_OI)) = (&mut self.fp8, &mut self.weight_OI.gradient) else { return Ok(()) };
-        timing::scope(self.name, || fp8.backward_weight(None, dweight_OI, write_mode, workspace))
+    /// The fp8 operands and the gradient of the weights, where GEMMs are in fp8 and the weights train.
+    pub(crate) fn fp8_in_training(&mut self) -> Option<(&mut Fp8Operands, &mut Buffer)> {
+        self.fp8.as_mut().zip(self.weight_OI.gradient.as_mut())
     }
 
     /// Receives the gradient of the outputs, which [`Linear::backward_input`] and [`Linear::backward_weight`] are then

@@ -1,16 +1,16 @@
 //! The MLP with its norm: gate and up projections, `SwiGLU`, down projection; forward beside backward.
 
-use kernels::{Buffer, DType, swiglu};
+use kernels::{Buffer, DType, swiglu, timing};
 
 use crate::activations::{ActivationSettings, BlockBuffers, Saved};
-use crate::fp8;
+use crate::fp8::{self, Fp8Operands, has_fp8_swiglu};
 use crate::linear::Linear;
 use crate::lora::{self, MakeAdapters};
 use crate::norm::{Norm, NormActivations};
 use crate::parameters::BlockParameters;
 use crate::pass::Pass;
 use crate::weight::Weight;
-use crate::{ActivationRecompute, ModelShape, Result};
+use crate::{ModelShape, Result};
 
 /// Norm, gate and up projections, `SwiGLU`, down projection.
 #[derive(Clone, Debug)]
@@ -45,11 +45,10 @@ impl Mlp {
         let [of_gate_up, of_down] = [&weights.adapters.gate_up, &weights.adapters.down].map(|of| adapters(of));
         let gate_up = Linear::new(shape, "gate_up", weights.gate_up.clone(), None, of_gate_up?, buffers)?;
         let down = Linear::new(shape, "down", weights.down.clone(), None, of_down?, buffers)?;
-        // Without recompute its output is kept.
-        let is_recomputed = buffers.settings.recompute != ActivationRecompute::None;
+        let &ActivationSettings { training, fp8, recompute, device, .. } = buffers.settings;
         Ok(Self {
             norm: Norm::new(weights.mlp_norm.clone(), Some(previous_ND), values),
-            has_fp8_swiglu: is_recomputed && gate_up.takes_swiglu(i) && down.takes_swiglu(i),
+            has_fp8_swiglu: training && has_fp8_swiglu(shape, fp8, recompute, device),
             gate_up,
             down,
             gate_up_N2I: buffers.take("gate_up", Saved::Inner, dtype, &[n, 2 * i]),
@@ -72,8 +71,10 @@ impl Mlp {
     pub fn forward(&mut self, pass: &mut Pass<'_>) -> Result<()> {
         self.recompute(pass)?;
         let (layer_output_ND, workspace) = (&mut pass.scratch.layer_output_ND, &mut pass.scratch.workspace);
-        if self.has_fp8_swiglu {
-            return self.down.forward_activated(&self.gate_up_N2I, layer_output_ND, workspace);
+        if self.has_fp8_swiglu
+            && let Some((fp8, _)) = self.down.fp8_in_training()
+        {
+            return timing::scope("down", || fp8.forward_activated(&self.gate_up_N2I, layer_output_ND, workspace));
         }
         swiglu::forward(&self.gate_up_N2I, &mut self.activated_NI)?;
         self.down.forward(&self.activated_NI, layer_output_ND, workspace)
@@ -97,21 +98,27 @@ impl Mlp {
         let Self { norm, gate_up, down, gate_up_N2I, activated_NI, has_fp8_swiglu } = self;
         down.begin_backward(dresidual_ND, workspace)?;
         // One buffer for the SwiGLU and for its gradient, whichever is needed first.
-        if *has_fp8_swiglu {
+        let mut has_codes = false;
+        if recomputes {
             down.backward_input(dresidual_ND, activated_NI, workspace)?;
-            Linear::backward_activated(gate_up, down, gate_up_N2I, activated_NI, workspace)?;
-            down.backward_weight_activated(write_mode, workspace)?;
-        } else if recomputes {
-            down.backward_input(dresidual_ND, activated_NI, workspace)?;
-            swiglu::backward_recomputing(gate_up_N2I, activated_NI)?;
-            down.backward_weight(dresidual_ND, activated_NI, write_mode, workspace)?;
+            if *has_fp8_swiglu
+                && let (Some((of_gate_up, _)), Some((of_down, dweight_OI))) =
+                    (gate_up.fp8_in_training(), down.fp8_in_training())
+            {
+                Fp8Operands::backward_activated(of_gate_up, of_down, gate_up_N2I, activated_NI, workspace)?;
+                timing::scope("down", || of_down.backward_weight(None, dweight_OI, write_mode, workspace))?;
+                has_codes = true;
+            } else {
+                swiglu::backward_recomputing(gate_up_N2I, activated_NI)?;
+                down.backward_weight(dresidual_ND, activated_NI, write_mode, workspace)?;
+            }
         } else {
             down.backward_weight(dresidual_ND, activated_NI, write_mode, workspace)?;
             down.backward_input(dresidual_ND, activated_NI, workspace)?;
             swiglu::backward(gate_up_N2I, activated_NI)?;
         }
         let dgate_up_N2I = gate_up_N2I;
-        if !*has_fp8_swiglu {
+        if !has_codes {
             gate_up.begin_backward(dgate_up_N2I, workspace)?;
         }
         gate_up.backward_weight(dgate_up_N2I, &norm.values.normed_ND, write_mode, workspace)?;

@@ -70,6 +70,11 @@ pub fn select_for_training(run: &mut ResolvedRun, rank_info: RankInfo) -> Result
     let gpus = AvailableGpus::for_request(requested_device);
     let decision = gpus.decide(requested_device, |gpu| refusal(&run.config, gpu.into()))?;
     let decision = gpus.of_rank(decision, rank_info)?;
+    let gpu = gpus.named(decision.device);
+    // That of a rank may be another one than was decided on.
+    if let Some(refusal) = gpu.map_or(Ok(None), |gpu| refusal(&run.config, gpu.into()))? {
+        return Err(TrainerError::Request(refused(decision.device, &refusal)));
+    }
     let device = open_decided(decision.device)?;
     if let (Device::Cuda(gpu), Some(limit)) = (&device, run.config.runtime.memory_limit) {
         gpu.set_memory_limit(limit.bytes());
@@ -78,8 +83,8 @@ pub fn select_for_training(run: &mut ResolvedRun, rank_info: RankInfo) -> Result
         gpu.set_deterministic(run.config.runtime.deterministic);
     }
     run.config.runtime.device = decision.device;
-    resolve_recipe(&mut run.config, gpus.named(decision.device).map(GpuVersions::from));
-    Ok(DeviceSelection { device, notes: decision.note.into_iter().collect() })
+    let fp8_note = resolve_recipe(&mut run.config, gpu.map(GpuVersions::from));
+    Ok(DeviceSelection { device, notes: decision.note.into_iter().chain(fp8_note).collect() })
 }
 
 /// Chooses and opens the device that a trained model is used on, for which it needs `bytes` bytes. With `auto` a GPU
@@ -153,8 +158,8 @@ pub fn refusal(config: &RunConfig, gpu: GpuVersions) -> Result<Option<Refusal>> 
 pub(crate) fn refused(requested_device: run_config::Device, refusal: &Refusal) -> String {
     let Refusal { clause, way_out, .. } = refusal;
     format!(
-        "the device asked for is {requested_device}, which cannot take this run: a GPU {clause}. {way_out}, or take \
-         `--device cpu`"
+        "this run does not train on the device asked for, {requested_device}: a GPU {clause}. {way_out}, or take `--device \
+         cpu`"
     )
 }
 

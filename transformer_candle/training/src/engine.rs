@@ -27,7 +27,7 @@ pub(crate) use self::synthetic::SyntheticSteps;
 pub(crate) use self::{
     gradient_exchange::share_after_backward,
     optimizer::muon_flops,
-    parts::{Parts, StageEngine},
+    parts::{Parts, StageEngine, fp8_block},
     shard::largest_shard,
 };
 pub use self::{

@@ -111,7 +111,8 @@ fn fp8(
     };
     let mut wider = run.clone();
     (wider.config.runtime.precision, wider.config.runtime.fp8_recipe) = (Precision::Bf16, Fp8Recipe::Auto);
-    let Some(bf16) = plan_of(&wider)?.speed else { return Ok(None) };
+    // What was measured of one and predicted of the other is no comparison.
+    let Some(bf16) = plan_of(&wider)?.speed.filter(|bf16| bf16.source == speed.source) else { return Ok(None) };
     let is_slower = speed.tokens_per_second.iter().zip(&bf16.tokens_per_second).all(|(fp8, bf16)| fp8 < bf16);
     Ok(is_slower.then(|| {
         format!(

@@ -65,14 +65,21 @@ pub fn fp8_recipes(device: &Device) -> Vec<Fp8Recipe> {
     }
 }
 
-/// Replaces `runtime.fp8_recipe: auto` by that of a GPU, or of a CPU if there is none.
-pub(crate) fn resolve_recipe(config: &mut RunConfig, gpu: Option<GpuVersions>) {
+/// Replaces `runtime.fp8_recipe: auto` by that of a GPU, or of a CPU if there is none. Returns a note of what it is on a
+/// GPU.
+pub(crate) fn resolve_recipe(config: &mut RunConfig, gpu: Option<GpuVersions>) -> Option<String> {
     let runtime = &mut config.runtime;
-    if runtime.precision == Precision::Fp8 && runtime.fp8_recipe == Fp8Recipe::Auto {
-        let block =
-            gpu.map_or(ScaleBlock::Square32, |gpu| gpu.fp8_blocks().first().copied().unwrap_or(ScaleBlock::Tensor));
-        runtime.fp8_recipe = recipe(block);
+    if runtime.precision != Precision::Fp8 || runtime.fp8_recipe != Fp8Recipe::Auto {
+        return None;
     }
+    let block = gpu.map_or(Some(&ScaleBlock::Square32), |gpu| gpu.fp8_blocks().first())?;
+    runtime.fp8_recipe = recipe(*block);
+    gpu.map(|_| format!("runtime.fp8_recipe is {} on this GPU", name(runtime.fp8_recipe)))
+}
+
+/// A recipe as configs spell it.
+fn name(recipe: Fp8Recipe) -> String {
+    serde_json::to_value(recipe).ok().and_then(|name| Some(name.as_str()?.to_owned())).unwrap_or_default()
 }
 
 /// Returns why a GPU does not train a config's run in fp8; none where it does, and without fp8.
@@ -91,8 +98,6 @@ pub(super) fn refusal(config: &RunConfig, gpu: GpuVersions) -> Result<Option<Ref
         return refused(clause, "Use `--precision bf16`");
     }
     if chosen != Fp8Recipe::Auto && !blocks.contains(&scale_block(chosen)) {
-        let name =
-            |recipe| serde_json::to_value(recipe).map_or(String::new(), |name| name.as_str().unwrap_or("").into());
         let recipes: Vec<String> = blocks.iter().map(|block| name(recipe(*block))).collect();
         let clause = format!(
             "of compute capability {major}.{minor} with cuBLAS {}.{} has fp8 matmuls that are {}, and runtime.fp8_recipe is {}",

@@ -72,7 +72,7 @@ impl StepOf<'_> {
 }
 
 /// The elements of an operand that share a scale; None where matmuls are not in fp8.
-fn fp8_block(runtime: &RuntimeConfig) -> Option<ScaleBlock> {
+pub(crate) fn fp8_block(runtime: &RuntimeConfig) -> Option<ScaleBlock> {
     (runtime.precision == Precision::Fp8).then(|| scale_block(runtime.fp8_recipe))
 }
 

@@ -5,18 +5,15 @@
 
 use std::convert::Infallible;
 
-use kernels::{DeviceKind, muon, swiglu_fp8};
+use kernels::{DeviceKind, muon};
 use model::{
     AdapterParameters, LinearMap, ModelShape, ParameterKind, ParameterLayout, ParameterSpec, Parameters, dtype_of,
-    head_chunk_rows,
+    has_fp8_swiglu, head_chunk_rows,
 };
 use run_config::{ActivationRecompute, Algorithm, Precision, RunConfig};
 
 use super::operation::{ADAPTERS, KernelAndScope, Operation, Rate};
-use crate::{
-    device::scale_block,
-    engine::{EngineSettings, Shard, StepOf, muon_flops, shards},
-};
+use crate::engine::{EngineSettings, Shard, StepOf, fp8_block, muon_flops, shards};
 
 /// Bytes per parameter that `AdamW` reads (gradient, weight with low bits, two moments) and writes (all but the gradient).
 const ADAMW_BYTES: f64 = 4.0 + 12.0 + 12.0;
@@ -78,20 +75,15 @@ impl<'a> MicroBatch<'a> {
         let layers = shape.num_layers as f64;
         let recomputes_blocks = settings.activation_recompute == ActivationRecompute::Block;
         let recomputes = settings.activation_recompute != ActivationRecompute::None;
-        let is_fp8 = config.runtime.precision == Precision::Fp8;
-        let takes_swiglu = swiglu_fp8::is_supported(shape.intermediate_size, scale_block(config.runtime.fp8_recipe));
+        let fp8 = fp8_block(&config.runtime);
         Self {
             shape,
             device: settings.device,
             sequence_length: config.data.sequence_length as f64,
             tokens: settings.micro_batch * config.data.sequence_length,
             element: dtype_of(config.runtime.precision).size_in_bytes() as f64,
-            is_fp8,
-            has_fp8_swiglu: is_fp8
-                && settings.device == DeviceKind::Cuda
-                && recomputes
-                && shape.lora.is_none()
-                && takes_swiglu,
+            is_fp8: fp8.is_some(),
+            has_fp8_swiglu: has_fp8_swiglu(shape, fp8, settings.activation_recompute, settings.device),
             layers,
             recomputed_blocks: if recomputes_blocks { layers - 1.0 } else { 0.0 },
             recomputes,
