@@ -150,6 +150,23 @@ pub fn transpose(from: &Operand, to: &mut Operand) -> Result<()> {
     arguments.run(cpu, || cuda::fp8::transpose(block, pointers, sizes))
 }
 
+/// Writes the numbers that the codes of a matrix stand for to `x_RC`, BF16: exactly. On a GPU R and C are multiples of 16.
+pub fn dequantize(from: &Codes, block: ScaleBlock, x_RC: &mut Buffer) -> Result<()> {
+    let sizes = x_RC.sizes();
+    let (dtype, scales) = block.scales(sizes);
+    let arguments = Arguments::new("fp8::dequantize")
+        .input("codes_RC", &from.values, DType::U8, &sizes)
+        .input("scales of codes_RC", &from.scales, dtype, &scales)
+        .output("x_RC", x_RC, DType::BF16, &sizes);
+    let (codes, x) = (pointers(from), KernelArg::from(&*x_RC));
+    let cpu = |access: &Access<'_>| {
+        let scales = from.scales_on_cpu(block, access);
+        cpu::fp8::decode(from.values.slice(access), scales, sizes[1], x_RC.slice_mut(access));
+        Ok(())
+    };
+    arguments.run(cpu, || cuda::fp8::dequantize(block, codes, x, sizes))
+}
+
 fn pointers(Codes { values, scales }: &Codes) -> [KernelArg; 2] {
     [values, scales].map(KernelArg::from)
 }
@@ -244,7 +261,7 @@ pub mod reference {
 
 /// Calls for checks and benchmarks, of sizes [R, C].
 pub mod cases {
-    use super::{Codes, Operand, ScaleBlock, quantize, transpose, workspace_elements};
+    use super::{Codes, Operand, ScaleBlock, dequantize, quantize, transpose, workspace_elements};
     use crate::cases::bounds::EXACT;
     use crate::cases::{Case, CaseList, Inputs, Size};
     use crate::{Buffer, DType};
@@ -260,6 +277,7 @@ pub mod cases {
                 list.add(move |inputs| codes(inputs, sizes, block));
                 list.add(move |inputs| codes_of_transpose(inputs, sizes, block));
                 list.add(move |inputs| transposed_codes(inputs, sizes, block));
+                list.add(move |inputs| numbers_of_codes(inputs, sizes, block));
             }
         }
     }
@@ -304,6 +322,20 @@ pub mod cases {
             .output("scales", &scales_CR, dtype, EXACT)
             .call(move |[x, workspace, values, scales]| {
                 quantize(x, &mut operand(block, None, Some([values, scales])), workspace)
+            })
+    }
+
+    /// [`dequantize`] of what [`quantize`] writes.
+    pub fn numbers_of_codes(inputs: &mut Inputs, sizes: [usize; 2], block: ScaleBlock) -> Case {
+        let (dtype, scales) = block.scales(sizes);
+        case(inputs, "fp8::dequantize", sizes, block)
+            .output("codes", &sizes, DType::U8, EXACT)
+            .output("scales", &scales, dtype, EXACT)
+            .output("numbers", &sizes, DType::BF16, EXACT)
+            .call(move |[x, workspace, values, scales, numbers]| {
+                let mut matrix = operand(block, Some([values, scales]), None);
+                quantize(x, &mut matrix, workspace)?;
+                matrix.codes_RC.map_or(Ok(()), |codes| dequantize(&codes, block, numbers))
             })
     }
 

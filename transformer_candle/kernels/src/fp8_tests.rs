@@ -75,6 +75,18 @@ fn matrices_round_as_in_numpy() {
     }
 }
 
+#[test]
+fn numbers_of_codes_are_exact() {
+    let x = every_bf16();
+    for block in ScaleBlock::ALL {
+        let codes = quantized(&x, block).codes_RC.unwrap();
+        let mut numbers = zeros(x.shape(), DType::BF16);
+        dequantize(&codes, block, &mut numbers).unwrap();
+        let numbers: Vec<f64> = numbers.read_f32().unwrap().into_iter().map(f64::from).collect();
+        assert_same_numbers(&numbers, &decoded(&codes, block));
+    }
+}
+
 /// What codes and scales stand for, read as the documentation of cuBLASLt says.
 fn decoded(Codes { values: codes, scales }: &Codes, block: ScaleBlock) -> Vec<f64> {
     let [rows, columns] = codes.sizes();

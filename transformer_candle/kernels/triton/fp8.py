@@ -5,7 +5,8 @@
 e4m3 has 3 bits of mantissa, 448 at most, and multiples of 2^-9 below 2^-6. fp8 GEMMs read both operands along the axis
 that they sum over, so each program writes a tile of codes as it is, transposed, or both, as `outputs` says: bit 0 is
 for the matrix, bit 1 for its transpose. What is not requested is not written. Blocks are square, so the transpose has
-the same codes, and `fp8_transpose_*` makes it from the matrix's codes later. Scales go where cuBLASLt looks for them
+the same codes, and `fp8_transpose_*` makes it from the matrix's codes later. `fp8_dequantize_*` writes the numbers that
+codes stand for, in bf16: exactly, since they are e4m3 numbers times powers of two. Scales go where cuBLASLt looks for them
 ("Narrow Precision Data Types Usage"):
 
     mxfp8      squares of 32. VEC32_UE8M0: 512 bytes per tile of 128 x 128, which are its 4 x 4 scales 32 times
@@ -14,7 +15,8 @@ the same codes, and `fp8_transpose_*` makes it from the matrix's codes later. Sc
 
 A block with an infinity or a NaN becomes NaN. Grid, where nothing else is said: (rows / 128, columns / 128).
 
-Bytes per element: 2 read and 1 written per output; tensorwise reads 2 more. A transpose reads 1 and writes 1.
+Bytes per element: 2 read and 1 written per output; tensorwise reads 2 more. A transpose reads 1 and writes 1;
+dequantization reads 1 and writes 2.
 """
 
 import triton
@@ -249,6 +251,42 @@ def fp8_transpose_tensor(codes, scales, out, out_scales, rows, columns):
         tl.store(out_scales, tl.load(scales))
 
 
+@triton.jit
+def dequantize_tile(codes, scale, out, rows, columns):
+    """Store the numbers that this program's tile of codes stands for; `scale` is of a shape that fits the tile's."""
+    offset, inside = tile_of(tl.program_id(0), tl.program_id(1), rows, columns, TILE, TILE)
+    code = tl.load(codes + offset, mask=inside, other=0).to(tl.int32)
+    size = code & NAN
+    # Below 8 a code counts multiples of 2^-9; above, the exponent's bias becomes 127.
+    subnormal = bits_of(size.to(tl.float32) * 0.001953125)
+    bits = tl.where(size < 8, subnormal, (size + (120 << 3)) << 20)
+    bits = tl.where(size == NAN, 0x7FC00000, bits) | ((code & 0x80) << 24)
+    value = bits.to(tl.float32, bitcast=True) * scale
+    tl.store(out + offset, value.to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def fp8_dequantize_mx(codes, scales, out, rows, columns):
+    """Dequantize a tile with its 4 x 4 scales."""
+    begin = (tl.program_id(0) * tl.cdiv(columns, TILE) + tl.program_id(1)).to(tl.int64) * 512
+    square = tl.arange(0, TILE) // 32
+    exponents = tl.load(scales + begin + square[:, None] * 4 + square[None, :]).to(tl.int32) - 127
+    dequantize_tile(codes, power_of_two(exponents), out, rows, columns)
+
+
+@triton.jit
+def fp8_dequantize_blocks(codes, scales, out, rows, columns):
+    """Dequantize a tile with its scale."""
+    scale = tl.load(scales + tl.program_id(1).to(tl.int64) * rows + tl.program_id(0) * TILE)
+    dequantize_tile(codes, scale, out, rows, columns)
+
+
+@triton.jit
+def fp8_dequantize_tensor(codes, scales, out, rows, columns):
+    """Dequantize a tile with the matrix's scale."""
+    dequantize_tile(codes, tl.load(scales), out, rows, columns)
+
+
 # A tile of 128 x 128 is 64 elements for each of 256 threads, one of 32 x 128 is 32 for each of 128.
 CODES = {"out": "*u8:16", "out_transposed": "*u8:16"}
 SIZES = {"rows": "i32:16", "columns": "i32:16"}
@@ -316,6 +354,19 @@ KERNELS = [
             (fp8_transpose_mx, "*u8:16"),
             (fp8_transpose_blocks, "*fp32:16"),
             (fp8_transpose_tensor, "*fp32:16"),
+        )
+    ),
+    *(
+        Kernel(
+            f"{function.fn.__name__}.bf16",
+            function,
+            arguments={"codes": "*u8:16", "scales": scales, "out": "*bf16:16", **SIZES},
+            num_warps=8,
+        )
+        for function, scales in (
+            (fp8_dequantize_mx, "*u8:16"),
+            (fp8_dequantize_blocks, "*fp32:16"),
+            (fp8_dequantize_tensor, "*fp32:16"),
         )
     ),
 ]

@@ -58,6 +58,18 @@ pub(crate) fn transpose(block: ScaleBlock, codes: [[KernelArg; 2]; 2], sizes: [u
     [Launch::kernel(function, "u8", grid(tiles(sizes)), values)]
 }
 
+/// See [`crate::fp8::dequantize`].
+pub(crate) fn dequantize(block: ScaleBlock, codes: [KernelArg; 2], x: KernelArg, sizes: [usize; 2]) -> [Launch; 1] {
+    let function = match block {
+        ScaleBlock::Tensor => "fp8_dequantize_tensor",
+        ScaleBlock::Square128 => "fp8_dequantize_blocks",
+        ScaleBlock::Square32 => "fp8_dequantize_mx",
+    };
+    let [values, scales] = codes;
+    let [rows, columns] = sizes.map(KernelArg::count);
+    [Launch::kernel(function, "bf16", grid(tiles(sizes)), [values, scales, x, rows, columns])]
+}
+
 pub(super) fn tiles(sizes: [usize; 2]) -> [usize; 2] {
     sizes.map(|size| size.div_ceil(TILE))
 }

@@ -92,3 +92,16 @@ def test_transposed_codes_and_scales_are_the_quantized_ones(recipe, size):
     launch(kernel, tiles(rows, columns), codes, scales, transposed, scales_transposed, rows, columns)
     assert torch.equal(transposed, expected)
     assert torch.equal(scales_transposed, expected_scales)
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_dequantized_numbers_are_those_of_the_codes(recipe, size):
+    rows, columns = size
+    codes, _, scales, _ = quantized(with_various_scales(rows, columns), recipe)
+    # Every code, of which two are NaN.
+    codes.view(-1)[:256] = torch.arange(256, dtype=torch.uint8)
+    out = torch.full((rows, columns), -99.0, dtype=torch.bfloat16)
+    launch(by_name(KERNELS, f"fp8_dequantize_{recipe}.bf16"), tiles(rows, columns), codes, scales, out, rows, columns)
+    expected = values(codes, scales, recipe)
+    torch.testing.assert_close(out.double(), expected, rtol=0, atol=0, equal_nan=True)
