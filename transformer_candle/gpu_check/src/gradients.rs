@@ -15,7 +15,8 @@ use model::parameters::BlockParameters;
 use model::pass::Pass;
 use model::weight::Weight;
 use model::{
-    ActivationRecompute, Decoder, DecoderSettings, ModelShape, ParameterLayout, Precision, dtype_of, initialization,
+    ActivationRecompute, Decoder, DecoderSettings, ModelShape, ParameterLayout, Precision, Weights, dtype_of,
+    initialization,
 };
 use run_config::{Architecture, ModelConfig};
 
@@ -168,10 +169,9 @@ impl GradientCase {
 
     /// Returns initial weights in `dtype`; with `widened`, the same values as F32.
     fn weights(&self, dtype: DType, widened: bool) -> Result<BufferContents> {
-        let elements = ParameterLayout::new(&self.shape).elements();
-        let mut weights = Buffer::zeros(&[elements], dtype, &Device::Cpu)?;
+        let mut weights = Weights::zeros(&self.shape, dtype, &Device::Cpu)?;
         initialization::fill(&self.shape, self.seed, &mut weights, None)?;
-        let bits = BufferContents::read(&weights)?;
+        let bits = BufferContents::read(&weights.flat)?;
         Ok(if widened { bits.widened() } else { bits })
     }
 
@@ -233,7 +233,7 @@ impl GradientCase {
         let new = |arena: &mut Arena| -> Result<_> {
             let flat = arena.take("weights", Category::Weights, weights.dtype, &[layout.elements()]);
             let gradients = arena.take("gradients", Category::Gradients, DType::F32, &[layout.elements()]);
-            let parameters = layout.weights(&flat, Some(&gradients))?;
+            let parameters = layout.weights(&flat.clone().into(), Some(&gradients))?;
             let rope = rope_tables(shape, self.sequence_length, arena)?;
             Ok((flat, Backbone::new(shape, &settings, &parameters, rope, &[], arena)?, parameters))
         };
@@ -264,7 +264,7 @@ impl GradientCase {
             z_loss: 0.0,
         };
         let mut decoder = allocate(&device.device, |arena| Decoder::new(&self.shape, &settings, arena))?;
-        weights.write_to(decoder.weights_mut())?;
+        weights.write_to(&mut decoder.weights_mut().flat)?;
         let mut inputs = Buffer::zeros(&[n], DType::U32, &device.device)?;
         let mut targets = Buffer::zeros(&[n], DType::I32, &device.device)?;
         let mut random = Random::new(self.seed);

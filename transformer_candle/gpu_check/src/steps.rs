@@ -275,7 +275,7 @@ impl TrainingCase {
         let contents = CheckpointContents {
             shape: &self.shape,
             precision: settings.precision,
-            weights: engine.decoder.weights(),
+            weights: &engine.decoder.weights().flat,
             optimizer: engine.optimizer.state(),
             tokenizer: &TokenizerFiles::read(&tokenizer, &marks, self.shape.max_position_embeddings)?,
             state: &state,
@@ -289,7 +289,7 @@ impl TrainingCase {
 impl TrainedState {
     fn read(device: &DeviceUnderTest, run: usize, engine: &Engine, losses: Vec<f32>) -> Result<Self> {
         let optimizer = engine.optimizer.state().iter().map(|tensor| (tensor.layout.name, &tensor.buffer));
-        let tensors = [("weights", engine.decoder.weights())].into_iter().chain(optimizer);
+        let tensors = [("weights", &engine.decoder.weights().flat)].into_iter().chain(optimizer);
         let read = |(name, buffer)| Ok((name, device.read(name, run, buffer)?));
         let state = tensors.map(read).collect::<Result<_>>()?;
         Ok(Self { losses: device.numbers("losses", run, losses), state })

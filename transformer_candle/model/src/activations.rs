@@ -12,6 +12,7 @@ use kernels::memory::{Arena, Category};
 use kernels::{Buffer, DType, DeviceKind};
 
 use crate::ActivationRecompute;
+use crate::weights::take_codes;
 
 /// The settings that decide the size of the activations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -86,11 +87,7 @@ impl<'a> BlockBuffers<'a> {
 
     /// Takes the fp8 codes of a matrix of this block's weights.
     pub(crate) fn take_fp8_weight(&mut self, name: &str, block: ScaleBlock, sizes: [usize; 2]) -> Codes {
-        let (dtype, scales) = block.scales(sizes);
-        let mut take = |part, dtype, shape: &[usize]| {
-            self.arena.take(format!("layers.{}.{name}.{part}", self.layer), Category::Weights, dtype, shape)
-        };
-        Codes { values: take("fp8", DType::U8, &sizes), scales: take("fp8_scales", dtype, &scales) }
+        take_codes(&format!("layers.{}.{name}", self.layer), block, sizes, self.arena)
     }
 
     /// Takes the output of a norm. Recomputed outputs are needed one after the other: one buffer serves both of a block.

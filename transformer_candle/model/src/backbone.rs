@@ -212,7 +212,7 @@ mod tests {
         };
         let (shape, layout) = (one_billion(), ParameterLayout::new(&one_billion()));
         let flat = Arena::counting().take("", Category::Weights, DType::BF16, &[layout.elements()]);
-        let weights = layout.weights(&flat, training.then_some(&flat)).unwrap();
+        let weights = layout.weights(&flat.clone().into(), training.then_some(&flat)).unwrap();
         let new = |arena: &mut Arena| {
             let rope = rope_tables(&shape, settings.sequence_length, arena)?;
             Backbone::new(&shape, &settings, &weights, rope, &[], arena)

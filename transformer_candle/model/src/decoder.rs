@@ -13,6 +13,7 @@ use crate::activations::ActivationSettings;
 use crate::backbone::{Backbone, rope_tables};
 use crate::layout::ParameterLayout;
 use crate::weight::Weight;
+use crate::weights::{BASE_BLOCK, Weights};
 use crate::{Error, ModelShape, Result};
 
 /// Inputs, documents and targets, as [`Decoder::forward_backward`] has them.
@@ -23,7 +24,7 @@ type MicroBatch<'a> = (&'a Buffer, Option<&'a Buffer>, &'a Buffer);
 pub struct Decoder {
     shape: ModelShape,
     layout: ParameterLayout,
-    weights: Buffer,
+    weights: Weights,
     gradients: Buffer,
     backbone: Backbone,
     head: Weight,
@@ -54,7 +55,7 @@ impl Decoder {
         let &DecoderSettings { batch, sequence_length, recompute, training, device, .. } = settings;
         let (dtype, n, v) = (dtype_of(settings.precision), batch * sequence_length, shape.padded_vocab_size);
         let rows = head_chunk_rows(n, v, device);
-        let weights = arena.take("weights", Category::Weights, dtype, &[layout.elements()]);
+        let weights = Weights::take(&layout, dtype, settings.fp8.unwrap_or(BASE_BLOCK), arena);
         let gradient_elements = if training { layout.trainable_elements() } else { 0 };
         let gradients = arena.take("gradients", Category::Gradients, DType::F32, &[gradient_elements]);
         let parameters = layout.weights(&weights, training.then_some(&gradients))?;
@@ -283,13 +284,13 @@ impl Decoder {
         &self.layout
     }
 
-    /// All weights, F32 or BF16.
-    pub fn weights(&self) -> &Buffer {
+    /// All weights.
+    pub fn weights(&self) -> &Weights {
         &self.weights
     }
 
     /// All weights, to be written.
-    pub fn weights_mut(&mut self) -> &mut Buffer {
+    pub fn weights_mut(&mut self) -> &mut Weights {
         self.has_rounded_weights = false;
         &mut self.weights
     }

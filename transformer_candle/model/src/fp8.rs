@@ -4,6 +4,7 @@ use kernels::fp8::{self, Codes, Operand, ScaleBlock};
 use kernels::{Buffer, DType, DeviceKind, WriteMode, linear, swiglu_fp8};
 
 use crate::activations::{ActivationSettings, BlockBuffers};
+use crate::weight::Weight;
 use crate::{ActivationRecompute, ModelShape, Result};
 
 /// What the GEMMs of a linear map read instead of inputs, weights and gradients. All but the weights lie in memory that
@@ -18,18 +19,21 @@ pub(crate) struct Fp8Operands {
 }
 
 impl Fp8Operands {
-    /// The operands of a linear map of [inputs, outputs], whose weights train or not; None where GEMMs are not in fp8.
+    /// The operands of a linear map of these weights, whose codes are taken unless they are held in fp8 already.
     pub(crate) fn take(
         shape: &ModelShape,
         name: &str,
-        [inputs, outputs]: [usize; 2],
-        trains: bool,
+        weight_OI: &Weight,
+        block: ScaleBlock,
         buffers: &mut BlockBuffers<'_>,
-    ) -> Result<Option<Self>> {
-        let &ActivationSettings { batch, sequence_length, fp8, device, .. } = buffers.settings;
-        let Some(block) = fp8 else { return Ok(None) };
+    ) -> Result<Self> {
+        let &ActivationSettings { batch, sequence_length, device, .. } = buffers.settings;
         let (n, is_gpu, maps) = (batch * sequence_length, device == DeviceKind::Cuda, shape.linear_maps());
-        let own_codes = buffers.take_fp8_weight(name, block, [outputs, inputs]);
+        let ([outputs, inputs], trains) = (weight_OI.values.sizes(), weight_OI.gradient.is_some());
+        let own_codes = match weight_OI.codes() {
+            Some((_, codes)) => codes,
+            None => buffers.take_fp8_weight(name, block, [outputs, inputs]),
+        };
         let matrix = |codes| Operand { block, codes_RC: Some(codes), codes_CR: None };
         let transpose = |codes| Operand { block, codes_RC: None, codes_CR: Some(codes) };
         let mut shared = |name, sizes, all: Vec<[usize; 2]>| SharedCodes { block, name, all }.take(sizes, buffers);
@@ -44,13 +48,7 @@ impl Fp8Operands {
         let mut output_gradient_NO = matrix(shared(names, [n, outputs], gradients)?);
         if !is_gpu {
             let (weight_over_outputs_OI, input_over_tokens_NI) = (weight_OI.clone(), input_NI.clone());
-            return Ok(Some(Self {
-                weight_OI,
-                weight_over_outputs_OI,
-                input_NI,
-                input_over_tokens_NI,
-                output_gradient_NO,
-            }));
+            return Ok(Self { weight_OI, weight_over_outputs_OI, input_NI, input_over_tokens_NI, output_gradient_NO });
         }
         let input_over_tokens_NI = transpose(shared(["fp8_input", "fp8_input_scales"], [inputs, n], inputs_of_all())?);
         let weights = maps.iter().map(|map| [map.inputs, map.outputs]).collect();
@@ -60,7 +58,7 @@ impl Fp8Operands {
             let gradients = alike().map(|map| [map.outputs, n]).collect();
             output_gradient_NO.codes_CR = Some(shared(transposed_names, [outputs, n], gradients)?);
         }
-        Ok(Some(Self { weight_OI, weight_over_outputs_OI, input_NI, input_over_tokens_NI, output_gradient_NO }))
+        Ok(Self { weight_OI, weight_over_outputs_OI, input_NI, input_over_tokens_NI, output_gradient_NO })
     }
 
     /// Rounds the weights; to be called whenever they have changed.
@@ -122,6 +120,32 @@ impl Fp8Operands {
         }
         let (dy, x) = (&self.output_gradient_NO, &self.input_over_tokens_NI);
         Ok(linear::backward_weight(dy, x, dweight_OI, write_mode, workspace)?)
+    }
+}
+
+/// Weights that are held in fp8 where GEMMs are in BF16: they become BF16 before each GEMM, in memory that the linear maps
+/// share.
+#[derive(Clone, Debug)]
+pub(crate) struct DequantizedWeight {
+    block: ScaleBlock,
+    codes_OI: Codes,
+    values_OI: Buffer,
+}
+
+impl DequantizedWeight {
+    /// None for weights that are not held in fp8.
+    pub(crate) fn take(shape: &ModelShape, weight_OI: &Weight, buffers: &mut BlockBuffers<'_>) -> Result<Option<Self>> {
+        let Some((block, codes_OI)) = weight_OI.codes() else { return Ok(None) };
+        let largest = shape.linear_maps().map(|map| map.inputs * map.outputs).into_iter().max().unwrap_or(0);
+        let values = buffers.take_shared("dequantized_weight", DType::BF16, &[largest]);
+        let values_OI = values.view(0, codes_OI.values.shape())?;
+        Ok(Some(Self { block, codes_OI, values_OI }))
+    }
+
+    /// The weights, until those of another linear map are asked for.
+    pub(crate) fn values(&mut self) -> Result<&Buffer> {
+        fp8::dequantize(&self.codes_OI, self.block, &mut self.values_OI)?;
+        Ok(&self.values_OI)
     }
 }
 

@@ -17,6 +17,7 @@ use crate::layout::ParameterLayout;
 use crate::parameters::Parameters;
 use crate::sampling::{SamplingSettings, sample};
 use crate::weight::Weight;
+use crate::weights::{BASE_BLOCK, Weights};
 use crate::{ActivationRecompute, Error, ModelShape, Result};
 
 /// Maximum number of tokens of a prompt that pass through the model together.
@@ -43,20 +44,19 @@ pub struct Generator {
 }
 
 impl Generator {
-    /// A generator over flat weights (see [`ParameterLayout`]), for sequences of at most `max_tokens`, prompt included.
+    /// A generator over a model's weights, for sequences of at most `max_tokens`, prompt included.
     ///
     /// The context never exceeds the model's `max_position_embeddings`: [`Generator::capacity`] is the smaller of the
     /// two.
-    pub fn new(shape: &ModelShape, weights: &Buffer, max_tokens: usize) -> Result<Self> {
-        let device = weights.device();
+    pub fn new(shape: &ModelShape, weights: &Weights, max_tokens: usize) -> Result<Self> {
+        let device = weights.flat.device();
         allocate(device, |arena| Self::take(shape, weights, max_tokens, device.kind(), arena))
     }
 
     /// Bytes that such a generator takes beside the weights.
     #[expect(clippy::missing_panics_doc, reason = "buffers without memory are never refused")]
     pub fn bytes(shape: &ModelShape, dtype: DType, max_tokens: usize, device: DeviceKind) -> u64 {
-        let elements = ParameterLayout::new(shape).elements();
-        let weights = Arena::counting().take("weights", Category::Weights, dtype, &[elements]);
+        let weights = Weights::take(&ParameterLayout::new(shape), dtype, BASE_BLOCK, &mut Arena::counting());
         let arena_bytes = count(|arena| Self::take(shape, &weights, max_tokens, device, arena));
         arena_bytes.expect("buffers without memory are never refused").1.bytes()
     }
@@ -64,12 +64,12 @@ impl Generator {
     /// [`Generator::new`] with the buffers of an arena.
     pub fn take(
         shape: &ModelShape,
-        weights: &Buffer,
+        weights: &Weights,
         max_tokens: usize,
         device: DeviceKind,
         arena: &mut Arena,
     ) -> Result<Self> {
-        let (capacity, dtype) = (max_tokens.min(shape.max_position_embeddings).max(1), weights.dtype());
+        let (capacity, dtype) = (max_tokens.min(shape.max_position_embeddings).max(1), weights.flat.dtype());
         let rows = PASS_TOKENS.min(capacity);
         // A GPU's kernels are compiled for one element type.
         let sums_dtype = if device == DeviceKind::Cpu { DType::F32 } else { dtype };

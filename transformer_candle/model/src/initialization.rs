@@ -3,40 +3,41 @@
 //! Each value is a pure function of (seed, Hugging Face name, index in that tensor): the same whatever the precision,
 //! the number of threads, the padding of the vocabulary or the order of filling.
 
+use kernels::Buffer;
 use kernels::counter_hash::mix;
-use kernels::{Buffer, DType, cast};
 use rayon::prelude::*;
 
 use crate::layout::ParameterLayout;
 use crate::parameters::{InitialValues, ParameterKind, ParameterSpec};
+use crate::weights::{WeightWriter, Weights};
 use crate::{ModelShape, Result};
 
 /// Elements generated at a time.
 const PIECE: usize = 1 << 20;
 
-/// Fills flat weights, and beside bf16 weights the low bits of their f32 masters. What is no parameter becomes zero.
-pub fn fill(shape: &ModelShape, seed: u64, weights: &mut Buffer, mut low_bits: Option<&mut Buffer>) -> Result<()> {
-    weights.zero()?;
+/// Fills weights, and beside bf16 weights the low bits of their f32 masters. What is no parameter becomes zero.
+pub fn fill(shape: &ModelShape, seed: u64, weights: &mut Weights, mut low_bits: Option<&mut Buffer>) -> Result<()> {
+    weights.flat.zero()?;
     if let Some(low_bits) = &mut low_bits {
         low_bits.zero()?;
     }
     fill_parameters(shape, seed, weights, low_bits.as_deref(), |_| true)
 }
 
-/// Fills the adapters of flat weights, and beside bf16 weights the low bits of their masters: they add nothing to the
+/// Fills the adapters of a model's weights, and beside bf16 weights the low bits of their masters: they add nothing to the
 /// outputs yet.
-pub fn fill_adapters(shape: &ModelShape, seed: u64, weights: &mut Buffer, low_bits: Option<&Buffer>) -> Result<()> {
+pub fn fill_adapters(shape: &ModelShape, seed: u64, weights: &mut Weights, low_bits: Option<&Buffer>) -> Result<()> {
     fill_parameters(shape, seed, weights, low_bits, |spec| spec.kind == ParameterKind::Adapter)
 }
 
 fn fill_parameters(
     shape: &ModelShape,
     seed: u64,
-    weights: &Buffer,
+    weights: &Weights,
     low_bits: Option<&Buffer>,
     is_filled: impl Fn(&ParameterSpec) -> bool,
 ) -> Result<()> {
-    let staging = Buffer::zeros(&[PIECE], DType::F32, weights.device())?;
+    let mut writer = WeightWriter::new(weights, low_bits, PIECE)?;
     let layout = ParameterLayout::new(shape);
     let parameters = layout.parameters().iter().filter(|parameter| is_filled(&parameter.spec));
     let tensors = parameters.flat_map(|parameter| {
@@ -48,31 +49,8 @@ fn fill_parameters(
         for offset in (tensor.offset..end).step_by(PIECE) {
             let elements = PIECE.min(end - offset);
             let values = values(initial, key, offset - tensor.offset, elements);
-            write_masters(&values, &staging, weights, low_bits, offset)?;
+            writer.write(offset, &values)?;
         }
-    }
-    Ok(())
-}
-
-/// Writes f32 values into flat weights from element `offset` on: as they are, or as bf16 weights and, if `low_bits` has
-/// elements there, the low bits of their masters: frozen weights have none. `staging` has room for the values.
-pub(crate) fn write_masters(
-    values: &[f32],
-    staging: &Buffer,
-    weights: &Buffer,
-    low_bits: Option<&Buffer>,
-    offset: usize,
-) -> Result<()> {
-    let low_bits = low_bits.filter(|low_bits| offset < low_bits.elements());
-    let mut master = staging.view(0, &[values.len()])?;
-    master.write(values)?;
-    let mut target = weights.view(offset, &[values.len()])?;
-    match (low_bits, weights.dtype()) {
-        (_, DType::F32) => target.copy_from(&master)?,
-        (Some(low_bits), _) => {
-            cast::split_master(&master, &mut target, &mut low_bits.view(offset, &[values.len()])?)?;
-        }
-        (None, _) => cast::forward(&master, &mut target)?,
     }
     Ok(())
 }
@@ -116,12 +94,12 @@ mod tests {
     use super::*;
     use crate::hugging_face::hf_tensors;
     use crate::shape::tests::tiny;
-    use kernels::{Device, bf16};
+    use kernels::{DType, Device, bf16, cast};
 
     fn filled(shape: &ModelShape, seed: u64, dtype: DType) -> Buffer {
-        let mut weights = Buffer::zeros(&[ParameterLayout::new(shape).elements()], dtype, &Device::Cpu).unwrap();
+        let mut weights = Weights::zeros(shape, dtype, &Device::Cpu).unwrap();
         fill(shape, seed, &mut weights, None).unwrap();
-        weights
+        weights.flat
     }
 
     fn tensor(shape: &ModelShape, weights: &Buffer, name: &str) -> Vec<f32> {
@@ -184,9 +162,10 @@ mod tests {
         let shape = tiny(false);
         let full = filled(&shape, 3, DType::F32);
         let zeros = |dtype| Buffer::zeros(full.shape(), dtype, &Device::Cpu).unwrap();
-        let (mut weights, mut low_bits, mut master) = (zeros(DType::BF16), zeros(DType::I16), zeros(DType::F32));
+        let (mut low_bits, mut master) = (zeros(DType::I16), zeros(DType::F32));
+        let mut weights = Weights::from(zeros(DType::BF16));
         fill(&shape, 3, &mut weights, Some(&mut low_bits)).unwrap();
-        cast::join_master(&weights, &low_bits, &mut master).unwrap();
+        cast::join_master(&weights.flat, &low_bits, &mut master).unwrap();
         assert_eq!(master.read_f32().unwrap(), full.read_f32().unwrap());
     }
 

@@ -2,7 +2,8 @@
 //!
 //! Weights, gradients and optimizer state are one flat buffer each with the same layout, so that clipping and `AdamW`
 //! are one pass over each. Parameters lie kind by kind, those of a kind in the order of the model. What trains comes
-//! first: gradients and state end behind it, so that frozen weights have none.
+//! first: gradients and state end behind it, so that frozen weights have none. Frozen projections that are held in fp8
+//! come last: the flat buffer of weights ends before them, and their offsets are only names for them.
 
 use std::ops::Range;
 
@@ -10,6 +11,7 @@ use kernels::Buffer;
 
 use crate::parameters::{ParameterKind, ParameterSpec, Parameters, specs};
 use crate::weight::Weight;
+use crate::weights::Weights;
 use crate::{ModelShape, Result};
 
 /// Every parameter begins at a multiple of this many elements, so that its first byte is aligned for vector loads of
@@ -59,7 +61,9 @@ const KINDS: usize = ParameterKind::ALL.len();
 pub struct ParameterLayout {
     shape: ModelShape,
     parameters: Vec<Parameter>,
-    /// The first element of each kind.
+    /// The kinds in the order of the flat buffers.
+    order: [ParameterKind; KINDS],
+    /// The first element of each kind, in the order of [`ParameterKind::ALL`].
     kind_starts: [usize; KINDS],
     elements: usize,
 }
@@ -81,19 +85,32 @@ fn aligned_elements(spec: &ParameterSpec) -> usize {
     spec.elements().next_multiple_of(ALIGNMENT)
 }
 
+/// The kinds in the order of the flat buffers.
+fn order(shape: &ModelShape) -> [ParameterKind; KINDS] {
+    let mut order = ParameterKind::ALL;
+    if shape.has_fp8_base() {
+        // A stable sort: the others stay as they are.
+        order.sort_by_key(|kind| *kind == ParameterKind::Projection);
+    }
+    order
+}
+
 impl ParameterLayout {
     /// The layout of a model of this shape.
     pub fn new(shape: &ModelShape) -> Self {
         let specs = specs(shape);
-        let mut elements = 0;
-        let kind_starts = ParameterKind::ALL.map(|kind| {
-            let start = elements;
+        let order = order(shape);
+        let (mut elements, mut kind_starts) = (0, [0; KINDS]);
+        for kind in order {
+            kind_starts[kind as usize] = elements;
             elements += specs.iter().filter(|spec| spec.kind == kind).map(aligned_elements).sum::<usize>();
-            start
-        });
+        }
+        if shape.has_fp8_base() {
+            elements = kind_starts[ParameterKind::Projection as usize];
+        }
         let mut next = NextOffsets(kind_starts);
         let parameters = specs.into_iter().map(|spec| next.place(spec)).collect();
-        Self { shape: shape.clone(), parameters, kind_starts, elements }
+        Self { shape: shape.clone(), parameters, order, kind_starts, elements }
     }
 
     /// Every parameter, in the order of the model.
@@ -104,17 +121,25 @@ impl ParameterLayout {
     /// Every parameter, in the order of the flat buffers.
     pub fn by_offset(&self) -> impl Iterator<Item = &Parameter> {
         let of_kind = |kind| self.parameters.iter().filter(move |parameter| parameter.spec.kind == kind);
-        ParameterKind::ALL.into_iter().flat_map(of_kind)
+        self.order.into_iter().flat_map(of_kind)
     }
 
-    /// Every parameter's views of flat buffers of [`ParameterLayout::elements`] elements, gradients of
-    /// [`ParameterLayout::trainable_elements`].
-    pub fn weights(&self, values: &Buffer, gradients: Option<&Buffer>) -> Result<Parameters<Weight>> {
+    /// The frozen projections that are held in fp8, none in the flat buffer.
+    pub(crate) fn fp8_projections(&self) -> impl Iterator<Item = &Parameter> {
+        self.by_offset().filter(|parameter| parameter.offset >= self.elements)
+    }
+
+    /// Every parameter's views of weights, and of flat gradients of [`ParameterLayout::trainable_elements`].
+    pub fn weights(&self, weights: &Weights, gradients: Option<&Buffer>) -> Result<Parameters<Weight>> {
         let mut next = NextOffsets(self.kind_starts);
         Parameters::build(&self.shape, |spec| {
             let Parameter { spec, offset } = next.place(spec);
+            if let Some(weight) = weights.fp8.as_ref().and_then(|fp8| fp8.weight(offset)) {
+                return Ok(weight);
+            }
             Ok(Weight {
-                values: values.view(offset, &spec.shape)?,
+                values: weights.flat.view(offset, &spec.shape)?,
+                scales: None,
                 gradient: gradients
                     .filter(|gradients| offset < gradients.elements())
                     .map(|gradients| gradients.view(offset, &spec.shape))
@@ -146,15 +171,16 @@ impl ParameterLayout {
         self.shape.width_ratio()
     }
 
-    /// Elements of a flat buffer, the few between parameters included.
+    /// Elements of the flat weights, the few between parameters included.
     pub fn elements(&self) -> usize {
         self.elements
     }
 
-    /// The range of a kind's elements in a flat buffer.
+    /// The range of a kind's elements in a flat buffer; empty behind its end.
     pub fn range(&self, kind: ParameterKind) -> Range<usize> {
-        let end = self.kind_starts.get(kind as usize + 1);
-        self.kind_starts[kind as usize]..end.copied().unwrap_or(self.elements)
+        let start = self.kind_starts[kind as usize].min(self.elements);
+        let next_kind = self.order.into_iter().skip_while(|other| *other != kind).nth(1);
+        start..next_kind.map_or(self.elements, |next| self.kind_starts[next as usize])
     }
 
     /// Elements at the front of a flat buffer that train: the adapters, or all where there are none.
@@ -218,7 +244,7 @@ mod tests {
         for (tied, shape) in [(true, tiny(true)), (false, tiny(false))] {
             let layout = ParameterLayout::new(&shape);
             let flat = Buffer::zeros(&[layout.elements()], kernels::DType::F32, &kernels::Device::Cpu).unwrap();
-            let weights = layout.weights(&flat, Some(&flat)).unwrap();
+            let weights = layout.weights(&flat.clone().into(), Some(&flat)).unwrap();
             let address = |weight: &Weight| weight.values.address();
             assert_eq!(address(&weights.embed_tokens) == address(&weights.head), tied);
             let qkv = layout.get("layers.2.qkv").unwrap().offset;

@@ -66,6 +66,7 @@ pub mod sampling;
 mod shape;
 pub mod tensor_file;
 pub mod weight;
+mod weights;
 
 pub use decoder::{Decoder, DecoderSettings, dtype_of, head_chunk_rows};
 pub use error::{Error, Result};
@@ -77,3 +78,4 @@ pub use parameters::{ParameterKind, ParameterSpec, Parameters};
 pub use run_config::{ActivationRecompute, Precision};
 pub use sampling::{SamplingSettings, sample};
 pub use shape::{LinearMap, LoraShape, ModelShape};
+pub use weights::Weights;

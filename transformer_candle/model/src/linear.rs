@@ -4,7 +4,7 @@
 use kernels::{Buffer, WriteMode, bias, linear, timing};
 
 use crate::activations::BlockBuffers;
-use crate::fp8::Fp8Operands;
+use crate::fp8::{DequantizedWeight, Fp8Operands};
 use crate::lora::Adapter;
 use crate::weight::Weight;
 use crate::{ModelShape, Result};
@@ -18,8 +18,18 @@ pub struct Linear {
     weight_OI: Weight,
     bias_O: Option<Weight>,
     adapters: Vec<Adapter>,
-    /// The operands of GEMMs in fp8; None where they are not. What adapters compute is not.
-    fp8: Option<Fp8Operands>,
+    operands: Operands,
+}
+
+/// The operands of a linear map's GEMMs; those of its adapters are never in fp8.
+#[derive(Clone, Debug)]
+enum Operands {
+    /// Inputs, weights and gradients as they are.
+    Plain,
+    /// Inputs and gradients as they are, and BF16 weights of fp8 codes.
+    Dequantized(DequantizedWeight),
+    /// All in fp8.
+    Fp8(Fp8Operands),
 }
 
 impl Linear {
@@ -32,23 +42,30 @@ impl Linear {
         adapters: Vec<Adapter>,
         buffers: &mut BlockBuffers<'_>,
     ) -> Result<Self> {
-        let [outputs, inputs] = weight_OI.values.sizes();
-        let fp8 = Fp8Operands::take(shape, name, [inputs, outputs], weight_OI.gradient.is_some(), buffers)?;
-        Ok(Self { name, weight_OI, bias_O, adapters, fp8 })
+        let operands = match buffers.settings.fp8 {
+            Some(block) => Operands::Fp8(Fp8Operands::take(shape, name, &weight_OI, block, buffers)?),
+            None => DequantizedWeight::take(shape, &weight_OI, buffers)?.map_or(Operands::Plain, Operands::Dequantized),
+        };
+        Ok(Self { name, weight_OI, bias_O, adapters, operands })
     }
 
-    /// Rounds the weights to fp8, where GEMMs are in fp8: to be called whenever they have changed.
+    /// Rounds the weights to fp8, where GEMMs are in fp8 and the weights are not: to be called whenever they have changed.
     pub(crate) fn round_weight(&mut self, workspace: &mut Buffer) -> Result<()> {
-        let Some(fp8) = &mut self.fp8 else { return Ok(()) };
-        timing::scope(self.name, || fp8.round_weight(&self.weight_OI.values, workspace))
+        match &mut self.operands {
+            Operands::Fp8(fp8) if self.weight_OI.scales.is_none() => {
+                timing::scope(self.name, || fp8.round_weight(&self.weight_OI.values, workspace))
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Writes the outputs.
     pub fn forward(&mut self, x_NI: &Buffer, y_NO: &mut Buffer, workspace: &mut Buffer) -> Result<()> {
         timing::scope(self.name, || {
-            match &mut self.fp8 {
-                Some(fp8) => fp8.forward(x_NI, y_NO, workspace)?,
-                None => linear::forward(x_NI, &self.weight_OI.values, y_NO, workspace)?,
+            match &mut self.operands {
+                Operands::Plain => linear::forward(x_NI, &self.weight_OI.values, y_NO, workspace)?,
+                Operands::Dequantized(weight_OI) => linear::forward(x_NI, weight_OI.values()?, y_NO, workspace)?,
+                Operands::Fp8(fp8) => fp8.forward(x_NI, y_NO, workspace)?,
             }
             if let Some(bias_O) = &self.bias_O {
                 bias::forward(y_NO, &bias_O.values)?;
@@ -59,22 +76,26 @@ impl Linear {
 
     /// The fp8 operands and the gradient of the weights, where GEMMs are in fp8 and the weights train.
     pub(crate) fn fp8_in_training(&mut self) -> Option<(&mut Fp8Operands, &mut Buffer)> {
-        self.fp8.as_mut().zip(self.weight_OI.gradient.as_mut())
+        let Operands::Fp8(fp8) = &mut self.operands else { return None };
+        Some(fp8).zip(self.weight_OI.gradient.as_mut())
     }
 
     /// Receives the gradient of the outputs, which [`Linear::backward_input`] and [`Linear::backward_weight`] are then
     /// called with: where GEMMs are in fp8 it is rounded once for both.
     pub fn begin_backward(&mut self, dy_NO: &Buffer, workspace: &mut Buffer) -> Result<()> {
-        let Some(fp8) = &mut self.fp8 else { return Ok(()) };
+        let Operands::Fp8(fp8) = &mut self.operands else { return Ok(()) };
         timing::scope(self.name, || fp8.round_gradient(dy_NO, workspace))
     }
 
     /// Writes the gradient of the inputs.
     pub fn backward_input(&mut self, dy_NO: &Buffer, dx_NI: &mut Buffer, workspace: &mut Buffer) -> Result<()> {
         timing::scope(self.name, || {
-            match &mut self.fp8 {
-                Some(fp8) => fp8.backward_input(dx_NI, workspace)?,
-                None => linear::backward_input(dy_NO, &self.weight_OI.values, dx_NI, workspace)?,
+            match &mut self.operands {
+                Operands::Plain => linear::backward_input(dy_NO, &self.weight_OI.values, dx_NI, workspace)?,
+                Operands::Dequantized(weight_OI) => {
+                    linear::backward_input(dy_NO, weight_OI.values()?, dx_NI, workspace)?;
+                }
+                Operands::Fp8(fp8) => fp8.backward_input(dx_NI, workspace)?,
             }
             self.adapters.iter_mut().try_for_each(|adapter| adapter.backward_input(dy_NO, dx_NI, workspace))
         })
@@ -90,9 +111,9 @@ impl Linear {
     ) -> Result<()> {
         timing::scope(self.name, || {
             if let Some(dweight_OI) = &mut self.weight_OI.gradient {
-                match &mut self.fp8 {
-                    Some(fp8) => fp8.backward_weight(Some(x_NI), dweight_OI, write_mode, workspace)?,
-                    None => linear::backward_weight(dy_NO, x_NI, dweight_OI, write_mode, workspace)?,
+                match &mut self.operands {
+                    Operands::Fp8(fp8) => fp8.backward_weight(Some(x_NI), dweight_OI, write_mode, workspace)?,
+                    _ => linear::backward_weight(dy_NO, x_NI, dweight_OI, write_mode, workspace)?,
                 }
             }
             if let Some(dbias_O) = self.bias_O.as_mut().and_then(|bias_O| bias_O.gradient.as_mut()) {
@@ -159,7 +180,7 @@ mod tests {
         let mode = WriteMode::Overwrite;
         linear::backward_weight(&dy_rounded, &x_rounded, &mut expected_dw, mode, &mut workspace).unwrap();
 
-        let weight = Weight { values: w.clone(), gradient: Some(dw.clone()) };
+        let weight = Weight { values: w.clone(), scales: None, gradient: Some(dw.clone()) };
         let make = |arena: &mut Arena| {
             let mut buffers = BlockBuffers::new(&settings, arena);
             Linear::new(&shape, "map", weight.clone(), None, Vec::new(), &mut buffers)

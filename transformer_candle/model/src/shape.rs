@@ -2,7 +2,9 @@
 
 use kernels::HeadLayout;
 use kernels::rope::{Frequencies, Llama3Scaling};
-use run_config::{Architecture, LoraConfig, ModelConfig, RopeScalingConfig, RopeType, TargetModules};
+use run_config::{
+    Architecture, BasePrecision, LoraConfig, ModelConfig, Precision, RopeScalingConfig, RopeType, TargetModules,
+};
 
 /// Rows of the embedding and the head are padded to a multiple of this, so that GEMMs have whole tiles.
 const VOCABULARY_MULTIPLE: usize = 64;
@@ -95,6 +97,11 @@ impl ModelShape {
         HeadLayout { heads: self.num_attention_heads, kv_heads: self.num_key_value_heads, head_size: self.head_size }
     }
 
+    /// Whether the projections of the blocks are frozen and held in fp8.
+    pub fn has_fp8_base(&self) -> bool {
+        self.lora.as_ref().is_some_and(|lora| lora.fp8_base)
+    }
+
     /// The linear maps of every block, in the order of the forward pass.
     pub fn linear_maps(&self) -> [LinearMap; 4] {
         let (d, i, heads) = (self.hidden_size, self.intermediate_size, self.heads());
@@ -136,14 +143,22 @@ pub struct LoraShape {
     pub dropout: f64,
     /// The modules of every block that have an adapter.
     pub modules: TargetModules,
+    /// Whether the frozen projections of the blocks are held in fp8.
+    pub fp8_base: bool,
 }
 
 impl LoraShape {
-    /// The adapters that a validated config asks for, if any.
-    pub fn from_config(config: &LoraConfig) -> Option<Self> {
-        let &LoraConfig { alpha, rslora, dropout, ref target_modules, .. } = config;
-        let of_rank =
-            |rank| Self { rank, alpha: alpha.unwrap_or(rank as f64), rslora, dropout, modules: target_modules.clone() };
+    /// The adapters that a validated config asks for, if any, in a run of this precision.
+    pub fn from_config(config: &LoraConfig, precision: Precision) -> Option<Self> {
+        let &LoraConfig { alpha, rslora, dropout, ref target_modules, base_precision, .. } = config;
+        let fp8_base = match base_precision {
+            BasePrecision::Auto => precision == Precision::Fp8,
+            BasePrecision::Fp8 => true,
+        };
+        let of_rank = |rank| {
+            let (alpha, modules) = (alpha.unwrap_or(rank as f64), target_modules.clone());
+            Self { rank, alpha, rslora, dropout, modules, fp8_base }
+        };
         config.rank.map(of_rank)
     }
 

@@ -57,7 +57,7 @@ pub use device::Device;
 pub use error::{ConfigError, Problem};
 pub use format::Format;
 pub use grouped::grouped;
-pub use lora::{LoraConfig, TargetModule, TargetModules};
+pub use lora::{BasePrecision, LoraConfig, TargetModule, TargetModules};
 pub use lora_init_from::{ADAPTER_CONFIG, AdapterDescription};
 pub use mixture::MixtureComponent;
 pub use model::{Architecture, ModelConfig, RopeScalingConfig, RopeType};

@@ -30,10 +30,25 @@ pub struct LoraConfig {
     /// Divide `alpha` by the root of `rank` instead (rsLoRA, Kalajdzievski, 2023; peft: `use_rslora`), so
     /// that larger ranks do not learn more slowly.
     pub rslora: bool,
+    /// How the frozen weights of the blocks' linear layers are held: `auto`, as in the files but for
+    /// `runtime.precision: fp8`; or `fp8`, a byte each, beside any matmuls but those of `fp32`. They are
+    /// rounded once, when they are read; their files stay as they are.
+    pub base_precision: BasePrecision,
     /// Folder of adapters in peft's format, such as a checkpoint of another run, whose weights training
     /// starts from. The other keys of `lora` are then theirs unless given; only `dropout` may differ.
     /// Default: adapters that add nothing yet, drawn from `runtime.seed`.
     pub init_from: Option<PathBuf>,
+}
+
+/// How the frozen weights beside adapters are held in memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum BasePrecision {
+    /// In fp8 where matmuls are in fp8, which read nothing else; otherwise in the element type of activations.
+    #[default]
+    Auto,
+    /// In fp8.
+    Fp8,
 }
 
 /// A linear layer of a decoder block, by its name in transformers.

@@ -7,7 +7,7 @@ use serde_json::{Map, Value};
 
 use crate::error::{ConfigError, Problem};
 use crate::format;
-use crate::lora::{LoraConfig, TargetModule, TargetModules};
+use crate::lora::{BasePrecision, LoraConfig, TargetModule, TargetModules};
 use crate::peft_config;
 
 /// The file of the settings of adapters in peft's format.
@@ -17,7 +17,7 @@ pub const ADAPTER_CONFIG: &str = "adapter_config.json";
 const LARGEST: u64 = 1 << 20;
 
 /// Keys that may differ from the adapters': they change how training goes on, not what the adapters compute.
-const ADJUSTABLE: [&str; 2] = ["dropout", "init_from"];
+const ADJUSTABLE: [&str; 3] = ["base_precision", "dropout", "init_from"];
 
 /// The keys that are read of an `adapter_config.json`, with peft's defaults; [`peft_config`] refuses others that would
 /// make the adapters compute something else.
@@ -73,6 +73,7 @@ impl AdapterDescription {
             dropout: lora_dropout,
             target_modules: modules(&target_modules)?,
             rslora: use_rslora,
+            base_precision: BasePrecision::default(),
             init_from: None,
         };
         Ok(Self { lora, base_model: base_model_name_or_path })

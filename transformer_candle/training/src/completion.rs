@@ -8,8 +8,7 @@ use std::ops::ControlFlow;
 use std::time::Instant;
 
 use dataset::Tokenizer;
-use kernels::Buffer;
-use model::{Generator, ModelShape, SamplingSettings};
+use model::{Generator, ModelShape, SamplingSettings, Weights};
 use serde::Serialize;
 
 use crate::memory_plan::require_room;
@@ -32,10 +31,11 @@ pub struct Completion {
 ///
 /// # Errors
 /// [`TrainerError::NoRoom`]
-pub(crate) fn generator(shape: &ModelShape, weights: &Buffer, max_tokens: usize) -> Result<Generator> {
+pub(crate) fn generator(shape: &ModelShape, weights: &Weights, max_tokens: usize) -> Result<Generator> {
     let max_tokens = max_tokens.min(shape.max_position_embeddings);
-    let needed_bytes = Generator::bytes(shape, weights.dtype(), max_tokens, weights.device().kind());
-    require_room(needed_bytes, weights.device(), || format!("a context of {max_tokens} tokens"))?;
+    let (dtype, device) = (weights.flat.dtype(), weights.flat.device());
+    let needed_bytes = Generator::bytes(shape, dtype, max_tokens, device.kind());
+    require_room(needed_bytes, device, || format!("a context of {max_tokens} tokens"))?;
     Ok(Generator::new(shape, weights, max_tokens)?)
 }
 

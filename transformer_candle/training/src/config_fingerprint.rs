@@ -8,8 +8,8 @@ use std::{
 
 use dataset::SourceDescription;
 use run_config::{
-    Algorithm, Architecture, Bos, DataFormat, FIRST_READING_VERSION, Packing, Precision, ResolvedRun, RopeType,
-    RunConfig,
+    Algorithm, Architecture, BasePrecision, Bos, DataFormat, FIRST_READING_VERSION, Packing, Precision, ResolvedRun,
+    RopeType, RunConfig,
 };
 use serde_json::{Value, json};
 
@@ -29,6 +29,7 @@ const TOKENIZER: &str = "tokenizer.tokenizer_json (SHA-256)";
 /// Key of the precision policy.
 pub(crate) const PRECISION: &str = "runtime.precision";
 const ALGORITHM: &str = "optimizer.algorithm";
+const BASE_PRECISION: &str = "lora.base_precision";
 
 /// A key whose value differs between a checkpoint and a config.
 #[derive(Clone, Debug, PartialEq)]
@@ -56,6 +57,7 @@ fn default_value(key: &str) -> Value {
         BOS => json!(Bos::Never),
         ALGORITHM => json!(Algorithm::AdamW),
         ARCHITECTURE => json!(Architecture::Llama),
+        BASE_PRECISION => json!(BasePrecision::Auto),
         _ => Value::Null,
     }
 }
@@ -147,6 +149,7 @@ fn of_settings(config: &RunConfig) -> ConfigFingerprint {
         add("lora.alpha", json!(lora.alpha));
         add("lora.rslora", json!(lora.rslora));
         add("lora.target_modules", json!(lora.target_modules));
+        add(BASE_PRECISION, json!(lora.base_precision));
     }
     add(ALGORITHM, json!(optimizer.algorithm));
     add(PRECISION, json!(runtime.precision));

@@ -3,9 +3,9 @@
 use std::ops::ControlFlow;
 
 use dataset::{CancelToken, Tokenizer};
-use kernels::{Buffer, Device};
+use kernels::Device;
 use model::generation::PASS_TOKENS;
-use model::{Generator, ModelShape, ParameterLayout, Precision, SamplingSettings, dtype_of};
+use model::{Generator, ModelShape, ParameterLayout, Precision, SamplingSettings, Weights, dtype_of};
 
 use crate::checkpoint::{Checkpoint, StoredModel};
 use crate::completion::{Completion, CompletionRequest, complete, generator};
@@ -21,8 +21,8 @@ pub struct TrainedModel {
     pub shape: ModelShape,
     /// The precision of its weights.
     pub precision: Precision,
-    /// All weights in one flat buffer, laid out as `model::parameters` says.
-    pub weights: Buffer,
+    /// Its weights.
+    pub weights: Weights,
     /// Its tokenizer.
     pub tokenizer: Tokenizer,
     /// The tokens that end a text.
@@ -52,7 +52,7 @@ impl TrainedModel {
         }
         let weights_bytes = (elements * dtype.size_in_bytes()) as u64;
         require_room(weights_bytes, &device, || format!("the model in {}", checkpoint.directory().display()))?;
-        let mut weights = Buffer::zeros(&[elements], dtype, &device)?;
+        let mut weights = Weights::zeros(&shape, dtype, &device)?;
         checkpoint.weights(&shape, &mut weights, cancel)?;
         Ok(Self { shape, precision, weights, tokenizer, stop_tokens })
     }

@@ -70,7 +70,7 @@ impl Golden {
         for tensor in hf_tensors(&self.shape) {
             let values = self.values(&format!("weights.{}", tensor.name), f32::from_le_bytes);
             let range = |buffer: &Buffer| buffer.view(tensor.offset, &[tensor.elements]).unwrap();
-            let mut weights = range(decoder.weights_mut());
+            let mut weights = range(&mut decoder.weights_mut().flat);
             match optimizer.low_bits_mut() {
                 None => weights.write(&values).unwrap(),
                 Some(low_bits) => {
@@ -156,7 +156,7 @@ fn every_parameter_is_updated_by_its_rule_and_rate() {
         let (mut decoder, mut optimizer) = golden.start_with(Precision::Fp32, &config);
         let tensors = hf_tensors(&golden.shape);
         let values = |buffer: &Buffer| -> Vec<f64> { buffer.read_f32().unwrap().into_iter().map(f64::from).collect() };
-        let mut expected = values(decoder.weights());
+        let mut expected = values(&decoder.weights().flat);
         let [mut first, mut second] = [(); 2].map(|()| vec![0.0; expected.len()]);
         for step in 1..=2 {
             let gradients: Vec<f32> =
@@ -193,7 +193,7 @@ fn every_parameter_is_updated_by_its_rule_and_rate() {
                 }
             }
         }
-        let ours = values(decoder.weights());
+        let ours = values(&decoder.weights().flat);
         for tensor in &tensors {
             let range = tensor.offset..tensor.offset + tensor.elements;
             let worst = range.map(|index| (ours[index] - expected[index]).abs()).fold(0.0, f64::max);
@@ -216,7 +216,7 @@ fn a_nan_gradient_skips_the_update() {
                 _ => tensor.buffer.read_f32().unwrap().into_iter().map(|value| value.to_bits().cast_signed()).collect(),
             };
             let state: Vec<Vec<i32>> = optimizer.state().iter().map(bits).collect();
-            (decoder.weights().read_f32().unwrap(), state)
+            (decoder.weights().flat.read_f32().unwrap(), state)
         };
         let state_before = state(&decoder, &optimizer);
         for poison in [f32::NAN, f32::INFINITY] {

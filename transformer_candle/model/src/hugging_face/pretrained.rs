@@ -7,7 +7,7 @@ use std::io::{BufRead, BufReader, Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 
 use half::f16;
-use kernels::{Buffer, DType, bf16};
+use kernels::{Buffer, bf16};
 use rayon::prelude::*;
 use run_config::regular_file;
 use safetensors::Dtype;
@@ -17,9 +17,9 @@ use super::weight_files::{INDEX, weight_files};
 use super::weights::zero_between_tensors;
 use super::{adapter_tensors, hf_tensors};
 use crate::error::failed;
-use crate::initialization::write_masters;
 use crate::layout::HfTensor;
 use crate::tensor_file::read_header;
+use crate::weights::{WeightWriter, Weights};
 use crate::{Error, ModelShape, Result};
 
 /// The weights of adapters in peft's format.
@@ -170,38 +170,33 @@ impl PretrainedWeights {
         self.check_tied_head(cancelled)
     }
 
-    /// Fills flat weights of f32 or bf16, and beside bf16 weights the low bits of their f32 masters, unless
-    /// `cancelled`. The vocabulary's padding becomes zero, and with a model's weights its adapters. `observer` sees
+    /// Fills weights of f32 or bf16, and beside bf16 weights the low bits of their f32 masters, unless `cancelled`. The vocabulary's padding becomes zero, and with a model's weights its adapters. `observer` sees
     /// what is read.
     ///
     /// # Errors
     /// The errors of [`PretrainedWeights::check_numbers`].
     pub fn read(
         &self,
-        weights: &mut Buffer,
+        weights: &mut Weights,
         mut low_bits: Option<&mut Buffer>,
         cancelled: &(dyn Fn() -> bool + Sync),
         observer: Option<&mut ByteObserver<'_>>,
     ) -> Result<()> {
         self.check_tied_head(cancelled)?;
         if self.part == Part::Model {
-            zero_between_tensors(&self.shape, weights)?;
+            zero_between_tensors(&self.shape, &mut weights.flat)?;
         }
         if let Some(low_bits) = &mut low_bits {
             low_bits.zero()?;
         }
-        let staging = Buffer::zeros(&[PIECE], DType::F32, weights.device())?;
-        let target: &Buffer = weights;
-        let low_bits = low_bits.as_deref();
+        let mut writer = WeightWriter::new(weights, low_bits.as_deref(), PIECE)?;
         self.read_pieces(cancelled, observer, |piece| {
             check_finite(piece)?;
             let offset = piece.tensor.offset + piece.first;
-            let has_master = low_bits.is_some_and(|low_bits| offset < low_bits.elements());
-            if piece.dtype == Dtype::BF16 && target.dtype() == DType::BF16 && !has_master {
-                let values = piece.bf16_values();
-                return Ok(target.view(offset, &[values.len()])?.write(&values)?);
+            if piece.dtype == Dtype::BF16 && writer.write_bf16(offset, &piece.bf16_values())? {
+                return Ok(());
             }
-            write_masters(&piece.values(), &staging, target, low_bits, offset)
+            writer.write(offset, &piece.values())
         })
     }
 

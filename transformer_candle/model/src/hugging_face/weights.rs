@@ -54,7 +54,8 @@ fn ranges(tensors: Vec<HfTensor>, weights: &Buffer) -> Vec<NamedRange<'_>> {
 
 /// Zeroes the elements that no tensor of the file holds.
 pub(super) fn zero_between_tensors(shape: &ModelShape, weights: &mut Buffer) -> Result<()> {
-    let mut ranges: Vec<_> = hf_tensors(shape).iter().map(|tensor| (tensor.offset, tensor.elements)).collect();
+    let tensors = hf_tensors(shape).into_iter().filter(|tensor| tensor.offset < weights.elements());
+    let mut ranges: Vec<_> = tensors.map(|tensor| (tensor.offset, tensor.elements)).collect();
     ranges.push((weights.elements(), 0));
     ranges.sort_unstable();
     let mut end = 0;

@@ -9,7 +9,7 @@ use crate::autograd::Tape;
 use crate::models::{self, Batch, plain, relative_error, tiny, widened};
 
 fn generator(shape: &ModelShape, max_tokens: usize) -> Generator {
-    Generator::new(shape, &models::flat_weights(shape, DType::F32), max_tokens).unwrap()
+    Generator::new(shape, &models::weights(shape, DType::F32), max_tokens).unwrap()
 }
 
 fn tokens(shape: &ModelShape, count: usize) -> Vec<u32> {
@@ -63,7 +63,7 @@ fn long_prompts_have_the_losses_of_evaluation() {
 fn bf16_weights_generate_too() {
     let shape = tiny(true);
     let prompt = tokens(&shape, 12);
-    let logits = |dtype| Generator::new(&shape, &models::flat_weights(&shape, dtype), 24).unwrap().prefill(&prompt);
+    let logits = |dtype| Generator::new(&shape, &models::weights(&shape, dtype), 24).unwrap().prefill(&prompt);
     let (exact, rough) = (logits(DType::F32).unwrap(), logits(DType::BF16).unwrap());
     assert!(relative_error(&rough, &widened(&exact)) < 0.03);
 }
@@ -71,7 +71,7 @@ fn bf16_weights_generate_too() {
 #[test]
 fn logits_of_bf16_weights_are_not_rounded() {
     let shape = tiny(true);
-    let weights = models::flat_weights(&shape, DType::BF16);
+    let weights = models::weights(&shape, DType::BF16);
     let logits = Generator::new(&shape, &weights, 24).unwrap().prefill(&tokens(&shape, 12)).unwrap();
     assert!(logits.iter().any(|logit| logit.to_bits() & 0xffff != 0), "close calls become ties");
 }

@@ -73,7 +73,7 @@ impl Fixture {
         };
         let names = model::hugging_face::hf_tensors(&self.shape).into_iter().map(|tensor| tensor.name);
         let weights: BTreeMap<String, Vec<f32>> = names.map(|name| (name.clone(), weight(&name))).collect();
-        models::set_weights(&self.shape, decoder.weights_mut(), &weights);
+        models::set_weights(&self.shape, &mut decoder.weights_mut().flat, &weights);
         decoder
     }
 
@@ -181,7 +181,7 @@ impl Optimizer {
         let (decayed, elements) = (decoder.layout().decayed_elements(), decoder.layout().elements());
         for (offset, count, decay) in [(0, decayed, WEIGHT_DECAY), (decayed, elements - decayed, 0.0)] {
             let part = |buffer: &Buffer| buffer.view(offset, &[count]).unwrap();
-            let (mut weight, gradient) = (part(decoder.weights()), part(decoder.gradients()));
+            let (mut weight, gradient) = (part(&decoder.weights().flat), part(decoder.gradients()));
             let (mut first, mut second) = (part(&self.first), part(&self.second));
             let mut low_bits = self.low_bits.as_ref().map(part);
             let state = AdamWState {
@@ -203,7 +203,7 @@ fn follow(fixture: &Fixture, precision: Precision, loss_tolerance: f64, norm_tol
     let micro_batches = fixture.data("training.input_ids").0[1];
     let [batch, t] = fixture.batch("training.", 0).1;
     let mut decoder = fixture.decoder(&DecoderSettings { precision, ..plain(batch, t) });
-    let mut optimizer = Optimizer::new(decoder.weights());
+    let mut optimizer = Optimizer::new(&decoder.weights().flat);
     for (step, &learning_rate) in fixture.reals("training.learning_rates").iter().enumerate() {
         let micro = (0..micro_batches).map(|micro| fixture.batch("training.", step * micro_batches + micro).0);
         let micro: Vec<Batch> = micro.collect();

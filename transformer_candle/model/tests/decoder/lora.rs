@@ -109,7 +109,7 @@ fn generation_and_evaluation_use_the_adapters() {
     let tokens: Vec<u32> = (3..15).collect();
     let expected = Tape::new(&shape).logits(&tokens, 1).unwrap().to_vec2::<f64>().unwrap();
     for (dtype, bound) in [(DType::F32, 1e-5), (DType::BF16, 0.03)] {
-        let mut generator = Generator::new(&shape, &models::flat_weights(&shape, dtype), 24).unwrap();
+        let mut generator = Generator::new(&shape, &models::weights(&shape, dtype), 24).unwrap();
         assert!(relative_error(&generator.prefill(&tokens).unwrap(), expected.last().unwrap()) < bound, "{dtype:?}");
     }
 
@@ -161,13 +161,13 @@ fn gradients_with_dropout_are_the_slopes_of_the_loss() {
             let gradient = &ours[&tensor.name];
             let square: f64 = gradient.iter().map(|&value| f64::from(value).powi(2)).sum();
             let step = 0.02 / square.sqrt();
-            let values = decoder.weights().view(tensor.offset, &[tensor.elements]).unwrap().read::<f32>().unwrap();
+            let values = decoder.weights().flat.view(tensor.offset, &[tensor.elements]).unwrap().read::<f32>().unwrap();
             let mut moved = |sign: f64| {
                 let shifted = values.iter().zip(gradient);
                 let shifted: Vec<f32> = shifted
                     .map(|(&value, &slope)| (f64::from(value) + sign * step * f64::from(slope)) as f32)
                     .collect();
-                decoder.weights_mut().view(tensor.offset, &[tensor.elements]).unwrap().write(&shifted).unwrap();
+                decoder.weights_mut().flat.view(tensor.offset, &[tensor.elements]).unwrap().write(&shifted).unwrap();
                 loss(&mut decoder)
             };
             let slope = (moved(1.0) - moved(-1.0)) / (2.0 * step * square);

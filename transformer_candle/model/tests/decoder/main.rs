@@ -8,6 +8,7 @@ mod autograd;
 mod cached_generation;
 mod determinism;
 mod documents;
+mod fp8_base;
 mod golden;
 mod hugging_face_files;
 mod lora;

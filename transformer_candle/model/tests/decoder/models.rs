@@ -5,7 +5,9 @@ use std::collections::BTreeMap;
 use kernels::memory::allocate;
 use kernels::{Buffer, DType, Device, DeviceKind, bf16};
 use model::hugging_face::{HfTensor, adapter_tensors, hf_tensors};
-use model::{ActivationRecompute, Decoder, DecoderSettings, LoraShape, ModelShape, ParameterLayout, Precision};
+use model::{
+    ActivationRecompute, Decoder, DecoderSettings, LoraShape, ModelShape, ParameterLayout, Precision, Weights,
+};
 use run_config::{Architecture, ModelConfig, TargetModule, TargetModules};
 
 /// Grouped heads, heads wider than the residual stream together, and sizes that are no multiple of anything.
@@ -33,7 +35,7 @@ pub fn variants() -> [ModelShape; 4] {
 /// The same model with adapters beside these modules.
 pub fn with_adapters(shape: ModelShape, modules: &[TargetModule]) -> ModelShape {
     let modules = TargetModules::new(modules.iter().copied());
-    shape.with_lora(Some(LoraShape { rank: 3, alpha: 4.5, rslora: false, dropout: 0.0, modules }))
+    shape.with_lora(Some(LoraShape { rank: 3, alpha: 4.5, rslora: false, dropout: 0.0, modules, fp8_base: false }))
 }
 
 /// Every tensor of a model, its adapters included.
@@ -104,8 +106,13 @@ pub fn by_name(shape: &ModelShape, flat: &Buffer) -> BTreeMap<String, Vec<f32>> 
 /// A decoder with the weights of [`weights_by_name`].
 pub fn decoder(shape: &ModelShape, settings: &DecoderSettings) -> Decoder {
     let mut decoder = allocate(&Device::Cpu, |arena| Decoder::new(shape, settings, arena)).unwrap();
-    set_weights(shape, decoder.weights_mut(), &weights_by_name(shape));
+    set_weights(shape, &mut decoder.weights_mut().flat, &weights_by_name(shape));
     decoder
+}
+
+/// [`flat_weights`] as a model's.
+pub fn weights(shape: &ModelShape, dtype: DType) -> Weights {
+    flat_weights(shape, dtype).into()
 }
 
 /// Flat weights with the values of [`weights_by_name`].

@@ -15,7 +15,7 @@ use tempfile::TempDir;
 
 use crate::models::{self, tiny, weights_by_name};
 
-type Tensors = BTreeMap<String, (Dtype, Vec<usize>, Vec<u8>)>;
+pub type Tensors = BTreeMap<String, (Dtype, Vec<usize>, Vec<u8>)>;
 
 fn encoded(values: &[f32], dtype: Dtype) -> Vec<u8> {
     match dtype {
@@ -25,7 +25,7 @@ fn encoded(values: &[f32], dtype: Dtype) -> Vec<u8> {
     }
 }
 
-fn tensors(shape: &ModelShape, dtype: Dtype) -> Tensors {
+pub fn tensors(shape: &ModelShape, dtype: Dtype) -> Tensors {
     let values = weights_by_name(shape);
     let tensor = |name: &str| encoded(&values[name], dtype);
     hf_tensors(shape).into_iter().map(|t| (t.name.clone(), (dtype, t.shape, tensor(&t.name)))).collect()
@@ -38,14 +38,14 @@ fn write(path: &Path, tensors: &Tensors) {
     fs::write(path, safetensors::serialize(views, None).unwrap()).unwrap();
 }
 
-fn single(tensors: &Tensors) -> TempDir {
+pub fn single(tensors: &Tensors) -> TempDir {
     let folder = tempfile::tempdir().unwrap();
     write(&folder.path().join("model.safetensors"), tensors);
     folder
 }
 
 /// A folder with the same tensors in three files with an index.
-fn sharded(tensors: &Tensors) -> TempDir {
+pub fn sharded(tensors: &Tensors) -> TempDir {
     let folder = tempfile::tempdir().unwrap();
     let mut map = BTreeMap::new();
     for shard in 0..3 {
@@ -60,11 +60,11 @@ fn sharded(tensors: &Tensors) -> TempDir {
 }
 
 fn read(folder: &Path, shape: &ModelShape, dtype: DType) -> model::Result<Buffer> {
-    let mut weights = models::flat_weights(shape, dtype);
+    let mut weights = models::weights(shape, dtype);
     let stored = PretrainedWeights::open(folder, shape)?;
     stored.check_numbers(&|| false, None)?;
     stored.read(&mut weights, None, &|| false, None)?;
-    Ok(weights)
+    Ok(weights.flat)
 }
 
 /// The message with which the folder is refused.
@@ -99,7 +99,7 @@ fn an_observer_sees_every_byte_once_and_in_order() {
         let see = |bytes_by_path: &mut BTreeMap<PathBuf, Vec<u8>>, path: &Path, bytes: &[u8]| {
             bytes_by_path.entry(path.to_owned()).or_default().extend(bytes);
         };
-        let mut weights = models::flat_weights(&shape, DType::F32);
+        let mut weights = models::weights(&shape, DType::F32);
         let [checked, read] = &mut bytes_by_reader;
         stored.check_numbers(&|| false, Some(&mut |path, bytes| see(checked, path, bytes))).unwrap();
         stored.read(&mut weights, None, &|| false, Some(&mut |path, bytes| see(read, path, bytes))).unwrap();
@@ -132,12 +132,12 @@ fn weights_and_low_bits_together_are_the_stored_f32() {
     let shape = tiny(true);
     let folder = sharded(&tensors(&shape, Dtype::F32));
     let full = read(folder.path(), &shape, DType::F32).unwrap();
-    let mut weights = models::flat_weights(&shape, DType::BF16);
+    let mut weights = models::weights(&shape, DType::BF16);
     let zeros = |dtype| Buffer::zeros(full.shape(), dtype, &Device::Cpu).unwrap();
     let (mut low_bits, mut master) = (zeros(DType::I16), zeros(DType::F32));
     let stored = PretrainedWeights::open(folder.path(), &shape).unwrap();
     stored.read(&mut weights, Some(&mut low_bits), &|| false, None).unwrap();
-    cast::join_master(&weights, &low_bits, &mut master).unwrap();
+    cast::join_master(&weights.flat, &low_bits, &mut master).unwrap();
     assert_eq!(master.read_f32().unwrap(), full.read_f32().unwrap());
 }
 
@@ -161,7 +161,7 @@ fn a_tied_model_with_another_head_is_refused() {
     stored.insert("lm_head.weight".to_owned(), (Dtype::BF16, sizes, bytes));
     for folder in [single(&stored), sharded(&stored)] {
         let stored = PretrainedWeights::open(folder.path(), &shape).unwrap();
-        let mut weights = models::flat_weights(&shape, DType::F32);
+        let mut weights = models::weights(&shape, DType::F32);
         let checked = stored.check_numbers(&|| false, None);
         for refused in [checked, stored.read(&mut weights, None, &|| false, None)] {
             let message = refused.unwrap_err().to_string();
@@ -203,7 +203,7 @@ fn a_number_that_is_not_finite_is_refused_with_its_tensor() {
         bytes.splice(end - encoded(&[value], dtype).len().., encoded(&[value], dtype));
         let folder = sharded(&tensors);
         let stored = PretrainedWeights::open(folder.path(), &shape).unwrap();
-        let mut weights = models::flat_weights(&shape, DType::BF16);
+        let mut weights = models::weights(&shape, DType::BF16);
         let checked = stored.check_numbers(&|| false, None);
         for refused in [checked, stored.read(&mut weights, None, &|| false, None)] {
             let message = refused.unwrap_err().to_string();

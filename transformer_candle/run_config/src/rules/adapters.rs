@@ -2,7 +2,7 @@
 
 use super::Rules;
 use crate::error::Problem;
-use crate::{Algorithm, LoraConfig};
+use crate::{Algorithm, BasePrecision, LoraConfig, Precision};
 
 impl Rules<'_> {
     pub(super) fn adapters_are_complete(&mut self) {
@@ -10,6 +10,7 @@ impl Rules<'_> {
         self.adapters_have_a_base();
         self.adapters_train_with_adamw();
         self.adapters_have_modules();
+        self.base_in_fp8_is_multiplied();
     }
 
     fn adapters_have_a_rank(&mut self) {
@@ -19,6 +20,7 @@ impl Rules<'_> {
             ("dropout", lora.dropout > default.dropout),
             ("target_modules", lora.target_modules != default.target_modules),
             ("rslora", lora.rslora != default.rslora),
+            ("base_precision", lora.base_precision != default.base_precision),
             ("init_from", lora.init_from != default.init_from),
         ];
         let Some((key, _)) = keys.iter().find(|(_, is_given)| *is_given).filter(|_| lora.rank.is_none()) else {
@@ -45,6 +47,15 @@ impl Rules<'_> {
         let problem = Problem::new("optimizer.algorithm", "is muon, but adapters (lora.rank) train with adamw")
             .suggest("remove the key");
         self.report(&["lora.rank", "optimizer.algorithm"], problem);
+    }
+
+    fn base_in_fp8_is_multiplied(&mut self) {
+        if self.config.lora.base_precision == BasePrecision::Auto || self.config.runtime.precision != Precision::Fp32 {
+            return;
+        }
+        let problem = Problem::new("lora.base_precision", "is fp8, but runtime.precision is fp32")
+            .suggest("use runtime.precision bf16 or fp8");
+        self.report(&["lora.base_precision", "runtime.precision"], problem);
     }
 
     fn adapters_have_modules(&mut self) {

@@ -7,9 +7,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use dataset::CancelToken;
-use kernels::Buffer;
 use model::hugging_face::{self, ByteObserver, PretrainedWeights};
-use model::{LoraShape, ModelShape, Precision};
+use model::{LoraShape, ModelShape, Precision, Weights};
 use serde_json::Value;
 
 use super::list::{pointed_checkpoint, removed};
@@ -141,7 +140,7 @@ impl Checkpoint {
         if !own.is_empty() {
             stop_tokens = own;
         }
-        let shape = shape.with_lora(LoraShape::from_config(&lora));
+        let shape = shape.with_lora(LoraShape::from_config(&lora, Precision::Bf16));
         Ok(StoredModel { shape, precision: trained_in.unwrap_or(precision), stop_tokens })
     }
 
@@ -181,9 +180,9 @@ impl Checkpoint {
         verified(file, parsed)
     }
 
-    /// Reads the weights into a flat buffer, unless cancelled; with adapters those of their model too, which is verified.
-    /// On an error the buffer holds part of them.
-    pub fn weights(&self, shape: &ModelShape, weights: &mut Buffer, cancel: &CancelToken) -> Result<()> {
+    /// Reads the weights, unless cancelled; with adapters those of their model too, which is verified.
+    /// On an error `weights` holds part of them.
+    pub fn weights(&self, shape: &ModelShape, weights: &mut Weights, cancel: &CancelToken) -> Result<()> {
         if !self.has_adapters() {
             return self.whole_weights(shape, weights, None, cancel);
         }
@@ -195,13 +194,13 @@ impl Checkpoint {
         }
         let mut file = self.open_file(files::ADAPTERS, cancel)?;
         let (bytes, path) = (file.bytes(), self.directory.join(files::ADAPTERS));
-        let filled = hugging_face::read_adapters(&mut file, bytes, &path, shape, weights);
+        let filled = hugging_face::read_adapters(&mut file, bytes, &path, shape, &mut weights.flat);
         verified(file, filled.map_err(|error| from_model_error(&self.directory, error)))
     }
 
     /// Reads the weights of the model that its adapters belong to, and compares that model with the record of it. Files
     /// without a manifest are hashed while they are read.
-    fn base_weights(&self, shape: &ModelShape, weights: &mut Buffer, cancel: &CancelToken) -> Result<()> {
+    fn base_weights(&self, shape: &ModelShape, weights: &mut Weights, cancel: &CancelToken) -> Result<()> {
         let (base, recorded) = (self.base()?, self.base_record()?);
         let Some(recorded) = recorded else {
             return base.whole_weights(shape, weights, None, cancel);
@@ -224,18 +223,19 @@ impl Checkpoint {
     fn whole_weights(
         &self,
         shape: &ModelShape,
-        weights: &mut Buffer,
+        weights: &mut Weights,
         observer: Option<&mut ByteObserver<'_>>,
         cancel: &CancelToken,
     ) -> Result<()> {
-        if self.manifest.is_none() {
+        // A base in fp8 is read whole before the adapters' record of it is compared.
+        if self.manifest.is_none() || shape.has_fp8_base() {
             let stored = PretrainedWeights::open(&self.directory, shape);
             let filled = stored.and_then(|stored| stored.read(weights, None, &|| cancel.is_cancelled(), observer));
             return self.unless_cancelled(filled, cancel);
         }
         let mut file = self.open_file(files::MODEL, cancel)?;
         let (bytes, path) = (file.bytes(), self.directory.join(files::MODEL));
-        let filled = hugging_face::read_weights(&mut file, bytes, &path, shape, weights);
+        let filled = hugging_face::read_weights(&mut file, bytes, &path, shape, &mut weights.flat);
         verified(file, filled.map_err(|error| self.refused(error)))
     }
 

@@ -320,7 +320,7 @@ impl BoundGroup {
                     let views = |range: &Range<usize>| {
                         let (start, shape) = (range.start, &[range.len()]);
                         Ok(AdamWRange {
-                            weights: flat.decoder.weights().view(start, shape)?,
+                            weights: flat.decoder.weights().flat.view(start, shape)?,
                             low_bits: flat.low_bits(start, shape)?,
                             gradients: flat.decoder.gradients().view(start, shape)?,
                             first_moment: flat.view(FIRST_MOMENT, start, shape)?,

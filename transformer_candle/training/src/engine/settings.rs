@@ -41,5 +41,6 @@ pub fn model_shape(config: &RunConfig) -> Result<ModelShape> {
             "model.vocab_size is not known: name a tokenizer in tokenizer.tokenizer_json, or give the number".into(),
         )
     })?;
-    Ok(ModelShape::new(&config.model, vocab_size).with_lora(LoraShape::from_config(&config.lora)))
+    let lora = LoraShape::from_config(&config.lora, config.runtime.precision);
+    Ok(ModelShape::new(&config.model, vocab_size).with_lora(lora))
 }

@@ -84,7 +84,7 @@ impl Sharding {
         for (rank, _) in self.shards.iter().enumerate().filter(|(rank, _)| *rank != own) {
             for (parcels, owner) in [(&mut outgoing, own), (&mut incoming, rank)] {
                 for range in self.shards[owner].ranges() {
-                    parcels.push((rank, decoder.weights().view(range.start, &[range.len()])?));
+                    parcels.push((rank, decoder.weights().flat.view(range.start, &[range.len()])?));
                 }
             }
         }

@@ -124,7 +124,7 @@ impl Variant {
         let factor = if lora.rslora { shrinks.sqrt() } else { shrinks };
         lora.alpha = Some(lora.alpha.map_or(rank as f64, |alpha| rounded(factor * alpha)));
         lora.rank = Some(rank);
-        self.shape.lora = LoraShape::from_config(lora);
+        self.shape.lora = LoraShape::from_config(lora, self.config.runtime.precision);
         self
     }
 

@@ -102,7 +102,7 @@ impl Trainer {
             &CheckpointContents {
                 shape: &self.shape,
                 precision: config.runtime.precision,
-                weights: self.engine.decoder.weights(),
+                weights: &self.engine.decoder.weights().flat,
                 optimizer: self.engine.optimizer.state(),
                 tokenizer: &self.tokenizer_files,
                 state: &state,

@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use dataset::{CancelToken, DocumentTokens, NamedToken};
 use kernels::memory::Category;
 use kernels::{Buffer, DType, Device, bf16};
-use model::{ModelShape, ParameterLayout, Precision};
+use model::{ModelShape, ParameterLayout, Precision, Weights};
 use run_config::ModelConfig;
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -40,7 +40,7 @@ fn tiny_shape() -> ModelShape {
 struct Tiny {
     shape: ModelShape,
     precision: Precision,
-    weights: Buffer,
+    weights: Weights,
     /// First and second moments, and beside bf16 weights the low bits of their masters.
     optimizer: Vec<StateTensor>,
     tokenizer: TokenizerFiles,
@@ -60,7 +60,7 @@ impl Tiny {
         let moments = moments.map(|name| tensor(name, Category::OptimizerMoments, DType::F32));
         let low_bits = bf16.then(|| tensor("master_remainder", Category::MasterLowBits, DType::I16));
         Self {
-            weights: zeros(if bf16 { DType::BF16 } else { DType::F32 }),
+            weights: zeros(if bf16 { DType::BF16 } else { DType::F32 }).into(),
             optimizer: moments.into_iter().chain(low_bits).collect(),
             tokenizer: tokenizer_files(),
             precision,
@@ -71,12 +71,12 @@ impl Tiny {
     /// Buffers with values unique to a step.
     fn at(precision: Precision, step: u64) -> Self {
         let mut tiny = Self::zeros(precision);
-        let elements = tiny.weights.elements();
+        let elements = tiny.weights.flat.elements();
         let numbers = |salt: u64| (0..elements as u64).map(move |index| (index * 97 + step * 31 + salt) % 4093);
         match precision {
-            Precision::Fp32 => tiny.weights.write(&numbers(1).map(|n| n as f32 / 7.0).collect::<Vec<_>>()),
+            Precision::Fp32 => tiny.weights.flat.write(&numbers(1).map(|n| n as f32 / 7.0).collect::<Vec<_>>()),
             Precision::Bf16 | Precision::Fp8 => {
-                tiny.weights.write(&numbers(1).map(|n| bf16::from_f32(n as f32)).collect::<Vec<_>>())
+                tiny.weights.flat.write(&numbers(1).map(|n| bf16::from_f32(n as f32)).collect::<Vec<_>>())
             }
         }
         .unwrap();
@@ -103,7 +103,7 @@ impl Tiny {
         CheckpointContents {
             shape: &self.shape,
             precision: self.precision,
-            weights: &self.weights,
+            weights: &self.weights.flat,
             optimizer: &self.optimizer,
             tokenizer: &self.tokenizer,
             state,
@@ -123,7 +123,7 @@ impl Tiny {
         let mut all = Vec::new();
         for tensor in model::hugging_face::hf_tensors(&self.shape) {
             let part = |buffer: &Buffer| buffer.view(tensor.offset, &[tensor.elements]).unwrap();
-            for buffer in self.optimizer.iter().map(|tensor| &tensor.buffer).chain([&self.weights]) {
+            for buffer in self.optimizer.iter().map(|tensor| &tensor.buffer).chain([&self.weights.flat]) {
                 all.push(match buffer.dtype() {
                     DType::I16 => part(buffer).read::<i16>().unwrap().into_iter().map(|number| number as u32).collect(),
                     _ => part(buffer).read_f32().unwrap().into_iter().map(f32::to_bits).collect(),

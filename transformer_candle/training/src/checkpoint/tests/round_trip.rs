@@ -214,6 +214,6 @@ fn an_external_model_needs_no_manifest() {
     let mut tiny = Tiny::zeros(Precision::Fp32);
     let model = Checkpoint::open(&checkpoint).unwrap();
     model.weights(&model.model().unwrap().shape, &mut tiny.weights, &CancelToken::new()).unwrap();
-    assert!(tiny.weights.read_f32().unwrap().iter().any(|weight| *weight != 0.0));
+    assert!(tiny.weights.flat.read_f32().unwrap().iter().any(|weight| *weight != 0.0));
     assert!(verify(&checkpoint, &CancelToken::new()).is_err(), "as a checkpoint to go on from it is corrupted");
 }

@@ -141,7 +141,7 @@ impl MuonGroup {
         let batches = batches(flat.decoder.layout(), batching, shard);
         let largest = |index: usize| batches.iter().map(|batch| batch.elements()[index]).max().unwrap_or(0);
         let workspace = batches.iter().map(|batch| muon::workspace_elements(batch.sizes(), device)).max().unwrap_or(0);
-        let (dtype, matrices, squares) = (flat.decoder.weights().dtype(), largest(0), largest(1));
+        let (dtype, matrices, squares) = (flat.decoder.weights().flat.dtype(), largest(0), largest(1));
         let mut take = |name: &str, dtype, elements| arena.take(name, Category::Scratch, dtype, &[elements]);
         let scratch = Orthogonalization {
             update: take("muon.update", dtype, matrices),
@@ -188,7 +188,7 @@ impl BoundBatch {
         let update = scratch.update.view(0, &[b, m, n])?;
         let matrix = |(index, &offset): (usize, &usize)| {
             Ok(BoundMatrix {
-                weight: flat.decoder.weights().view(offset, &[m, n])?,
+                weight: flat.decoder.weights().flat.view(offset, &[m, n])?,
                 low_bits: flat.low_bits(offset, &[m, n])?,
                 gradient: flat.decoder.gradients().view(offset, &[m, n])?,
                 momentum: flat.view(MOMENTUM, offset, &[m, n])?,
