@@ -44,11 +44,13 @@ def same_files(one: Path, other: Path) -> bool:
     return all((one / name).read_bytes() == (other / name).read_bytes() for name in names)
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize(
+    ("precision", "base_precision"), [("fp32", "auto"), ("bf16", "auto"), ("bf16", "fp8"), ("fp8", "auto")]
+)
 def test_a_resumed_lora_run_is_the_uninterrupted_one(
-    workspace: Workspace, base: Path, text: Path, precision: str
+    workspace: Workspace, base: Path, text: Path, precision: str, base_precision: str
 ) -> None:
-    flags = [*CUT, f"--override=runtime.precision={precision}"]
+    flags = [*CUT, f"--override=runtime.precision={precision}", f"--override=lora.base_precision={base_precision}"]
     whole = train(workspace, base, text, "whole", *flags, "--override=runtime.threads=1")
     halves = train(workspace, base, text, "halves", *flags, "--override=runtime.threads=2")
     shutil.rmtree(halves / "step-00000006")
@@ -114,6 +116,8 @@ def test_lora_settings_that_cannot_work_are_refused(workspace: Workspace, base: 
         "lora.rank=0": "lora.rank: is 0, but must be an integer from 1 to 4096",
         "lora.rank=null": "lora.rank: is missing, though lora.alpha is given",
         "lora.dropout=1": "lora.dropout",
+        "lora.base_precision=int8": 'lora.base_precision: is "int8", but must be',
+        "lora.base_precision=fp8": "lora.base_precision: is fp8, but runtime.precision is fp32",
         "optimizer.algorithm=muon": "adapters (lora.rank) train with adamw",
     }
     for override, sentence in messages.items():
@@ -130,6 +134,24 @@ def test_another_rank_is_refused_on_resume(workspace: Workspace, base: Path, tex
     process.refused(2, "lora.rank was 4 and is 8")
     plain = workspace.trainer("train", "--config", config, "--resume", "--override=lora.target_modules=[v_proj]")
     plain.refused(2, "lora.target_modules was")
+
+
+def test_adapters_learn_beside_a_base_in_fp8_what_they_learn_beside_bf16(
+    workspace: Workspace, base: Path, text: Path
+) -> None:
+    """From another program's folder, beside bf16 matmuls; commands read the adapters beside the model's own weights."""
+    (base / "MANIFEST.json").unlink()
+    bf16 = [*CUT, "--override=runtime.precision=bf16"]
+    last = train(workspace, base, text, "fp8", *bf16, "--override=lora.base_precision=fp8") / "step-00000006"
+    train(workspace, base, text, "bf16", *bf16)
+    losses = [workspace.losses(name) for name in ("fp8", "bf16")]
+    assert losses[0] != losses[1]
+    assert losses[0] == pytest.approx(losses[1], rel=2e-3)
+    report = json.loads(workspace.trainer("evaluate", "--checkpoint", last, "--json").succeeded().out)
+    assert report["loss"] == pytest.approx(workspace.metrics("fp8", "evaluation")[-1]["loss"], rel=2e-3)
+    config = last.parents[1] / "training.yaml"
+    changed = workspace.trainer("train", "--config", config, "--resume", "--override=lora.base_precision=auto")
+    changed.refused(2, 'lora.base_precision was "fp8" and is "auto"')
 
 
 def test_training_goes_on_from_a_run_s_adapters(workspace: Workspace, base: Path, text: Path) -> None:

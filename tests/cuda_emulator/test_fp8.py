@@ -59,6 +59,27 @@ def test_adapters_train_beside_frozen_weights_in_fp8(runs: Runs) -> None:
         assert norm == pytest.approx(expected_norm, rel=2e-2)
 
 
+def test_a_gpu_without_fp8_matmuls_trains_beside_a_base_in_fp8(runs: Runs) -> None:
+    base = runs.checkpoint(runs.trained("base", replace(FP8, precision="bf16"), "cpu"), 3)
+    tiny = replace(FP8, precision="bf16", init_from=base, lora={"rank": 4, "alpha": 8, "base_precision": "fp8"})
+    ampere = runs.having(gpu="NVIDIA A100-SXM4-80GB", capability="8.0")
+    prompt = "--override=runtime.evaluation.prompts=[The]"
+    for device in ("cuda", "cpu"):
+        runs.write(device, tiny)
+        ampere.train(device, prompt, device=device).succeeded()
+    # Beside a B of zeros A has no gradient.
+    worst = {name: error for name, error in errors(runs, "cuda", "cpu").items() if "lora_B" in name}
+    assert len(worst) == 7
+    assert max(worst.values()) < 2e-2, worst
+    for (_, loss, norm), (_, expected_loss, expected_norm) in zip(runs.steps("cuda"), runs.steps("cpu"), strict=True):
+        assert loss == pytest.approx(expected_loss, rel=1e-3)
+        assert norm == pytest.approx(expected_norm, rel=1e-2)
+    # A sample's later tokens are close calls, which roundings decide.
+    texts = [[row["text"] for row in runs.metrics(device, "sample")] for device in ("cuda", "cpu")]
+    assert [text[0] for text in texts[0]] == [text[0] for text in texts[1]]
+    assert len(texts[0]) == 4
+
+
 def test_another_generation_resumes_in_a_recipe_that_both_have(runs: Runs) -> None:
     runs.write("run", FP8)
     HOPPER.of(runs).train("run", "--max-steps", "1").succeeded()

@@ -14,7 +14,9 @@ from cuda_emulator.runs import Runs, Tiny
 
 TINY = Tiny(steps=2, checkpoint_every=2)
 with_adapters_or_without = pytest.mark.parametrize(
-    "lora", [None, {"rank": 4, "dropout": 0.1}], ids=["all-weights", "adapters"]
+    "lora",
+    [None, {"rank": 4, "dropout": 0.1}, {"rank": 4, "base_precision": "fp8"}],
+    ids=["all-weights", "adapters", "fp8-base"],
 )
 
 

@@ -30,9 +30,9 @@ pub struct LoraConfig {
     /// Divide `alpha` by the root of `rank` instead (rsLoRA, Kalajdzievski, 2023; peft: `use_rslora`), so
     /// that larger ranks do not learn more slowly.
     pub rslora: bool,
-    /// How the frozen weights of the blocks' linear layers are held: `auto`, as in the files but for
-    /// `runtime.precision: fp8`; or `fp8`, a byte each, beside any matmuls but those of `fp32`. They are
-    /// rounded once, when they are read; their files stay as they are.
+    /// How the frozen weights of the blocks' linear layers are held in memory. In `fp8` they take half the
+    /// memory of bf16, beside matmuls in bf16 or fp8: they are rounded once, when they are read, and the
+    /// files stay as they are.
     pub base_precision: BasePrecision,
     /// Folder of adapters in peft's format, such as a checkpoint of another run, whose weights training
     /// starts from. The other keys of `lora` are then theirs unless given; only `dropout` may differ.
@@ -44,10 +44,10 @@ pub struct LoraConfig {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum BasePrecision {
-    /// In fp8 where matmuls are in fp8, which read nothing else; otherwise in the element type of activations.
+    /// fp8 where `runtime.precision` is fp8, whose matmuls read nothing else; otherwise as activations are.
     #[default]
     Auto,
-    /// In fp8.
+    /// fp8, also beside matmuls in bf16: on any GPU, at the cost of converting them before each matmul.
     Fp8,
 }
 

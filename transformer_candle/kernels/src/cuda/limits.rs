@@ -79,7 +79,7 @@ pub fn fp8_blocks(compute_capability: (u32, u32), cublas: (u32, u32)) -> &'stati
 }
 
 /// Why a GPU cannot multiply a model of these sizes in fp8, as a clause that follows "a GPU"; None if it can. Any number of
-/// sequences then has as many tokens as it takes.
+/// sequences then has as many tokens as it takes. With a `sequence_length` of 0 it is only to hold weights in fp8.
 pub fn fp8_refusal(sizes: &ModelSizes, sequence_length: usize) -> Option<String> {
     let widths = [
         ("the query heads' width", sizes.heads.query_width()),
@@ -88,7 +88,7 @@ pub fn fp8_refusal(sizes: &ModelSizes, sequence_length: usize) -> Option<String>
     ];
     let odd = widths.into_iter().find(|(_, size)| !size.is_multiple_of(ROW_MULTIPLE));
     odd.map(|(name, size)| {
-        format!("multiplies in fp8 where all sizes are multiples of {ROW_MULTIPLE}, and {name} is {size}")
+        format!("computes with fp8 where all sizes are multiples of {ROW_MULTIPLE}, and {name} is {size}")
     })
 }
 

@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::Path;
 
-use run_config::{AdapterDescription, Format, LoraConfig, RunConfig, TargetModule, TargetModules};
+use run_config::{AdapterDescription, BasePrecision, Format, LoraConfig, RunConfig, TargetModule, TargetModules};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
@@ -21,6 +21,7 @@ fn parsed(base: &Path, lora: &Value) -> Result<RunConfig, String> {
     let config = json!({
         "model": { "init_from": base },
         "lora": lora,
+        "runtime": { "precision": "bf16" },
         "data": { "sequence_length": 32, "sequences_per_step": 2 },
         "scheduler": { "total_steps": 10 },
     });
@@ -60,13 +61,40 @@ fn the_keys_of_lora_are_written_and_read_back() {
 }
 
 #[test]
+fn a_base_in_fp8_is_multiplied_in_bf16_or_fp8() {
+    let base = base();
+    let with_precision = |precision: &str| {
+        let config = json!({
+            "model": { "init_from": base.path() },
+            "lora": { "rank": 8, "base_precision": "fp8" },
+            "runtime": { "precision": precision },
+            "data": { "sequence_length": 32, "sequences_per_step": 2 },
+            "scheduler": { "total_steps": 10 },
+        });
+        RunConfig::parse(&config.to_string(), Format::Json, &[]).map_err(|error| error.to_string())
+    };
+    for precision in ["bf16", "fp8"] {
+        assert_eq!(with_precision(precision).unwrap().lora.base_precision, BasePrecision::Fp8);
+    }
+    let error = with_precision("fp32").unwrap_err();
+    assert!(error.contains("lora.base_precision: is fp8, but runtime.precision is fp32"), "{error}");
+    let error = parsed(base.path(), &json!({ "base_precision": "fp8" })).unwrap_err();
+    assert!(error.contains("lora.rank: is missing, though lora.base_precision is given"), "{error}");
+    let error = parsed(base.path(), &json!({ "rank": 8, "base_precision": "nf4" })).unwrap_err();
+    assert!(error.contains("lora.base_precision"), "{error}");
+}
+
+#[test]
 fn adapters_give_the_keys_that_are_left_out() {
     let base = base();
     let folder = adapters(base.path(), "use_rslora", json!(true));
-    let lora = parsed(base.path(), &json!({ "init_from": folder.path(), "dropout": 0.0 })).unwrap().lora;
+    let given = json!({ "init_from": folder.path(), "dropout": 0.0, "base_precision": "fp8" });
+    let lora = parsed(base.path(), &given).unwrap().lora;
     let target_modules = TargetModules::new([TargetModule::QProj, TargetModule::VProj]);
     let (init_from, rank, alpha) = (Some(folder.path().to_owned()), Some(8), Some(16.0));
-    assert_eq!(lora, LoraConfig { rank, alpha, dropout: 0.0, target_modules, rslora: true, init_from });
+    let base_precision = BasePrecision::Fp8;
+    let expected = LoraConfig { rank, alpha, dropout: 0.0, target_modules, rslora: true, base_precision, init_from };
+    assert_eq!(lora, expected);
 
     let text = json!({
         "lora": { "init_from": folder.path() },

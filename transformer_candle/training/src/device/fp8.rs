@@ -84,10 +84,12 @@ fn name(recipe: Fp8Recipe) -> String {
 
 /// Returns why a GPU does not train a config's run in fp8; none where it does, and without fp8.
 pub(super) fn refusal(config: &RunConfig, gpu: GpuVersions) -> Result<Option<Refusal>> {
-    if config.runtime.precision != Precision::Fp8 {
-        return Ok(None);
-    }
     let refused = |clause, way_out| Ok(Some(Refusal { clause, way_out, is_for_cpu: false }));
+    let shape = model_shape(config)?;
+    if config.runtime.precision != Precision::Fp8 {
+        let clause = shape.has_fp8_base().then(|| limits::fp8_refusal(&sizes(&shape, 0), 0)).flatten();
+        return clause.map_or(Ok(None), |clause| refused(clause, "Use `--override lora.base_precision=auto`"));
+    }
     let GpuVersions { compute_capability: (major, minor), cublas } = gpu;
     let (blocks, chosen) = (gpu.fp8_blocks(), config.runtime.fp8_recipe);
     if blocks.is_empty() {
@@ -108,7 +110,6 @@ pub(super) fn refusal(config: &RunConfig, gpu: GpuVersions) -> Result<Option<Ref
         );
         return refused(clause, "Use `--override runtime.fp8_recipe=auto`");
     }
-    let shape = model_shape(config)?;
     for stage in config.stage_configs() {
         let length = stage.data.sequence_length;
         if let Some(clause) = limits::fp8_refusal(&sizes(&shape, length), length) {
@@ -120,6 +121,8 @@ pub(super) fn refusal(config: &RunConfig, gpu: GpuVersions) -> Result<Option<Ref
 
 #[cfg(test)]
 mod tests {
+    use run_config::BasePrecision;
+
     use super::*;
     use crate::memory_plan::GPUS;
 
@@ -171,5 +174,20 @@ mod tests {
         let mut odd = config(Fp8Recipe::Auto);
         odd.data.sequence_length = 100;
         assert!(refused(&odd, versions("rtx5090")).clause.ends_with("data.sequence_length is 100"));
+    }
+
+    #[test]
+    fn any_gpu_holds_a_base_in_fp8_whose_rows_it_loads() {
+        let mut config = config(Fp8Recipe::Auto);
+        config.runtime.precision = Precision::Bf16;
+        (config.lora.rank, config.lora.base_precision) = (Some(8), BasePrecision::Fp8);
+        assert_eq!(refusal(&config, versions("rtx3090")).unwrap(), None);
+        let model = &mut config.model;
+        (model.num_attention_heads, model.num_key_value_heads, model.head_dim) = (3, 1, Some(40));
+        let Refusal { clause, way_out, .. } = refusal(&config, versions("rtx3090")).unwrap().unwrap();
+        assert!(clause.ends_with("the query heads' width is 120"), "{clause}");
+        assert_eq!(way_out, "Use `--override lora.base_precision=auto`");
+        config.lora.base_precision = BasePrecision::Auto;
+        assert_eq!(refusal(&config, versions("rtx3090")).unwrap(), None);
     }
 }

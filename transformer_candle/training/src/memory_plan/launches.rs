@@ -64,6 +64,8 @@ struct MicroBatch<'a> {
     recomputed_blocks: f64,
     /// Whether the operands of projections are rounded to fp8.
     is_fp8: bool,
+    /// Whether projections are held in fp8 and multiplied in bf16.
+    dequantizes: bool,
     /// Whether `SwiGLU` is computed in fp8, for the projections after it.
     has_fp8_swiglu: bool,
     /// Whether the backward pass of a block computes norms and `SwiGLU` again.
@@ -83,6 +85,7 @@ impl<'a> MicroBatch<'a> {
             tokens: settings.micro_batch * config.data.sequence_length,
             element: dtype_of(config.runtime.precision).size_in_bytes() as f64,
             is_fp8: fp8.is_some(),
+            dequantizes: fp8.is_none() && shape.has_fp8_base(),
             has_fp8_swiglu: has_fp8_swiglu(shape, fp8, settings.activation_recompute, settings.device),
             layers,
             recomputed_blocks: if recomputes_blocks { layers - 1.0 } else { 0.0 },
@@ -151,8 +154,14 @@ impl<'a> MicroBatch<'a> {
     }
 
     /// The roundings of a projection's inputs, and of the gradients of its outputs, to fp8: read in bf16, and written once
-    /// for each axis that a GEMM sums over. A GPU has the weights' transpose made beside.
+    /// for each axis that a GEMM sums over. A GPU has the weights' transpose made beside. Before bf16 GEMMs, what is held in
+    /// fp8 becomes bf16.
     fn fp8_operands(&self, projection: &'static str, [inputs, outputs]: [usize; 2]) -> Vec<Operation> {
+        if self.dequantizes {
+            // Codes are read, and bf16 numbers written.
+            let count = self.forwards(projection) + self.layers;
+            return vec![pass(("fp8::dequantize", projection), count, 3.0 * (inputs * outputs) as f64)];
+        }
         if !self.is_fp8 {
             return Vec::new();
         }

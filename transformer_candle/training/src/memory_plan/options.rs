@@ -4,7 +4,7 @@
 use std::fmt;
 
 use model::{LoraShape, ModelShape};
-use run_config::{ActivationRecompute, Algorithm, RunConfig};
+use run_config::{ActivationRecompute, Algorithm, BasePrecision, Precision, RunConfig};
 use serde::Serialize;
 
 use super::{
@@ -128,6 +128,18 @@ impl Variant {
         self
     }
 
+    /// The variant whose frozen projections are held in fp8; none where they are, or are multiplied in fp32.
+    fn fp8_base(&self) -> Option<Self> {
+        let is_possible = self.config.runtime.precision == Precision::Bf16
+            && self.shape.lora.as_ref().is_some_and(|lora| !lora.fp8_base);
+        is_possible.then(|| {
+            let mut variant = self.clone();
+            variant.config.lora.base_precision = BasePrecision::Fp8;
+            variant.shape.lora = LoraShape::from_config(&variant.config.lora, Precision::Bf16);
+            variant
+        })
+    }
+
     /// Variants with halved ranks, largest first; none where the adapters are loaded (`lora.init_from`).
     fn smaller_ranks(&self) -> impl Iterator<Item = Self> + use<> {
         let lora = &self.config.lora;
@@ -174,9 +186,10 @@ impl Variant {
 
     /// The keys in which the two differ.
     fn changes_from(&self, original: &Self) -> Vec<Change> {
-        let keys: [KeyOfVariant; 10] = [
+        let keys: [KeyOfVariant; 11] = [
             ("lora.rank", |variant| text_of(variant.config.lora.rank)),
             ("lora.alpha", |variant| text_of(variant.config.lora.alpha)),
+            ("lora.base_precision", |variant| base_precision(variant.config.lora.base_precision).to_owned()),
             ("optimizer.algorithm", |variant| algorithm(variant.config.optimizer.algorithm).to_owned()),
             ("optimizer.learning_rate", |variant| variant.config.optimizer.learning_rate.to_string()),
             ("model.num_layers", |variant| variant.shape.num_layers.to_string()),
@@ -197,6 +210,13 @@ impl Variant {
 /// Formats a value as a config has it.
 fn text_of(value: Option<impl ToString>) -> String {
     value.map_or_else(|| "null".to_owned(), |value| value.to_string())
+}
+
+fn base_precision(base_precision: BasePrecision) -> &'static str {
+    match base_precision {
+        BasePrecision::Auto => "auto",
+        BasePrecision::Fp8 => "fp8",
+    }
 }
 
 fn algorithm(algorithm: Algorithm) -> &'static str {
@@ -254,6 +274,11 @@ pub(super) fn list(step: StepOf<'_>, budget: &Budget, model: Option<&SpeedModel>
             "fewer parameters learn; at a learning rate ten times as high",
             first_that_fits(original.adapters().into_iter(), budget),
         ),
+        option(
+            "base in fp8",
+            "frozen weights have 4 significant bits",
+            first_that_fits(original.fp8_base().into_iter(), budget),
+        ),
         option("smaller rank", "adapters that can learn less", first_that_fits(original.smaller_ranks(), budget)),
         option(
             "shorter sequences",
@@ -281,12 +306,15 @@ pub(super) fn list(step: StepOf<'_>, budget: &Budget, model: Option<&SpeedModel>
 }
 
 /// The changes with which a run fits: first those of the micro-batch and of recomputation, which leave the result as it
-/// is, the fastest of them; then shorter sequences, adapters of a smaller rank or instead of all weights, fewer KV heads,
-/// fewer layers. None if nothing is enough.
+/// is, the fastest of them; then a base in fp8, shorter sequences, adapters of a smaller rank or instead of all weights,
+/// fewer KV heads, fewer layers. None if nothing is enough.
 pub(super) fn fitting_changes(step: StepOf<'_>, budget: &Budget, model: Option<&SpeedModel>) -> Option<Vec<Change>> {
     let original = Variant::from_step(step);
-    let halved: Vec<Variant> = original.halvings().take(MOST_HALVINGS as usize).collect();
-    let shorter = || halved.iter().cloned();
+    let with_halvings = |variant: Variant| {
+        let shorter: Vec<Variant> = variant.halvings().take(MOST_HALVINGS as usize).collect();
+        std::iter::once(variant).chain(shorter)
+    };
+    let halved: Vec<Variant> = with_halvings(original.clone()).skip(1).collect();
     let free_sizes = has_free_sizes(step.config);
     let kv_heads = || original.fewer_kv_heads().filter(|_| free_sizes);
     let layers =
@@ -294,12 +322,12 @@ pub(super) fn fitting_changes(step: StepOf<'_>, budget: &Budget, model: Option<&
     let shortest = halved.last().cloned().unwrap_or_else(|| original.clone());
     let ranks = || original.smaller_ranks().chain(shortest.smaller_ranks());
     let adapters = || {
-        original.adapters().into_iter().flat_map(|variant| {
-            let shorter: Vec<Variant> = variant.halvings().take(MOST_HALVINGS as usize).collect();
-            std::iter::once(variant).chain(shorter)
-        })
+        let variants = original.adapters().into_iter().flat_map(|variant| [Some(variant.clone()), variant.fp8_base()]);
+        variants.flatten().flat_map(with_halvings)
     };
-    let same_model = std::iter::once(original.clone()).chain(shorter()).chain(ranks()).chain(adapters());
+    let fp8_base = || original.fp8_base().into_iter();
+    let same_model = std::iter::once(original.clone()).chain(fp8_base()).chain(halved.iter().cloned());
+    let same_model = same_model.chain(fp8_base().flat_map(with_halvings).skip(1)).chain(ranks()).chain(adapters());
     let variants = same_model.chain(kv_heads()).chain(layers());
     let best_variant = variants.into_iter().find_map(|variant| fastest(&variant, budget, model))?;
     Some(best_variant.changes_from(&original))

@@ -3,7 +3,7 @@
 use std::{collections::BTreeMap, time::Instant};
 
 use kernels::timing;
-use run_config::{Algorithm, Precision};
+use run_config::{Algorithm, BasePrecision, Precision};
 
 use super::*;
 use crate::{
@@ -304,14 +304,17 @@ fn adapters(dropout: f64) -> ResolvedRun {
 fn the_operations_that_a_step_calls_are_listed() {
     let architectures = ["llama", "qwen2", "qwen3"].map(|name| format!("model.architecture={name}"));
     let mut runs: Vec<_> = architectures.iter().map(|name| run_of("smoke_cpu", &[name])).collect();
-    let mut fp8_adapters = adapters(0.1);
+    let [mut fp8_adapters, mut fp8_base] = [adapters(0.1), adapters(0.0)];
     fp8_adapters.config.runtime.precision = Precision::Fp8;
+    fp8_base.config.runtime.precision = Precision::Bf16;
+    fp8_base.config.lora.base_precision = BasePrecision::Fp8;
     runs.extend([
         adapters(0.0),
         adapters(0.1),
         run_of("smoke_cpu", &["data.batch_size=4", "runtime.deterministic_reduction=4"]),
         run_of("smoke_cpu", &["runtime.precision=fp8"]),
         fp8_adapters,
+        fp8_base,
     ]);
     for (mut run, recompute) in runs.into_iter().flat_map(|run| RECOMPUTES.map(|recompute| (run.clone(), recompute))) {
         run.config.data.sequence_length = 32;

@@ -163,6 +163,23 @@ fn fine_tuning_of_all_weights_is_offered_adapters() {
 }
 
 #[test]
+fn a_base_in_fp8_is_offered_before_anything_gets_smaller() {
+    let request = PlanRequest { memory: Some(ByteSize(4_000_000_000)), ..request("rtx5090") };
+    let mut run = fine_tuned(Some(16));
+    let plan = plan_on(&run, &request, &FakeMachine::default()).unwrap();
+    let option = plan.options.iter().find(|option| option.name == "base in fp8").cloned().unwrap();
+    let changes: Vec<_> = option.changes.iter().map(Change::as_override).collect();
+    assert_eq!(changes, ["lora.base_precision=fp8"]);
+    let all_changes: Vec<_> = changes_on(&run, &request).unwrap().iter().map(Change::as_override).collect();
+    assert!(all_changes.contains(&"lora.base_precision=fp8".to_owned()), "{all_changes:?}");
+    assert!(!all_changes.iter().any(|change| change.starts_with("data.sequence_length")), "{all_changes:?}");
+    run.config.lora.base_precision = run_config::BasePrecision::Fp8;
+    let plan = plan_on(&run, &request, &FakeMachine::default()).unwrap();
+    assert_eq!(plan.bytes, option.bytes);
+    assert!(plan.options.iter().all(|option| option.name != "base in fp8"));
+}
+
+#[test]
 fn a_smaller_rank_keeps_the_scale_of_adapters() {
     let request = PlanRequest { memory: Some(ByteSize(3_000_000_000)), ..request("rtx5090") };
     let planned = |run: &ResolvedRun| plan_on(run, &request, &FakeMachine::default()).unwrap();
