@@ -24,6 +24,7 @@ CAPPED = {
     "tokens_per_step": 600,
     "mfu": 0.6,
     "memory_bytes": 30_000_000_000,
+    "memory_used_bytes": 27_000_000_000,
     "nominal_flops_per_second": 209.5e12,
     "milliseconds": {"step": 2000.0, "gemm": 1300.0, "attention": 400.0},
 }
@@ -179,14 +180,22 @@ def test_an_unknown_section_is_refused(tmp_path: Path, only: str) -> None:
     process = subprocess.run(command, capture_output=True, text=True, check=False)
     assert process.returncode == 2
     unknown = only.split(",")[-1]
-    known = "gemm, attention, bench, ncu, check, compare"
+    known = "gemm, attention, bench, ncu, check, lora, compare"
     assert f"there is no section {unknown!r}: there are {known}\n" in process.stderr
     assert not (tmp_path / "out").exists()
 
 
 def test_the_budgets_leave_time_to_check_within_ten_minutes() -> None:
     budgets = {section.name: section.budget for section in all_sections()}
-    assert budgets == {"gemm": 120, "attention": 60, "bench": 180, "ncu": 40, "check": None, "compare": None}
+    assert budgets == {
+        "gemm": 120,
+        "attention": 60,
+        "bench": 180,
+        "ncu": 40,
+        "check": None,
+        "lora": None,
+        "compare": None,
+    }
     left = session.SECONDS - sum(filter(None, budgets.values()))
     assert session.SECONDS < 600
     assert left >= max(session.CHECK_SECONDS.values())
@@ -321,6 +330,19 @@ def test_the_table_compares_rounds_and_names_failures(tmp_path: Path) -> None:
     assert "printed no result" in printed
     assert "60.0%" in printed
     assert names(results) == [*COMPARED, "torch eager, capped", "torch eager", *COMPARED]
+
+
+def test_lora_is_measured_beside_each_kind_of_base(tmp_path: Path) -> None:
+    printed, results = session_of(tmp_path, "--only", "lora", "--seconds", "4000")
+    assert names(results) == ["LoRA bf16", "LoRA fp8 base", "LoRA fp8", "peft bf16"]
+    called = commands(tmp_path)
+    model = f"model.init_from={BENCHES.parent / 'llama_8b'}"
+    assert all(model in command and "--steps 20" in command for command in called[:3])
+    assert ["lora.base_precision=fp8" in command for command in called[:3]] == [False, True, False]
+    assert ["runtime.precision=fp8" in command for command in called[:3]] == [False, False, True]
+    assert "torch_lora.py --model" in called[3]
+    assert "LoRA bf16: 300 tokens/s, 27.00 GB used, 0.900 of the plan, 1.50 x peft" in printed
+    assert "LoRA fp8: 450 tokens/s, 2.25 x peft" in printed
 
 
 def test_every_part_requires_a_gpu(tmp_path: Path, tools: Path) -> None:

@@ -3,8 +3,8 @@
     python benches/cpu/eight_billion.py --folder /somewhere/with/18GB
 
 writes a random model of those sizes, 16 GB in 4 shards, trains adapters of rank 16 for one step of 64 tokens, and
-removes the folder again. `--layers 4` takes an eighth of the blocks: 3.8 GB. Peak memory is the kernel's count of the
-trainer's process.
+removes the folder again. `--base-precision fp8` holds the weights of the blocks in fp8. `--layers 4` takes an eighth of
+the blocks: 3.8 GB. Peak memory is the kernel's count of the trainer's process.
 """
 
 from __future__ import annotations
@@ -25,19 +25,11 @@ from orchestrator.safetensors_shards import StoredTensor, write_shards
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-MODEL = {
-    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 128_256, "hidden_size": 4096,
-    "intermediate_size": 14_336, "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8,
-    "max_position_embeddings": 131_072, "rms_norm_eps": 1e-5, "rope_theta": 500_000.0, "hidden_act": "silu",
-    "rope_scaling": {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
-                     "original_max_position_embeddings": 8192},
-    "attention_bias": False, "mlp_bias": False, "tie_word_embeddings": False, "torch_dtype": "bfloat16",
-    "bos_token_id": 256, "eos_token_id": 256,
-}  # fmt: skip
+MODEL = json.loads((REPOSITORY / "benches" / "llama_8b" / "config.json").read_text())
 """The `config.json` of Llama 3.1 8 B, with the token ids of the tokenizer below."""
 CONFIG = """
 model: {{init_from: {model}}}
-lora: {{rank: 16, alpha: 32}}
+lora: {{rank: 16, alpha: 32, base_precision: {base_precision}}}
 data: {{train_shards: [{text}], sequence_length: 64, batch_size: 1, gradient_accumulation_steps: 1,
        shuffle_buffer_size: 256}}
 scheduler: {{strategy: constant, warmup_steps: 0, total_steps: {steps}}}
@@ -121,7 +113,8 @@ def measure(root: Path, program: Path, options: argparse.Namespace) -> dict[str,
     config = root / "run" / "training.yaml"
     config.parent.mkdir()
     paths = {"model": root / "model", "text": root / "text.jsonl"}
-    config.write_text(CONFIG.format(**paths, steps=options.steps, threads=options.threads))
+    words = {"steps": options.steps, "threads": options.threads, "base_precision": options.base_precision}
+    config.write_text(CONFIG.format(**paths, **words))
     command = [str(program), "plan", "--config", str(config), "--json"]
     plan = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout)
     run_start = time.monotonic()
@@ -147,6 +140,7 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, required=True, help="that does not exist; it is removed again")
     parser.add_argument("--layers", type=int, default=MODEL["num_hidden_layers"])
     parser.add_argument("--steps", type=int, default=1)
+    parser.add_argument("--base-precision", choices=("auto", "fp8"), default="auto")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--program", type=Path, default=REPOSITORY / "target" / "release" / "transformer-candle")
     options = parser.parse_args()
@@ -155,7 +149,7 @@ def main() -> None:
         row = measure(options.folder.resolve(), options.program.resolve(), options)
     finally:
         shutil.rmtree(options.folder)
-    print(json.dumps({"layers": options.layers, **row}))
+    print(json.dumps({"layers": options.layers, "base_precision": options.base_precision, **row}))
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@
     bench       `configs/rtx5090_1b.yaml` in the memory of an RTX 5090: ours in bf16, fp8 and bf16 again, then PyTorch
     ncu         attention and the norm's backward under Nsight Compute
     check       the GPU compared with the CPU by the parts of `gpu-check`, in what is left of the time
+    lora        only on request: adapters beside 8 billion parameters in bf16 and fp8, then peft with torch.compile
     compare     only on request: ours beside PyTorch with and without the memory limit, while time is left
 
 Every section has a time budget, and every part of it is a process with a time limit, so that one that hangs or fails
@@ -38,6 +39,7 @@ from session_parts import REPOSITORY, Duration, Measured, Part, PartResult, run
 from session_summary import decisions, table
 
 HERE = Path(__file__).resolve().parent
+LLAMA_8B = HERE.parent / "llama_8b"
 TARGET = Path(os.environ.get("CARGO_TARGET_DIR", REPOSITORY / "target"))
 PROGRAMS = (TARGET / "cuda" / "release" / "transformer-candle", TARGET / "cuda" / "transformer-candle.gz")
 GPU_QUERY = "name,driver_version,memory.total,memory.free,clocks.max.sm,power.limit"
@@ -92,11 +94,12 @@ def sections(programs: Programs) -> list[Section]:
         Section("bench", 180, [*ours_in_turn(programs, seconds=26), *peers(programs, seconds=47)]),
         Section("ncu", 40, [profile(programs, seconds=40)]),
         Section("check", None, checks(programs.trainer)),
+        Section("lora", None, adapters(programs)),
         Section("compare", None, comparison(programs)),
     ]
 
 
-ON_REQUEST = {"compare"}
+ON_REQUEST = {"compare", "lora"}
 
 
 def gemms(programs: Programs, seconds: float) -> Part:
@@ -112,11 +115,11 @@ def attention(programs: Programs, head_size: int, heads: int, kv_heads: int, sec
     return Part(f"attention {head_size}", command, Duration(seconds), budgeted=True, grace=EXIT_SECONDS)
 
 
-def ours(programs: Programs, name: str, limit: Duration, minimum: Duration, *overrides: str) -> Part:
-    """Return a benchmark of ours: one warm-up step, six measured, and two timed operation by operation."""
+def ours(programs: Programs, name: str, limit: Duration, minimum: Duration, *overrides: str, steps: int = 6) -> Part:
+    """Return a benchmark of ours: a warm-up step, those that are measured, and two timed operation by operation."""
     command = [programs.trainer, "bench", "--json", "--config", str(programs.config), "--device", "cuda"]
     words = [word for override in overrides for word in ("--override", override)]
-    return Part(name, [*command, "--steps", "6", *words], limit, minimum, budgeted=True)
+    return Part(name, [*command, "--steps", str(steps), *words], limit, minimum, budgeted=True)
 
 
 def ours_in_turn(programs: Programs, seconds: float) -> list[Part]:
@@ -149,6 +152,28 @@ def checks(program: str) -> list[Part]:
     """Return the parts of gpu-check, each in a process of its own so that a crash loses one part only."""
     command = [program, "gpu-check", "--device", "cuda", "--json", "--only"]
     return [Part(f"gpu-check {part}", [*command, part], Duration(seconds)) for part, seconds in CHECK_SECONDS.items()]
+
+
+def adapters(programs: Programs) -> list[Part]:
+    """Return the benchmarks of LoRA in the memory of an RTX 5090, twenty steps each."""
+    config, model = LLAMA_8B / "training.yaml", f"model.init_from={LLAMA_8B}"
+    on_8b, capped = replace(programs, config=config), f"runtime.memory_limit={MEMORY_LIMIT}"
+    # Weights are drawn, rounded and copied first.
+    duration = Duration(2 * START_SECONDS, 21), Duration(2 * START_SECONDS, 2)
+
+    def with_base(name: str, *overrides: str) -> Part:
+        return ours(on_8b, name, *duration, model, capped, *overrides, steps=20)
+
+    words = ["--model", str(LLAMA_8B), "--config", str(config), "--memory-limit", MEMORY_LIMIT, "--device", "cuda"]
+    # Without recomputation half a micro-batch of 8 billion parameters in bf16 fits.
+    peft = [programs.python, str(HERE / "torch_lora.py"), *words, "--recompute", "--micro-batch", "4,2,1"]
+    compiling = Duration(START_SECONDS + 2 * COMPILE_SECONDS, 21), Duration(START_SECONDS + COMPILE_SECONDS, 2)
+    return [
+        with_base("LoRA bf16"),
+        with_base("LoRA fp8 base", "lora.base_precision=fp8"),
+        with_base("LoRA fp8", "runtime.precision=fp8"),
+        Part("peft bf16", peft, *compiling, budgeted=True),
+    ]
 
 
 def sanitizer(program: str, outcomes: list[PartResult]) -> Part | PartResult | None:

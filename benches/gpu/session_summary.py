@@ -45,6 +45,7 @@ def decisions(outcomes: list[PartResult], out: Path) -> list[str]:
         *step_lines(outcomes),
         *rounds_lines(outcomes),
         *speed_lines(outcomes),
+        *adapter_lines(outcomes),
     ]
 
 
@@ -100,6 +101,21 @@ def speed_lines(outcomes: list[PartResult]) -> Iterator[str]:
     if len(sides) == 2:
         ours, torch = sides["ours"], sides["torch"]
         yield f"fastest of ours ({ours}) / fastest of PyTorch ({torch}): {means[ours] / means[torch]:.3f}"
+
+
+def adapter_lines(outcomes: list[PartResult]) -> Iterator[str]:
+    """Yield speed and memory of LoRA beside each kind of base, and its speed over peft's."""
+    means = {part: statistics.mean(values) for part, values in speeds(outcomes).items()}
+    for outcome in outcomes:
+        if not outcome.part.startswith("LoRA ") or outcome.part not in means:
+            continue
+        line = f"{outcome.part}: {means[outcome.part]:,.0f} tokens/s"
+        used, planned = (outcome.result.get(name) for name in ("memory_used_bytes", "memory_bytes"))
+        if used and planned:
+            line += f", {used / 1e9:.2f} GB used, {used / planned:.3f} of the plan"
+        if "peft bf16" in means:
+            line += f", {means[outcome.part] / means['peft bf16']:.2f} x peft"
+        yield line
 
 
 def gemm_lines(rows: Sequence[Row]) -> Iterator[str]:

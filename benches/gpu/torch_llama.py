@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -130,7 +130,7 @@ class Trainer:
         self.names = [name for name, _ in model.named_parameters()]
         self.masters = [parameter.detach().clone() for parameter in model.parameters()]
         model = self.module = model.to(dtype)
-        self.weights = list(model.parameters())
+        self.weights: list[nn.Parameter] = list(model.parameters())
         for weight, master in zip(self.weights, self.masters, strict=True):
             master.grad = torch.zeros_like(master)
             weight.register_post_accumulate_grad_hook(accumulate_into(master))
@@ -187,6 +187,18 @@ class Trainer:
             weight.copy_(master)
 
 
+class Contender(Protocol):
+    """What is measured: a trainer of a model and its sizes."""
+
+    shape: Shape
+    device: torch.device
+    weights: list[nn.Parameter]
+
+    def accumulate(self, micro_batch: int, count: int) -> Tensor: ...
+    def step(self, micro_batch: int) -> tuple[float, float]: ...
+    def zero_grad(self) -> None: ...
+
+
 def accumulate_into(master: Tensor) -> Callable[[Tensor], None]:
     """Return a hook that adds a bf16 gradient, once computed, to its master weight's f32 gradient and frees it."""
 
@@ -198,7 +210,7 @@ def accumulate_into(master: Tensor) -> Callable[[Tensor], None]:
     return add
 
 
-def seconds_per_sequence(trainer: Trainer, micro_batch: int) -> float | None:
+def seconds_per_sequence(trainer: Contender, micro_batch: int) -> float | None:
     """Return the seconds of forward and backward per sequence; None if they run out of memory."""
     count = min(2, trainer.shape.sequences_per_step // micro_batch)
     try:
@@ -216,7 +228,7 @@ def seconds_per_sequence(trainer: Trainer, micro_batch: int) -> float | None:
             torch.cuda.empty_cache()
 
 
-def choose_micro_batch(trainer: Trainer, sizes: str) -> int:
+def choose_micro_batch(trainer: Contender, sizes: str) -> int:
     """Return the fastest power of two that fits (auto), or the first that fits of a list."""
     sequences = trainer.shape.sequences_per_step
     powers = [1 << power for power in range(int(math.log2(sequences)) + 1)]
@@ -248,7 +260,7 @@ def timed(device: torch.device) -> Iterator[list[float]]:
     seconds.append(time.perf_counter() - begin)
 
 
-def measure(trainer: Trainer, micro_batch: int, steps: int, end: float, peak: float | None) -> dict[str, Any]:
+def measure(trainer: Contender, micro_batch: int, steps: int, end: float, peak: float | None) -> dict[str, Any]:
     """Return means over at most `steps` optimizer steps after one warm-up step.
 
     At least one step is measured, further ones only if they should end before `end`.
