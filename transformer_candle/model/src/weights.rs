@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use kernels::fp8::{Codes, Operand, ScaleBlock, quantize};
 use kernels::memory::{Arena, Category, allocate};
 use kernels::{Buffer, DType, Device, DeviceKind, Element as _, bf16, cast};
+use rayon::prelude::*;
 
 use crate::layout::{Parameter, ParameterLayout};
 use crate::weight::Weight;
@@ -101,7 +102,7 @@ impl<'a> WeightWriter<'a> {
     /// they train, the low bits of their masters.
     pub(crate) fn write(&mut self, offset: usize, values: &[f32]) -> Result<()> {
         if offset >= self.weights.flat.elements() {
-            return self.write_frozen(offset, values.iter().map(|&value| bf16::narrow(value)));
+            return self.write_frozen(offset, values.par_iter().map(|&value| bf16::narrow(value)));
         }
         let flat = &self.weights.flat;
         let mut master = self.staging.view(0, &[values.len()])?;
@@ -121,7 +122,7 @@ impl<'a> WeightWriter<'a> {
     pub(crate) fn write_bf16(&mut self, offset: usize, values: &[bf16]) -> Result<bool> {
         let flat = &self.weights.flat;
         if offset >= flat.elements() {
-            return self.write_frozen(offset, values.iter().copied()).map(|()| true);
+            return self.write_frozen(offset, values.par_iter().copied()).map(|()| true);
         }
         let is_copied = flat.dtype() == DType::BF16 && self.low_bits_at(offset).is_none();
         if is_copied {
@@ -135,7 +136,7 @@ impl<'a> WeightWriter<'a> {
     }
 
     /// Keeps a part of a projection that is held in fp8, and rounds it when it is complete.
-    fn write_frozen(&mut self, offset: usize, values: impl ExactSizeIterator<Item = bf16>) -> Result<()> {
+    fn write_frozen(&mut self, offset: usize, values: impl IndexedParallelIterator<Item = bf16>) -> Result<()> {
         let Some(fp8) = &self.weights.fp8 else { return Ok(()) };
         let Some((&first, codes)) = fp8.codes.range(..=offset).next_back() else { return Ok(()) };
         let elements = codes.values.elements();
@@ -144,7 +145,7 @@ impl<'a> WeightWriter<'a> {
             .entry(first)
             .or_insert_with(|| PendingProjection { values: vec![bf16::default(); elements], missing: elements });
         pending.missing -= values.len();
-        pending.values[offset - first..].iter_mut().zip(values).for_each(|(place, value)| *place = value);
+        pending.values[offset - first..].par_iter_mut().zip(values).for_each(|(place, value)| *place = value);
         if pending.missing > 0 {
             return Ok(());
         }
