@@ -225,7 +225,7 @@ pub mod cases {
     }
 
     /// Returns a random sum and the statistics that the forward pass would have saved of it.
-    fn saved(inputs: &mut Inputs, [n, d]: [usize; 2]) -> [BufferContents; 2] {
+    pub(crate) fn saved(inputs: &mut Inputs, [n, d]: [usize; 2]) -> [BufferContents; 2] {
         let sum = inputs.numbers(&[n, d]);
         let inv_rms = |row: &[f32]| {
             let squares: f64 = row.iter().map(|&value| f64::from(value) * f64::from(value)).sum();

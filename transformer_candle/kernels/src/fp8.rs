@@ -263,8 +263,8 @@ pub mod reference {
 pub mod cases {
     use super::{Codes, Operand, ScaleBlock, dequantize, quantize, transpose, workspace_elements};
     use crate::cases::bounds::EXACT;
-    use crate::cases::{Case, CaseList, Inputs, Size};
-    use crate::{Buffer, DType};
+    use crate::cases::{BufferContents, Case, CaseList, Inputs, Size};
+    use crate::{Buffer, DType, Result};
 
     pub(crate) fn add(size: Size, dtype: DType, list: &mut CaseList) {
         let sizes = match size {
@@ -291,6 +291,22 @@ pub mod cases {
         let [codes_RC, codes_CR] = [codes_RC, codes_CR]
             .map(|codes| codes.map(|[values, scales]| Codes { values: values.clone(), scales: scales.clone() }));
         Operand { block, codes_RC, codes_CR }
+    }
+
+    /// Adds scratch memory for the codes of a matrix.
+    pub(crate) fn scratch_codes(case: Case, sizes: [usize; 2], block: ScaleBlock) -> Case {
+        let (dtype, scales) = block.scales(sizes);
+        case.scratch("codes", &sizes, DType::U8).scratch("scales", &scales, dtype)
+    }
+
+    /// Writes how many elements of two lists of buffers differ.
+    pub(crate) fn count_differing(one: &[&mut Buffer], other: &[&mut Buffer], count: &mut Buffer) -> Result<()> {
+        let mut differing = 0;
+        for (one, other) in one.iter().zip(other) {
+            let (one, other) = (BufferContents::read(one)?, BufferContents::read(other)?);
+            differing += one.bits.iter().zip(&other.bits).filter(|(one, other)| one != other).count();
+        }
+        count.write(&[differing as f32])
     }
 
     fn case(inputs: &mut Inputs, operation: &str, sizes @ [r, c]: [usize; 2], block: ScaleBlock) -> Case {

@@ -39,6 +39,7 @@ mod upload;
 pub mod accumulate;
 pub mod adamw;
 pub mod add_rms_norm;
+pub mod add_rms_norm_fp8;
 pub mod arenas;
 pub mod attention;
 pub mod bias;

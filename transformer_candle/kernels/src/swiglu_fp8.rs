@@ -94,10 +94,10 @@ fn unsupported(i: usize, block: ScaleBlock) -> String {
 pub mod cases {
     use super::{backward, forward, workspace_elements};
     use crate::cases::bounds::EXACT;
-    use crate::cases::{BufferContents, Case, CaseList, Inputs, Size};
-    use crate::fp8::cases::operand;
+    use crate::cases::{Case, CaseList, Inputs, Size};
+    use crate::fp8::cases::{count_differing, operand, scratch_codes};
     use crate::fp8::{self, ScaleBlock, quantize};
-    use crate::{Buffer, DType, Result, swiglu};
+    use crate::{DType, swiglu};
 
     pub(crate) fn add(size: Size, dtype: DType, list: &mut CaseList) {
         let sizes = match size {
@@ -113,12 +113,6 @@ pub mod cases {
         }
     }
 
-    /// Adds scratch memory for the codes of a matrix.
-    fn codes(case: Case, sizes: [usize; 2], block: ScaleBlock) -> Case {
-        let (dtype, scales) = block.scales(sizes);
-        case.scratch("codes", &sizes, DType::U8).scratch("scales", &scales, dtype)
-    }
-
     fn case(inputs: &Inputs, operation: &str, [n, i]: [usize; 2], block: ScaleBlock) -> Case {
         Case::new(inputs.name(operation), format!("{n} x {i}, {block:?}"))
             .in_given_types()
@@ -127,23 +121,13 @@ pub mod cases {
             .workspace(move |device| workspace_elements(n, i, device).max(fp8::workspace_elements(n, 2 * i, device)))
     }
 
-    /// Writes how many elements of two lists of buffers differ.
-    fn count_differing(one: &[&mut Buffer], other: &[&mut Buffer], count: &mut Buffer) -> Result<()> {
-        let mut differing = 0;
-        for (one, other) in one.iter().zip(other) {
-            let (one, other) = (BufferContents::read(one)?, BufferContents::read(other)?);
-            differing += one.bits.iter().zip(&other.bits).filter(|(one, other)| one != other).count();
-        }
-        count.write(&[differing as f32])
-    }
-
     /// [`forward`].
     pub fn activation(inputs: &mut Inputs, sizes @ [n, i]: [usize; 2], block: ScaleBlock) -> Case {
         let case = case(inputs, "swiglu_fp8::forward", sizes, block);
         let case = case.input("gate_up", &[n, 2 * i], inputs.numbers(&[n, 2 * i]));
         [sizes, [i, n], sizes, [i, n]]
             .into_iter()
-            .fold(case, |case, sizes| codes(case, sizes, block))
+            .fold(case, |case, sizes| scratch_codes(case, sizes, block))
             .call(move |[out, _, workspace, gate_up, a, b, c, d, e, f, g, h]| {
                 forward(gate_up, &mut operand(block, Some([a, b]), Some([c, d])), workspace)?;
                 swiglu::forward(gate_up, out)?;
@@ -163,7 +147,7 @@ pub mod cases {
         [matrices, matrices]
             .into_iter()
             .flatten()
-            .fold(case, |case, sizes| codes(case, sizes, block))
+            .fold(case, |case, sizes| scratch_codes(case, sizes, block))
             .call(move |[out, _, workspace, gate_up, dout, a, b, c, d, e, f, g, h, j, k, l, m]| {
                 let mut gradient = operand(block, Some([a, b]), Some([c, d]));
                 backward(gate_up, dout, &mut gradient, &mut operand(block, None, Some([e, f])), workspace)?;

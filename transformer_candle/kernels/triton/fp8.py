@@ -181,6 +181,23 @@ def fp8_quantize_blocks(x, out, out_transposed, scales, scales_transposed, rows,
 
 
 @triton.jit
+def bf16_bits(tile):
+    """Return the f32 bits of numbers in f32 rounded to bf16: the lower half is zero."""
+    return bits_of(tile.to(tl.bfloat16).to(tl.float32))
+
+
+@triton.jit
+def quantize(
+    bits, out, out_transposed, scales, scales_transposed, first, second, rows, columns, outputs, SQUARE: tl.constexpr
+):
+    """Round the f32 bits of the tile (first, second) of SQUARE x 128; store its codes and its scales."""
+    if SQUARE == TILE:
+        quantize_blocks(bits, out, out_transposed, scales, scales_transposed, first, second, rows, columns, outputs)
+    else:
+        quantize_mx(bits, out, out_transposed, scales, scales_transposed, first, second, rows, columns, outputs, SQUARE)
+
+
+@triton.jit
 def fp8_largest(x, partials, rows, columns):
     """Store the bits of each tile's largest number; partials are [rows / 128, columns / 128]."""
     first, second = tl.program_id(0), tl.program_id(1)

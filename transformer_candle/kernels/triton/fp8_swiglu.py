@@ -27,29 +27,12 @@ read 12 and write 11.
 import triton
 import triton.language as tl
 from declaration import Kernel
-from fp8 import MATRIX, TILE, TRANSPOSE, bits_of, load_tile, quantize_blocks, quantize_mx
+from fp8 import MATRIX, TILE, TRANSPOSE, bf16_bits, load_tile, quantize
 from swiglu import activation, gradients, sigmoid
 
 # The halves of an integer of 32 bits that holds two bf16 numbers.
 UPPER_HALF = tl.constexpr(-0x10000)
 LOWER_HALF = tl.constexpr(0xFFFF)
-
-
-@triton.jit
-def bf16_bits(tile):
-    """Return the f32 bits of numbers in f32 rounded to bf16: the lower half is zero."""
-    return bits_of(tile.to(tl.bfloat16).to(tl.float32))
-
-
-@triton.jit
-def quantize(
-    bits, out, out_transposed, scales, scales_transposed, first, second, rows, columns, outputs, SQUARE: tl.constexpr
-):
-    """Round the f32 bits of the tile (first, second) of SQUARE x 128; store its codes and its scales."""
-    if SQUARE == TILE:
-        quantize_blocks(bits, out, out_transposed, scales, scales_transposed, first, second, rows, columns, outputs)
-    else:
-        quantize_mx(bits, out, out_transposed, scales, scales_transposed, first, second, rows, columns, outputs, SQUARE)
 
 
 @triton.jit

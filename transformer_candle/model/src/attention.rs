@@ -4,7 +4,7 @@ use kernels::attention::{AttentionShape, Saved as SavedAttention};
 use kernels::{Buffer, DType, attention, bias, qk_norm, rope};
 
 use crate::activations::{ActivationSettings, BlockBuffers, Saved};
-use crate::fp8;
+use crate::fp8::{self, Fp8Fusion};
 use crate::linear::Linear;
 use crate::lora::{self, MakeAdapters};
 use crate::norm::{Norm, NormActivations};
@@ -65,7 +65,7 @@ impl Attention {
         // Norms and rotation are cheap to compute again.
         let saved = if qk_norm.is_some() { Saved::Recomputable } else { Saved::Inner };
         Ok(Self {
-            norm: Norm::new(norm_weight, previous_ND, values),
+            norm: Norm::new(norm_weight, previous_ND, values).with_fusion(Fp8Fusion::of(shape, buffers.settings)),
             qkv: Linear::new(
                 shape,
                 "qkv",
@@ -153,11 +153,9 @@ impl Attention {
     /// Turns `dresidual_ND` from the gradient of the residual stream after attention into that of the block's input,
     /// and computes the gradients of the parameters.
     pub fn backward(&mut self, pass: &mut Pass<'_>) -> Result<()> {
-        if pass.recomputes() {
-            self.norm.recompute()?;
-            if self.qk_norm.is_some() {
-                self.norm_and_rotate(pass)?;
-            }
+        self.norm.begin_backward(pass)?;
+        if pass.recomputes() && self.qk_norm.is_some() {
+            self.norm_and_rotate(pass)?;
         }
         let shape @ AttentionShape { heads, sequence_length, .. } = &pass.settings.attention;
         let (write_mode, (scratch, workspace)) = (pass.write_mode, pass.scratch.backward()?);
@@ -177,7 +175,7 @@ impl Attention {
             qk_norm.backward(dqkv_NP, pass.settings, workspace)?;
         }
         self.qkv.begin_backward(dqkv_NP, workspace)?;
-        self.qkv.backward_weight(dqkv_NP, &self.norm.values.normed_ND, write_mode, workspace)?;
+        self.norm.backward_projection(&mut self.qkv, dqkv_NP, write_mode, workspace)?;
         self.qkv.backward_input(dqkv_NP, dnormed_ND, workspace)?;
         self.norm.backward(scratch, workspace)
     }

@@ -1,7 +1,7 @@
 //! The operands of a linear map's GEMMs, rounded to fp8: weights once per step, the rest before each GEMM.
 
 use kernels::fp8::{self, Codes, Operand, ScaleBlock};
-use kernels::{Buffer, DType, DeviceKind, WriteMode, linear, swiglu_fp8};
+use kernels::{Buffer, DType, DeviceKind, WriteMode, add_rms_norm_fp8, linear, swiglu_fp8};
 
 use crate::activations::{ActivationSettings, BlockBuffers};
 use crate::weight::Weight;
@@ -107,6 +107,11 @@ impl Fp8Operands {
         Ok(linear::backward_input(&self.output_gradient_NO, &self.weight_over_outputs_OI, dx_NI, workspace)?)
     }
 
+    /// The codes of the inputs that [`Fp8Operands::backward_weight`] reads, for an operation that writes them itself.
+    pub(crate) fn input_over_tokens(&mut self) -> &mut Operand {
+        &mut self.input_over_tokens_NI
+    }
+
     /// Writes the gradient of the weights, or adds to it; without `x_NI` where its codes have been written.
     pub(crate) fn backward_weight(
         &mut self,
@@ -149,16 +154,36 @@ impl DequantizedWeight {
     }
 }
 
-/// Whether a model that trains on such a device computes `SwiGLU` in fp8, for the GEMMs after it. Its numbers are then not
-/// written at all: neither adapters may need them, nor a backward pass without recompute.
-pub fn has_fp8_swiglu(
-    shape: &ModelShape,
-    fp8: Option<ScaleBlock>,
-    recompute: ActivationRecompute,
-    device: DeviceKind,
-) -> bool {
-    let is_supported = fp8.is_some_and(|block| swiglu_fp8::is_supported(shape.intermediate_size, block));
-    is_supported && device == DeviceKind::Cuda && shape.lora.is_none() && recompute != ActivationRecompute::None
+/// Which recomputed operations of a model that trains write fp8 codes instead of numbers, for the GEMMs after them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Fp8Fusion {
+    /// Norms in the backward pass.
+    pub norms: bool,
+    /// `SwiGLU`, in the forward pass as well.
+    pub swiglu: bool,
+}
+
+impl Fp8Fusion {
+    /// Those on such a device, where neither adapters need the numbers, nor a backward pass without recompute.
+    pub fn new(
+        shape: &ModelShape,
+        fp8: Option<ScaleBlock>,
+        recompute: ActivationRecompute,
+        device: DeviceKind,
+    ) -> Self {
+        let are_needed = shape.lora.is_some() || recompute == ActivationRecompute::None;
+        let Some(block) = fp8.filter(|_| device == DeviceKind::Cuda && !are_needed) else { return Self::default() };
+        Self {
+            norms: add_rms_norm_fp8::is_supported(block),
+            swiglu: swiglu_fp8::is_supported(shape.intermediate_size, block),
+        }
+    }
+
+    /// Those of a model with these activations.
+    pub(crate) fn of(shape: &ModelShape, settings: &ActivationSettings) -> Self {
+        let &ActivationSettings { fp8, recompute, device, .. } = settings;
+        if settings.training { Self::new(shape, fp8, recompute, device) } else { Self::default() }
+    }
 }
 
 /// Linear maps whose gradients of outputs share memory.

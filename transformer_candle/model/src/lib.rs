@@ -70,7 +70,7 @@ mod weights;
 
 pub use decoder::{Decoder, DecoderSettings, dtype_of, head_chunk_rows};
 pub use error::{Error, Result};
-pub use fp8::has_fp8_swiglu;
+pub use fp8::Fp8Fusion;
 pub use generation::Generator;
 pub use layout::{Parameter, ParameterLayout};
 pub use lora::AdapterParameters;

@@ -1,6 +1,7 @@
 //! A linear map: a matrix of weights, perhaps a bias and perhaps adapters with their gradients, forward beside
 //! backward.
 
+use kernels::fp8::Operand;
 use kernels::{Buffer, WriteMode, bias, linear, timing};
 
 use crate::activations::BlockBuffers;
@@ -116,12 +117,32 @@ impl Linear {
                     _ => linear::backward_weight(dy_NO, x_NI, dweight_OI, write_mode, workspace)?,
                 }
             }
-            if let Some(dbias_O) = self.bias_O.as_mut().and_then(|bias_O| bias_O.gradient.as_mut()) {
-                bias::backward(dy_NO, dbias_O, workspace)?;
-            }
+            self.backward_bias(dy_NO, workspace)?;
             let mut adapters = self.adapters.iter_mut();
             adapters.try_for_each(|adapter| adapter.backward_weight(dy_NO, x_NI, write_mode, workspace))
         })
+    }
+
+    /// [`Linear::backward_weight`] without adapters, of inputs that `write_codes` computes in fp8, where GEMMs are.
+    pub(crate) fn backward_weight_of_codes(
+        &mut self,
+        dy_NO: &Buffer,
+        write_codes: impl FnOnce(&mut Operand, &mut Buffer) -> Result<()>,
+        write_mode: WriteMode,
+        workspace: &mut Buffer,
+    ) -> Result<()> {
+        timing::scope(self.name, || {
+            if let Some((fp8, dweight_OI)) = self.fp8_in_training() {
+                write_codes(fp8.input_over_tokens(), workspace)?;
+                fp8.backward_weight(None, dweight_OI, write_mode, workspace)?;
+            }
+            self.backward_bias(dy_NO, workspace)
+        })
+    }
+
+    fn backward_bias(&mut self, dy_NO: &Buffer, workspace: &mut Buffer) -> Result<()> {
+        let dbias_O = self.bias_O.as_mut().and_then(|bias_O| bias_O.gradient.as_mut());
+        dbias_O.map_or(Ok(()), |dbias_O| Ok(bias::backward(dy_NO, dbias_O, workspace)?))
     }
 }
 

@@ -3,7 +3,7 @@
 use kernels::{Buffer, DType, swiglu, timing};
 
 use crate::activations::{ActivationSettings, BlockBuffers, Saved};
-use crate::fp8::{self, Fp8Operands, has_fp8_swiglu};
+use crate::fp8::{self, Fp8Fusion, Fp8Operands};
 use crate::linear::Linear;
 use crate::lora::{self, MakeAdapters};
 use crate::norm::{Norm, NormActivations};
@@ -45,10 +45,10 @@ impl Mlp {
         let [of_gate_up, of_down] = [&weights.adapters.gate_up, &weights.adapters.down].map(|of| adapters(of));
         let gate_up = Linear::new(shape, "gate_up", weights.gate_up.clone(), None, of_gate_up?, buffers)?;
         let down = Linear::new(shape, "down", weights.down.clone(), None, of_down?, buffers)?;
-        let &ActivationSettings { training, fp8, recompute, device, .. } = buffers.settings;
+        let fusion = Fp8Fusion::of(shape, buffers.settings);
         Ok(Self {
-            norm: Norm::new(weights.mlp_norm.clone(), Some(previous_ND), values),
-            has_fp8_swiglu: training && has_fp8_swiglu(shape, fp8, recompute, device),
+            norm: Norm::new(weights.mlp_norm.clone(), Some(previous_ND), values).with_fusion(fusion),
+            has_fp8_swiglu: fusion.swiglu,
             gate_up,
             down,
             gate_up_N2I: buffers.take("gate_up", Saved::Inner, dtype, &[n, 2 * i]),
@@ -90,9 +90,7 @@ impl Mlp {
     /// and computes the gradients of the parameters.
     pub fn backward(&mut self, pass: &mut Pass<'_>) -> Result<()> {
         let (recomputes, write_mode) = (pass.recomputes(), pass.write_mode);
-        if recomputes {
-            self.norm.recompute()?;
-        }
+        self.norm.begin_backward(pass)?;
         let (scratch, workspace) = pass.scratch.backward()?;
         let dresidual_ND = &scratch.dresidual_ND;
         let Self { norm, gate_up, down, gate_up_N2I, activated_NI, has_fp8_swiglu } = self;
@@ -121,7 +119,7 @@ impl Mlp {
         if !has_codes {
             gate_up.begin_backward(dgate_up_N2I, workspace)?;
         }
-        gate_up.backward_weight(dgate_up_N2I, &norm.values.normed_ND, write_mode, workspace)?;
+        norm.backward_projection(gate_up, dgate_up_N2I, write_mode, workspace)?;
         gate_up.backward_input(dgate_up_N2I, &mut scratch.dnormed_ND, workspace)?;
         norm.backward(scratch, workspace)
     }

@@ -20,8 +20,8 @@ pub use sizes::{Positions, Size};
 
 use crate::{DType, Result, WriteMode};
 use crate::{
-    accumulate, adamw, add_rms_norm, attention, bias, cast, dropout, embedding, fp8, grad_norm, head_cross_entropy,
-    linear, lora, muon, qk_norm, rope, swiglu, swiglu_fp8,
+    accumulate, adamw, add_rms_norm, add_rms_norm_fp8, attention, bias, cast, dropout, embedding, fp8, grad_norm,
+    head_cross_entropy, linear, lora, muon, qk_norm, rope, swiglu, swiglu_fp8,
 };
 
 /// The bounds of cases, on ‖ours - exact‖ / ‖exact‖. They follow from where an operation rounds.
@@ -82,6 +82,7 @@ pub fn list(size: Size, dtype: DType) -> CaseList {
         dropout::cases::add,
         fp8::cases::add,
         linear::cases::add_fp8,
+        add_rms_norm_fp8::cases::add,
         swiglu_fp8::cases::add,
         cast::cases::add,
         attention::cases::add,

@@ -3,8 +3,9 @@
 use candle_core::DType;
 
 use super::KernelArg;
-use super::accumulate;
 use super::launch::{Axis, Launch, variant};
+use super::{accumulate, fp8};
+use crate::fp8::ScaleBlock;
 
 /// Row lengths that kernels are compiled for; each takes shorter rows too.
 const WIDTHS: [usize; 4] = [1024, 2048, 4096, 8192];
@@ -41,6 +42,19 @@ pub(crate) fn normalize([sum, weight, inv_rms]: [KernelArg; 3], normed: KernelAr
     let grid = [Axis::Blocks(n), Axis::Elements(d, "BLOCK"), Axis::ONE];
     let values = [sum, weight, inv_rms, normed, KernelArg::count(d)];
     [Launch::kernel("add_rms_norm_normalize", variant(sum.dtype()), grid, values)]
+}
+
+/// See [`crate::add_rms_norm_fp8::normalize`].
+pub(crate) fn normalize_fp8(
+    inputs: [KernelArg; 3],
+    block: ScaleBlock,
+    out: [Option<[KernelArg; 2]>; 2],
+    sizes: [usize; 2],
+) -> Vec<Launch> {
+    let Some((outputs, wanted)) = fp8::wanted(out) else { return Vec::new() };
+    let sizes_and_outputs = [KernelArg::count(sizes[0]), KernelArg::count(sizes[1]), wanted];
+    let values = [&inputs[..], &outputs, &sizes_and_outputs].concat();
+    vec![fp8::launch_of_squares("fp8_normalize", block, &values, sizes)]
 }
 
 /// See [`crate::add_rms_norm::backward`]; saved are the sum, the weight and `inv_rms`.

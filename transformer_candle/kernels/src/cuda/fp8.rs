@@ -70,11 +70,22 @@ pub(crate) fn dequantize(block: ScaleBlock, codes: [KernelArg; 2], x: KernelArg,
     [Launch::kernel(function, "bf16", grid(tiles(sizes)), [values, scales, x, rows, columns])]
 }
 
-pub(super) fn tiles(sizes: [usize; 2]) -> [usize; 2] {
+/// The launch of a kernel that rounds what it computes, of a matrix of these sizes, with a scale for each square.
+pub(super) fn launch_of_squares(function: &str, block: ScaleBlock, values: &[KernelArg], sizes: [usize; 2]) -> Launch {
+    let tiles = tiles(sizes);
+    let (recipe, tiles) = match block {
+        // Its tiles have a quarter of the rows.
+        ScaleBlock::Square32 => ("mx", [4 * tiles[0], tiles[1]]),
+        ScaleBlock::Square128 | ScaleBlock::Tensor => ("blocks", tiles),
+    };
+    Launch::kernel(&format!("{function}_{recipe}"), "bf16", grid(tiles), values)
+}
+
+fn tiles(sizes: [usize; 2]) -> [usize; 2] {
     sizes.map(|size| size.div_ceil(TILE))
 }
 
-pub(super) fn grid([rows, columns]: [usize; 2]) -> [Axis; 3] {
+fn grid([rows, columns]: [usize; 2]) -> [Axis; 3] {
     [Axis::Blocks(rows), Axis::Blocks(columns), Axis::ONE]
 }
 

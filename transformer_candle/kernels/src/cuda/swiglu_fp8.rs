@@ -1,7 +1,7 @@
 //! `SwiGLU` with results in fp8 on a GPU. Legend: N rows, a multiple of 16, I intermediate size, one of 128.
 
 use super::KernelArg;
-use super::fp8::{grid, tiles, wanted};
+use super::fp8::{launch_of_squares, wanted};
 use super::launch::Launch;
 use crate::fp8::ScaleBlock;
 
@@ -15,7 +15,7 @@ pub(crate) fn forward(
     let Some((outputs, wanted)) = wanted(out) else { return Vec::new() };
     let sizes_and_outputs = [KernelArg::count(sizes[0]), KernelArg::count(sizes[1]), wanted];
     let values = [&[gate_up][..], &outputs, &sizes_and_outputs].concat();
-    vec![launch("fp8_swiglu", block, values, sizes)]
+    vec![launch_of_squares("fp8_swiglu", block, &values, sizes)]
 }
 
 /// See [`crate::swiglu_fp8::backward`]; values and scales of the gradient, of its transpose and of the output's transpose.
@@ -27,18 +27,5 @@ pub(crate) fn backward(
 ) -> Vec<Launch> {
     let gradient = [dvalues, dvalues_transposed, dscales, dscales_transposed];
     let values = [&inputs[..], &gradient, &activated, &sizes.map(KernelArg::count)].concat();
-    vec![launch("fp8_swiglu_backward", block, values, sizes)]
-}
-
-fn launch(function: &str, block: ScaleBlock, values: Vec<KernelArg>, sizes: [usize; 2]) -> Launch {
-    let tiles = tiles(sizes);
-    match block {
-        // Its tiles have a quarter of the rows.
-        ScaleBlock::Square32 => {
-            Launch::kernel(&format!("{function}_mx"), "bf16", grid([4 * tiles[0], tiles[1]]), values)
-        }
-        ScaleBlock::Square128 | ScaleBlock::Tensor => {
-            Launch::kernel(&format!("{function}_blocks"), "bf16", grid(tiles), values)
-        }
-    }
+    vec![launch_of_squares("fp8_swiglu_backward", block, &values, sizes)]
 }

@@ -7,8 +7,8 @@ use std::convert::Infallible;
 
 use kernels::{DeviceKind, muon};
 use model::{
-    AdapterParameters, LinearMap, ModelShape, ParameterKind, ParameterLayout, ParameterSpec, Parameters, dtype_of,
-    has_fp8_swiglu, head_chunk_rows,
+    AdapterParameters, Fp8Fusion, LinearMap, ModelShape, ParameterKind, ParameterLayout, ParameterSpec, Parameters,
+    dtype_of, head_chunk_rows,
 };
 use run_config::{ActivationRecompute, Algorithm, Precision, RunConfig};
 
@@ -66,8 +66,8 @@ struct MicroBatch<'a> {
     is_fp8: bool,
     /// Whether projections are held in fp8 and multiplied in bf16.
     dequantizes: bool,
-    /// Whether `SwiGLU` is computed in fp8, for the projections after it.
-    has_fp8_swiglu: bool,
+    /// What is computed in fp8 for the projections after it.
+    fusion: Fp8Fusion,
     /// Whether the backward pass of a block computes norms and `SwiGLU` again.
     recomputes: bool,
 }
@@ -86,7 +86,7 @@ impl<'a> MicroBatch<'a> {
             element: dtype_of(config.runtime.precision).size_in_bytes() as f64,
             is_fp8: fp8.is_some(),
             dequantizes: fp8.is_none() && shape.has_fp8_base(),
-            has_fp8_swiglu: has_fp8_swiglu(shape, fp8, settings.activation_recompute, settings.device),
+            fusion: Fp8Fusion::new(shape, fp8, settings.activation_recompute, settings.device),
             layers,
             recomputed_blocks: if recomputes_blocks { layers - 1.0 } else { 0.0 },
             recomputes,
@@ -169,9 +169,10 @@ impl<'a> MicroBatch<'a> {
         let quantize = |count, elements: usize, copies: f64| {
             pass(("fp8::quantize", projection), count, (2.0 + copies) * (self.tokens * elements) as f64)
         };
-        let input_again = if trains { self.layers } else { 0.0 };
+        let of_norm = self.fusion.norms && ["qkv", "gate_up"].contains(&projection);
+        let input_again = if trains && !of_norm { self.layers } else { 0.0 };
         let transposes = if is_gpu { self.layers } else { 0.0 };
-        let of_swiglu = |map| self.has_fp8_swiglu && projection == map;
+        let of_swiglu = |map| self.fusion.swiglu && projection == map;
         vec![
             quantize(if of_swiglu("down") { 0.0 } else { self.forwards(projection) + input_again }, inputs, 1.0),
             quantize(
@@ -212,14 +213,15 @@ impl<'a> MicroBatch<'a> {
         let rotated = self.rows(heads.query_width() + heads.key_width());
         let operation = |kernel, count, bytes| pass((kernel, ""), count, bytes);
         // The first norm has nothing to add. A recomputed block has the sum before its first norm.
-        let recomputed_norms = if recomputes { 2.0 * layers } else { 0.0 };
+        let norms_again = if recomputes { 2.0 * layers } else { 0.0 };
+        let (recomputed_norms, in_fp8) = if self.fusion.norms { (0.0, norms_again) } else { (norms_again, 0.0) };
         let forwards = layers + recomputed_blocks;
         // Rotated are the normed heads, which are not kept.
         let rotations = if recomputes && architecture.has_qk_norm() { forwards + layers } else { forwards };
         // Gate, up and the gradient are read in bf16; codes of three and, for both axes, of two are written.
         let (swiglu_forward, outputs) =
-            if self.has_fp8_swiglu { ("swiglu_fp8::forward", 2.5) } else { ("swiglu::forward", 3.0) };
-        let (swiglu_backward, gradients) = match (self.has_fp8_swiglu, recomputes) {
+            if self.fusion.swiglu { ("swiglu_fp8::forward", 2.5) } else { ("swiglu::forward", 3.0) };
+        let (swiglu_backward, gradients) = match (self.fusion.swiglu, recomputes) {
             (true, _) => ("swiglu_fp8::backward", 5.5),
             (false, true) => ("swiglu::backward_recomputing", 6.0),
             (false, false) => ("swiglu::backward", 5.0),
@@ -229,6 +231,7 @@ impl<'a> MicroBatch<'a> {
             operation("add_rms_norm::forward_add", 2.0 * layers - 1.0 + recomputed_blocks, 4.0 * row),
             operation("add_rms_norm::backward", 2.0 * layers, 4.0 * row),
             operation("add_rms_norm::normalize", recomputed_norms + recomputed_blocks, 2.0 * row),
+            operation("add_rms_norm_fp8::normalize", in_fp8, 1.5 * row),
             operation("rope::forward", rotations, 2.0 * rotated),
             operation("rope::backward", layers, 2.0 * rotated),
             operation(swiglu_forward, layers, outputs * wide),
