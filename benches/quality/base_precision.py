@@ -38,7 +38,7 @@ data: {{train_shards: [{folder}/train.jsonl], validation_shards: [{folder}/held_
 optimizer: {{learning_rate: 5.0e-4}}
 scheduler: {{strategy: cosine, warmup_steps: 10, total_steps: {steps}}}
 runtime: {{device: cpu, seed: {seed}, precision: {precision}, checkpoint: {{every_n_steps: {steps}}},
-          evaluation: {{every_n_steps: {steps}, max_batches: 64}}, log_every_n_steps: {steps}}}
+          evaluation: {{every_n_steps: {steps}, max_batches: 64}}, log_every_n_steps: 10}}
 """
 
 
