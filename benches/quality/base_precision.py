@@ -38,7 +38,7 @@ data: {{train_shards: [{folder}/train.jsonl], validation_shards: [{folder}/held_
 optimizer: {{learning_rate: 5.0e-4}}
 scheduler: {{strategy: cosine, warmup_steps: 10, total_steps: {steps}}}
 runtime: {{device: cpu, seed: {seed}, precision: {precision}, checkpoint: {{every_n_steps: {steps}}},
-          evaluation: {{every_n_steps: {steps}, max_batches: 64}}, log_every_n_steps: 10}}
+          evaluation: {{every_n_steps: {steps}, max_batches: 16}}, log_every_n_steps: 10}}
 """
 
 
@@ -76,7 +76,7 @@ def losses(program: Path, folder: Path, name: str, seed: int, steps: int) -> dic
     output(orchestrate, "export", "--checkpoint", checkpoint, "--format=hf", "--merge", f"--out={merged}")
 
     def evaluated(model: Path) -> float:
-        words = ("--input", held_out, "--max-sequences", "128", "--device", "cpu", "--json")
+        words = ("--input", held_out, "--max-sequences", "32", "--device", "cpu", "--json")
         return float(json.loads(output(program, "evaluate", "--checkpoint", model, *words))["loss"])
 
     return dict(zip(LOSSES, (trained, evaluated(checkpoint), evaluated(merged)), strict=True))

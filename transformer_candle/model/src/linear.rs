@@ -30,7 +30,7 @@ enum Operands {
     /// Inputs and gradients as they are, and BF16 weights of fp8 codes.
     Dequantized(DequantizedWeight),
     /// All in fp8.
-    Fp8(Fp8Operands),
+    Fp8(Box<Fp8Operands>),
 }
 
 impl Linear {
@@ -44,7 +44,7 @@ impl Linear {
         buffers: &mut BlockBuffers<'_>,
     ) -> Result<Self> {
         let operands = match buffers.settings.fp8 {
-            Some(block) => Operands::Fp8(Fp8Operands::take(shape, name, &weight_OI, block, buffers)?),
+            Some(block) => Operands::Fp8(Box::new(Fp8Operands::take(shape, name, &weight_OI, block, buffers)?)),
             None => DequantizedWeight::take(shape, &weight_OI, buffers)?.map_or(Operands::Plain, Operands::Dequantized),
         };
         Ok(Self { name, weight_OI, bias_O, adapters, operands })
@@ -78,7 +78,7 @@ impl Linear {
     /// The fp8 operands and the gradient of the weights, where GEMMs are in fp8 and the weights train.
     pub(crate) fn fp8_in_training(&mut self) -> Option<(&mut Fp8Operands, &mut Buffer)> {
         let Operands::Fp8(fp8) = &mut self.operands else { return None };
-        Some(fp8).zip(self.weight_OI.gradient.as_mut())
+        Some(&mut **fp8).zip(self.weight_OI.gradient.as_mut())
     }
 
     /// Receives the gradient of the outputs, which [`Linear::backward_input`] and [`Linear::backward_weight`] are then

@@ -63,7 +63,7 @@ impl Weights {
     /// Weights that are zero.
     pub fn zeros(shape: &ModelShape, dtype: DType, device: &Device) -> Result<Self> {
         let layout = ParameterLayout::new(shape);
-        Ok(allocate(device, |arena| Ok::<_, crate::Error>(Self::take(&layout, dtype, BASE_BLOCK, arena)))?)
+        allocate(device, |arena| Ok(Self::take(&layout, dtype, BASE_BLOCK, arena)))
     }
 }
 
@@ -169,10 +169,11 @@ fn round(values: &[bf16], block: ScaleBlock, codes: &Codes) -> Result<()> {
     }
     let Codes { mut values, mut scales } = codes.clone();
     values.write(&rounded.values.read::<u8>()?)?;
-    Ok(match scales.dtype() {
+    match scales.dtype() {
         DType::F32 => scales.write(&rounded.scales.read::<f32>()?)?,
         _ => scales.write(&rounded.scales.read::<u8>()?)?,
-    })
+    }
+    Ok(())
 }
 
 fn zero_codes(block: ScaleBlock, sizes: [usize; 2]) -> Result<Codes> {
