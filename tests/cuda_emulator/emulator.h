@@ -67,7 +67,7 @@ struct gpu {
     uint64_t context;
 };
 extern struct gpu gpu;
-uint64_t emulator_setting(const char *name, uint64_t otherwise);
+EXPORTED uint64_t emulator_setting(const char *name, uint64_t otherwise);
 /* Set by the first operation that failed on the GPU; every later call answers with it, as a lost context does. */
 extern CUresult gpu_failure;
 /* Whether the calling thread has a context that is still open. */

@@ -250,7 +250,7 @@ EXPORTED CUresult cuLaunchKernel(CUfunction function, unsigned grid_x, unsigned 
         return CUDA_ERROR_INVALID_VALUE;
     double programs = (double)grid_x * grid_y * grid_z;
     size_t bytes = sizeof(struct launching) + function->count * sizeof(uint64_t);
-    struct launching *launching = operation_new(bytes, function->entry, run_launch, 2000 + 100 * programs);
+    struct launching *launching = operation_new(bytes, function->entry, run_launch, 3e5 + 5e4 * programs);
     struct launch *launch = &launching->launch;
     launching->operation.computes = true;
     launching->function = function;

@@ -1,21 +1,5 @@
 //! Which algorithm computes a GEMM, and how that is written down.
 
-/// Two timings closer than this are the same: the library's own order then decides, so that another run chooses alike.
-const INDISTINGUISHABLE: f32 = 1.02;
-
-/// The index of the candidate to keep, of timings in the library's order of preference; None stands for one that
-/// failed.
-pub(crate) fn best(milliseconds: &[Option<f32>]) -> Option<usize> {
-    let fastest = milliseconds.iter().flatten().copied().min_by(f32::total_cmp)?;
-    milliseconds.iter().position(|time| time.is_some_and(|time| time <= fastest * INDISTINGUISHABLE))
-}
-
-/// The median, of an even number the lower one of the two; None of no values.
-pub(crate) fn median(values: &mut [f32]) -> Option<f32> {
-    values.sort_by(f32::total_cmp);
-    values.get(values.len().saturating_sub(1) / 2).copied()
-}
-
 /// The library's description of an algorithm, to be kept for the same GPU and the same version of the library.
 pub(crate) type Algorithm = [u64; 8];
 
@@ -44,25 +28,6 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-
-    #[test]
-    fn the_fastest_is_kept_and_of_equals_the_librarys_favourite() {
-        assert_eq!(best(&[Some(3.0), Some(1.0), Some(2.0)]), Some(1));
-        assert_eq!(best(&[Some(1.01), Some(1.0), Some(1.0)]), Some(0));
-        assert_eq!(best(&[Some(1.03), Some(1.01), Some(1.0)]), Some(1));
-        assert_eq!(best(&[None, Some(2.0), None]), Some(1));
-        assert_eq!(best(&[Some(0.0), Some(0.0)]), Some(0));
-        assert_eq!(best(&[None, None]), None);
-        assert_eq!(best(&[]), None);
-    }
-
-    #[test]
-    fn one_slow_sample_moves_no_median() {
-        assert_eq!(median(&mut [9.0, 1.0, 2.0]), Some(2.0));
-        assert_eq!(median(&mut [4.0, 3.0, 2.0, 1.0]), Some(2.0));
-        assert_eq!(median(&mut [5.0]), Some(5.0));
-        assert_eq!(median(&mut []), None);
-    }
 
     proptest! {
         #[test]

@@ -15,6 +15,8 @@ pub(crate) mod bias;
 pub(crate) mod cast;
 pub(crate) mod dropout;
 pub(crate) mod embedding;
+#[cfg(any(test, feature = "cuda"))]
+mod fastest_candidate;
 pub(crate) mod fp8;
 mod from_buffer;
 mod gpu;

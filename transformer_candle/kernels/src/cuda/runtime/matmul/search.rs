@@ -9,9 +9,8 @@ use crate::cuda::matmul_algorithm::Algorithm;
 use crate::cuda::matmul_shape::Shape;
 use crate::{Error, Result, WriteMode};
 
-/// Candidates asked for. The library orders them by its own model of the GPU; the best is seldom behind the first
-/// dozen.
-const CANDIDATES: usize = 16;
+/// Candidates asked for. The library orders them by its own model of the GPU, which knows nothing of its power limit.
+const CANDIDATES: usize = 64;
 
 impl Cuda {
     /// The fastest algorithm for this GEMM, or for few rows the first that the library offers. Overwrites what the GEMM
