@@ -9,7 +9,7 @@ Forward is one program per row, the row in registers between its sum of squares 
 once. Backward's second sum is over rows, in two launches (`partial_sums.py`):
 
     for row = part, part + parts, ... < N
-      dtotal[row] += ...
+      dtotal[row] += ...                         in bf16, the loads of the next row are in flight meanwhile
       dweight += dnormed * total * rstd
     partials[part] = dweight
 
@@ -80,22 +80,41 @@ def add_rms_norm_normalize(total, weight, inv_rms, normed, width, BLOCK: tl.cons
 
 
 @triton.jit
-def add_rms_norm_backward(total, weight, inv_rms, dnormed, dtotal, partials, rows, width, BLOCK: tl.constexpr):
+def add_rms_norm_backward(
+    total, weight, inv_rms, dnormed, dtotal, partials, rows, width, BLOCK: tl.constexpr, PREFETCH: tl.constexpr
+):
     """Add to `dtotal`, and write the program's sum of the weight's gradient to its row of `partials`. Grid: (parts).
 
     Many rows per program, so that `partials` is small. They are `parts` apart: at any time the programs work on
     neighbouring rows, and their numbers of rows differ by one at most.
+
+    With PREFETCH, `total` and `dnormed` of the next row are loaded before the sum over the current row: the loads are
+    in flight while all warps wait at the sum's barrier. `dtotal` is needed after the sum only, so its loads overlap the
+    sum anyway.
     """
     column = tl.arange(0, BLOCK)
     inside = column < width
     weight_D = tl.load(weight + column, mask=inside, other=0.0).to(tl.float32)
     dweight_D = tl.zeros([BLOCK], tl.float32)
+    if PREFETCH:
+        offset = tl.cast(tl.program_id(0), tl.int64) * width + column
+        next_total_D = tl.load(total + offset, mask=inside, other=0.0)
+        next_dnormed_D = tl.load(dnormed + offset, mask=inside, other=0.0)
     for row in range(tl.program_id(0), rows, tl.num_programs(0)):
         offset = tl.cast(row, tl.int64) * width + column
-        total_D = tl.load(total + offset, mask=inside, other=0.0).to(tl.float32)
-        dnormed_D = tl.load(dnormed + offset, mask=inside, other=0.0).to(tl.float32)
+        if PREFETCH:
+            total_D, dnormed_D = next_total_D.to(tl.float32), next_dnormed_D.to(tl.float32)
+        else:
+            total_D = tl.load(total + offset, mask=inside, other=0.0).to(tl.float32)
+            dnormed_D = tl.load(dnormed + offset, mask=inside, other=0.0).to(tl.float32)
         dtotal_D = tl.load(dtotal + offset, mask=inside, other=0.0).to(tl.float32)
         rstd = tl.load(inv_rms + row)
+        if PREFETCH:
+            # After a program's last row the last row of all, which is not used.
+            next_row = tl.minimum(row + tl.num_programs(0), rows - 1)
+            offset_of_next = tl.cast(next_row, tl.int64) * width + column
+            next_total_D = tl.load(total + offset_of_next, mask=inside, other=0.0)
+            next_dnormed_D = tl.load(dnormed + offset_of_next, mask=inside, other=0.0)
         # The derivative through rstd: the part of the gradient along `total`, which the norm removes.
         along_total = rstd * rstd * (tl.sum(total_D * (dnormed_D * weight_D), 0) / width)
         dtotal_D = dtotal_D + rstd * (dnormed_D * weight_D - total_D * along_total)
@@ -105,7 +124,8 @@ def add_rms_norm_backward(total, weight, inv_rms, dnormed, dtotal, partials, row
 
 
 # All but normalize hold a row in registers, so BLOCK is the width rounded up to a power of two; wider rows take more
-# warps, so that a thread has 8 to 16 columns.
+# warps, so that a thread has 8 to 16 columns. In bf16 the next row is 16 registers more per thread, and with at most
+# 128 as many blocks share a multiprocessor as without; in f32 it would not fit.
 KERNELS = []
 ROW_STATISTIC, SIZES = {"inv_rms": "*fp32"}, {"width": "i32:16"}
 for dtype, pointer in (("bf16", "*bf16:16"), ("f32", "*fp32:16")):
@@ -133,8 +153,17 @@ for dtype, pointer in (("bf16", "*bf16:16"), ("f32", "*fp32:16")):
             | SIZES,
         ),
     }
-    KERNELS += [
-        Kernel(f"add_rms_norm_{name}.{dtype}.h{block}", function, arguments, {"BLOCK": block}, num_warps=warps)
-        for name, (function, arguments) in by_width.items()
-        for block, warps in ((1024, 4), (2048, 4), (4096, 8), (8192, 16))
-    ]
+    for name, (function, arguments) in by_width.items():
+        prefetches = name == "backward" and dtype == "bf16"
+        constants = {"PREFETCH": prefetches} if name == "backward" else {}
+        KERNELS += [
+            Kernel(
+                f"add_rms_norm_{name}.{dtype}.h{block}",
+                function,
+                arguments,
+                {"BLOCK": block} | constants,
+                num_warps=warps,
+                max_registers=128 if prefetches else None,
+            )
+            for block, warps in ((1024, 4), (2048, 4), (4096, 8), (8192, 16))
+        ]

@@ -1,5 +1,7 @@
 """RMS norm against PyTorch in f64, forward and backward."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from add_rms_norm import KERNELS
@@ -64,3 +66,17 @@ def test_backward_accumulates_both_gradients(rows, parts, block, width, dtype):
     launch(kernel, [blocks(width, kernel.constants["BLOCK"])], partials, dweight, parts, width)
     assert_near(dtotal, expected[0])
     assert_near(dweight, expected[1], 1e-5)
+
+
+@pytest.mark.parametrize(("rows", "parts"), [(1, 1), (4, 4), (7, 3), (9, 2)])
+def test_loading_a_row_ahead_changes_no_bit(rows, parts):
+    total, dnormed, weight = inputs(2048, "bf16", rows)
+    inv_rms = torch.rsqrt((total.double() ** 2).mean(-1) + EPSILON).float()
+    prefetching = by_name(KERNELS, "add_rms_norm_backward.bf16.h2048")
+    assert prefetching.constants["PREFETCH"]
+    results = []
+    for kernel in (prefetching, replace(prefetching, constants=prefetching.constants | {"PREFETCH": False})):
+        dtotal, partials = numbers(4, rows, 2048, dtype=torch.bfloat16), workspace(parts, 2048)
+        launch(kernel, [parts], total, weight, inv_rms, dnormed, dtotal, partials, rows, 2048)
+        results.append((dtotal, partials))
+    assert all(torch.equal(*pair) for pair in zip(*results, strict=True))
