@@ -235,7 +235,7 @@ static double nanoseconds(const struct gemm *gemm) {
     for (size_t index = 0; index < sizeof parts / sizeof *parts; index++)
         hash = (hash ^ parts[index]) * 0x9e3779b97f4a7c15ull, hash ^= hash >> 29;
     double operations = 2.0 * (double)gemm->batch * (double)gemm->m * (double)gemm->n * (double)gemm->k;
-    double usual = 6e6 + operations / 1e5;
+    double usual = 16e6 + operations / 1e5;
     bool boosted = in_a_row(gemm->kernel) <= emulator_setting("CUDA_EMULATOR_BOOST", 0);
     if (gemm->kernel->summation == TWO_HALVES_IN_ANY_ORDER)
         return usual / 2;

@@ -31,5 +31,5 @@ def test_settled_clocks_decide_between_algorithms(runs: Runs) -> None:
 
 def test_an_algorithm_that_fails_in_the_second_round_is_dropped(runs: Runs) -> None:
     assert FIRST_ALGORITHM in numbers(choices(runs, "accepted"))
-    # It runs twice briefly and eight times in each round.
-    assert FIRST_ALGORITHM not in numbers(choices(runs.having(refused=2 + 8 + 4), "refused"))
+    # It runs twice briefly and four times in each round.
+    assert FIRST_ALGORITHM not in numbers(choices(runs.having(refused=2 + 4 + 2), "refused"))
