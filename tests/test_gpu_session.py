@@ -190,7 +190,7 @@ def test_the_budgets_leave_time_to_check_within_ten_minutes() -> None:
     assert budgets == {
         "gemm": 120,
         "attention": 60,
-        "bench": 180,
+        "bench": 198,
         "ncu": 40,
         "check": None,
         "lora": None,

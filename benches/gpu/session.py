@@ -87,11 +87,11 @@ class Programs:
 
 
 def sections(programs: Programs) -> list[Section]:
-    """Return the sections in order. Those with a budget leave nearly three minutes to the checks."""
+    """Return the sections in order. Those with a budget leave two and a half minutes to the checks."""
     return [
         Section("gemm", 120, [gemms(programs, seconds=112)]),
         Section("attention", 60, [attention(programs, *heads, seconds=28) for heads in ((64, 32, 8), (128, 16, 4))]),
-        Section("bench", 180, [*ours_in_turn(programs, seconds=26), *peers(programs, seconds=47)]),
+        Section("bench", 198, [*ours_in_turn(programs, seconds=32), *peers(programs, seconds=47)]),
         Section("ncu", 40, [profile(programs, seconds=40)]),
         Section("check", None, checks(programs.trainer)),
         Section("lora", None, adapters(programs)),
