@@ -8,9 +8,8 @@
 It compiles the sources in transformer_candle/kernels/triton for the local GPU and prints a JSON line per tile once it
 is timed; `declared` is true for the tile that this GPU uses without timing. Attention by PyTorch is timed at the same
 shape, forward and backward as a whole. A Triton release other than the one that
-compiles the checked-in PTX may rank tiles differently: declare the fastest as candidates (`attention_forward`'s and
-`attention_backward_keys`' `Tiles`), which the trainer then times as compiled. It needs PyTorch for the GPU, with its
-Triton.
+compiles the checked-in PTX may rank tiles differently: declare the fastest as candidates (the `Tiles` of an
+operation), which the trainer then times as compiled. It needs PyTorch for the GPU, with its Triton.
 """
 
 from __future__ import annotations

@@ -230,7 +230,11 @@ def test_variants_of_kernels_are_timed_and_kept(runs: Runs) -> None:
     for name, expected, options in (("timed", "m64l128w8s2", ()), ("declared", "declared", deterministic)):
         runs.write(name, tiny)
         hopper.train(name, *positions, *options, "--max-steps", "1").succeeded()
-        assert variants(name, 1) == {"attention_forward": "declared", "attention_backward_keys": expected}
+        assert variants(name, 1) == {
+            "attention_forward": "declared",
+            "attention_backward_queries": "declared",
+            "attention_backward_keys": expected,
+        }
     hopper.train("timed", *positions, *deterministic, "--resume").succeeded()
     assert variants("timed", 2)["attention_backward_keys"] == "m64l128w8s2", "the checkpoint's, not the declared one"
 

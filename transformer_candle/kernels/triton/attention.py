@@ -237,7 +237,9 @@ SIZES = dict.fromkeys(("heads", "kv_heads", "head_size_8"), "i32")
 #                       (8 warps), each at most 128 registers per thread, overlap the one with the other.
 # f32 matmuls use no tensor cores and take their operands from registers, which bounds their tiles. 128 columns take
 # fewer keys or fewer stages than 64: k and v of every stage lie in shared memory, which `assemble.py` checks against
-# what a GPU has (99 KiB for sm_80_small).
+# what a GPU has (99 KiB for sm_80_small). Candidates for 128 columns are query tiles of 128 rows on 8 warps, so that
+# a KV tile serves twice the rows, and on Hopper two blocks of one warpgroup each: one multiplies while the other takes
+# exponentials.
 KERNELS = [
     *variants(
         "attention_forward",
@@ -254,7 +256,12 @@ KERNELS = [
                 "sm_80_small": {64: Tile(64, 64, 4, 2, 168), 128: Tile(64, 32, 4, 2)},
                 "sm_90a": {64: Tile(128, 64, 8, 3, 128), 128: Tile(128, 128, 8, 2)},
             },
-            candidates={"sm_90a": {64: [Tile(128, 128, 8, 2)]}},
+            candidates={
+                "sm_80": {128: [Tile(128, 64, 8, 3)]},
+                "sm_80_small": {128: [Tile(128, 32, 8, 2)]},
+                "sm_90a": {64: [Tile(128, 128, 8, 2)], 128: [Tile(64, 64, 4, 2)]},
+            },
+            candidates_with_documents={"sm_90a": {64: [Tile(128, 128, 8, 2)]}},
         ),
     ),
 ]

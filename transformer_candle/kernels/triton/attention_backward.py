@@ -253,7 +253,8 @@ GRADIENTS = {"dout_NHE": "element", "dqkv_NP": "element", "statistics_BH2T": "*f
 # or shared memory throughout. With 64 rows two blocks of 4 warps fit on a multiprocessor with 99 KiB of shared memory.
 # Where 128 columns leave room for one block only, it has 8 warps, which spread its accumulators over twice the threads.
 # Hopper's 8 warps are two warpgroups; 128 registers per thread let two such blocks share the 65,536 of a
-# multiprocessor. f32 as in `attention.py`.
+# multiprocessor. f32 as in `attention.py`. Candidates are smaller tiles, of which three blocks share a multiprocessor
+# for E = 64 and on Hopper two for E = 128, and larger tiles or more stages in one block.
 KERNELS = [
     *variants(
         "attention_backward_queries",
@@ -271,6 +272,11 @@ KERNELS = [
                 "sm_80_small": {128: Tile(64, 64, 8, 2)},
                 "sm_90a": {64: Tile(128, 64, 8, 2, 128), 128: Tile(128, 64, 8, 2)},
             },
+            candidates={
+                "sm_80": {64: [Tile(64, 32, 4, 3)], 128: [Tile(64, 64, 8, 2)]},
+                "sm_80_small": {128: [Tile(128, 32, 8, 2)]},
+                "sm_90a": {64: [Tile(64, 64, 4, 2), Tile(128, 128, 8, 2)], 128: [Tile(64, 64, 4, 2)]},
+            },
         ),
     ),
     *variants(
@@ -285,7 +291,11 @@ KERNELS = [
                 "sm_80": {64: Tile(64, 64, 4, 2), 128: Tile(64, 64, 8, 2)},
                 "sm_90a": {64: Tile(64, 64, 4, 3), 128: Tile(32, 128, 8, 2)},
             },
-            candidates={"sm_90a": {64: [Tile(64, 128, 8, 2)]}},
+            candidates={
+                "sm_80": {128: [Tile(32, 64, 8, 3)]},
+                "sm_90a": {64: [Tile(64, 128, 8, 2)], 128: [Tile(32, 64, 4, 2), Tile(32, 128, 8, 3)]},
+            },
+            candidates_with_documents={"sm_90a": {64: [Tile(64, 128, 8, 2)]}},
         ),
     ),
 ]

@@ -6,7 +6,7 @@ the columns, has tiles of its own for every family; everything else has tiles th
 variants stays small. With documents only Hopper has tiles of its own.
 
 A family may also declare candidates: tiles compiled and tested like the declared ones, among which the trainer chooses
-by measuring.
+by measuring. Only Hopper has some with documents.
 """
 
 from __future__ import annotations
@@ -39,6 +39,9 @@ class Tile:
         return f"m{self.queries}l{self.keys}w{self.num_warps}s{self.num_stages}{limit}"
 
 
+Candidates = Mapping[str, Mapping[int, Sequence[Tile]]]
+
+
 @dataclass(frozen=True)
 class Tiles:
     """The tiles of an operation by BLOCK_E: 32, 64 and 128."""
@@ -48,7 +51,9 @@ class Tiles:
     f32: Mapping[int, Tile]
     by_family: Mapping[str, Mapping[int, Tile]]
     """Tiles of bf16 by family, for head sizes that equal BLOCK_E."""
-    candidates: Mapping[str, Mapping[int, Sequence[Tile]]] = field(default_factory=dict)
+    candidates: Candidates = field(default_factory=dict)
+    """Tiles of bf16 by family for heads that equal BLOCK_E, without documents."""
+    candidates_with_documents: Candidates = field(default_factory=dict)
 
 
 ELEMENTS = {"bf16": "*bf16", "f32": "*fp32"}
@@ -88,15 +93,16 @@ def variants(operation: str, function: Any, arguments: Mapping[str, str], tiles:
                     # 32 is the smallest head size, so that its columns are never masked.
                     name = f"{dtype}.e{columns}{'m' if columns > 32 else ''}{suffix}"
                     yield kernel(name, tile, columns, {"EXACT": columns == 32} | constants)
-            families = dict(tiles.by_family)
+            families, candidates = dict(tiles.by_family), tiles.candidates
             if documents:
                 families = {"sm_80": tiles.any_gpu, "sm_90a": tiles.by_family.get("sm_90a", {})}
+                candidates = tiles.candidates_with_documents
             for family, by_columns in families.items():
                 for columns, tile in by_columns.items():
                     if columns > 32:
                         name, exact = f"bf16.e{columns}{suffix}", {"EXACT": True} | constants
                         yield kernel(name, tile, columns, exact, family)
-                        for other in tiles.candidates.get(family, {}).get(columns, ()):
+                        for other in candidates.get(family, {}).get(columns, ()):
                             yield kernel(name, other, columns, exact, family, other.candidate)
 
     return list(declared())

@@ -1,6 +1,7 @@
 """Attention against PyTorch in f64. The error is at most 1.5 times that of PyTorch in the same type."""
 
 from dataclasses import dataclass
+from itertools import product, zip_longest
 
 import attention
 import attention_backward
@@ -138,12 +139,32 @@ def test_every_family_matches_pytorch(family, size):
     check(Heads(2, 1, size), 1, 275, BF16, family=family)
 
 
-@pytest.mark.parametrize("documents", [False, True], ids=["whole", "documents"])
-def test_candidates_match_pytorch(documents):
+def candidates_together():
+    """Return each family's candidates of the same head size in sets that run together, each in one set at least."""
+    by_case = {}
+    for one in DECLARED:
+        if one.candidate:
+            case = one.family, one.constants["BLOCK_E"], one.constants["DOCUMENTS"]
+            by_case.setdefault(case, {}).setdefault(one.name, []).append(one)
+    return [
+        pytest.param(*case, together, id=f"{case[0]}-{case[1]}{'-documents' if case[2] else ''}-{index}")
+        for case, by_name in by_case.items()
+        for index, together in enumerate(zip_longest(*by_name.values()))
+    ]
+
+
+@pytest.mark.parametrize(("family", "size", "documents", "candidates"), candidates_together())
+def test_candidates_match_pytorch(family, size, documents, candidates):
     begins = documents_of([5, 123, 1, 130, 16]) if documents else None
-    candidates = [one for one in KERNELS.values() if one.candidate and one.name.endswith(".documents") == documents]
-    assert {one.name.split(".")[0] for one in candidates} == {"attention_forward", "attention_backward_keys"}
-    check(Heads(2, 1, 64), 1, 275, BF16, begins, "sm_90a", candidates=candidates)
+    check(Heads(2, 1, size), 1, 275, BF16, begins, family, candidates=[one for one in candidates if one])
+
+
+def test_every_operation_has_candidates_on_every_gpu():
+    for family, operation in product(FAMILIES, ("forward", "backward_queries", "backward_keys")):
+        names = [kernel(f"attention_{operation}", BF16, Heads(2, 1, 128), family)]
+        names += [kernel("attention_backward_queries", BF16, Heads(2, 1, 64), family)]
+        for declared in names:
+            assert any(one.candidate and (one.name, one.family) == (declared.name, declared.family) for one in DECLARED)
 
 
 @pytest.mark.parametrize("size", [64, 128])
