@@ -6,8 +6,8 @@ e4m3 has 3 bits of mantissa, 448 at most, and multiples of 2^-9 below 2^-6. fp8 
 that they sum over, so each program writes a tile of codes as it is, transposed, or both, as `outputs` says: bit 0 is
 for the matrix, bit 1 for its transpose. What is not requested is not written. Blocks are square, so the transpose has
 the same codes, and `fp8_transpose_*` makes it from the matrix's codes later. `fp8_dequantize_*` writes the numbers that
-codes stand for, in bf16: exactly, since they are e4m3 numbers times powers of two. Scales go where cuBLASLt looks for them
-("Narrow Precision Data Types Usage"):
+codes stand for, in bf16: exactly, since they are e4m3 numbers times powers of two. Scales go where cuBLASLt looks for
+them ("Narrow Precision Data Types Usage"):
 
     mxfp8      squares of 32. VEC32_UE8M0: 512 bytes per tile of 128 x 128, which are its 4 x 4 scales 32 times
     blockwise  squares of 128. VEC128_32F: [columns / 128, rows] in f32, rows contiguous
