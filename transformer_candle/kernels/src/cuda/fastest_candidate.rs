@@ -1,12 +1,9 @@
 //! The search for the fastest of several candidates, over a function that times them.
 //!
-//! All candidates are timed briefly, in milliseconds of the GPU:
-//!
-//!     A 1.00   B 0.97   C 2.31   D 0.99   E 1.03   F 0.98   ...
-//!
+//! All candidates are timed briefly, in milliseconds of the GPU: A 1.00, B 0.97, C 2.31, D 0.99, E 1.03, F 0.98, ...
 //! A GPU that was idle runs at its boost clock for a moment, and an algorithm that draws more power than another loses
 //! its lead when the clock settles at the power limit, which is where training runs. So the fastest few are timed again
-//! in turns, B D F A, B D F A, B D F A, in the library's order, each turn long enough for the clock to settle, and the
+//! in turns, A B D F, A B D F, A B D F, in the library's order, each turn long enough for the clock to settle, and the
 //! lowest median wins.
 
 /// Milliseconds of the GPU after which no other candidate is timed briefly.
