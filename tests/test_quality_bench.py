@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import precision
 import pytest
 import report
 import rows
@@ -117,6 +118,31 @@ def test_means_over_seeds_are_compared_by_the_times_of_each_machine() -> None:
     lines = report.compare(results, speeds, plain).splitlines()
     assert lines[0] == "| to 10m-adamw-0.001's 3.0000 | of its tokens | of its seconds, a CPU | of its seconds, a GPU |"
     assert lines[2:] == ["| 10m-adamw-0.001 | 1.00 | 1.00 | 1.00 |", "| 10m-muon-0.003 | 0.50 | 0.60 | 1.00 |"]
+
+
+def test_fp8_is_compared_with_bf16_by_pairs_of_seeds() -> None:
+    compared = precision.compare([3.0, 2.0, 4.0, 3.0], [3.01, 2.03, 4.0, 3.04], [2.9, 1.9])
+    assert compared.pairs == 4
+    assert compared.mean == pytest.approx(0.02)
+    assert compared.standard_error == pytest.approx(0.0182574 / 2, rel=1e-4)
+    assert compared.upper_bound == pytest.approx(0.02 + 1.96 * 0.0091287, rel=1e-4)
+    # A quarter more tokens gain 0.1 nats: 0.02 are a fifth of that.
+    assert compared.tokens_for_equal_loss == pytest.approx(1.25**0.2)
+    assert precision.compare([3.0], [3.1], []).standard_error == float("inf")
+    assert precision.compare([3.0, 3.0], [3.1, 3.1], [3.0]).tokens_for_equal_loss is None
+
+
+def test_the_runs_of_a_pair_differ_in_their_precision_alone(bench: run.Bench) -> None:
+    pair = precision.rows_of(TINY, 7)
+    for row in pair.values():
+        bench.train(row)
+    losses = {name: bench.loss(row) for name, row in pair.items()}
+    assert losses["fp8"] != losses["bf16"]
+    assert losses["fp8"] == pytest.approx(losses["bf16"], abs=0.05)
+    assert pair["longer"].value("scheduler.total_steps") == "8"
+    overrides = {name: set(bench.overrides(row)) for name, row in pair.items()}
+    assert overrides["fp8"] ^ overrides["bf16"] == {"runtime.precision=fp8", "runtime.precision=bf16"}
+    assert "runtime.seed=7" in overrides["fp8"]
 
 
 def test_rows_are_grouped_by_all_but_the_seed() -> None:
