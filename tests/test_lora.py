@@ -142,7 +142,10 @@ def test_adapters_learn_beside_a_base_in_fp8_what_they_learn_beside_bf16(
     """From another program's folder, beside bf16 matmuls; commands read the adapters beside the model's own weights."""
     (base / "MANIFEST.json").unlink()
     bf16 = [*CUT, "--override=runtime.precision=bf16"]
-    last = train(workspace, base, text, "fp8", *bf16, "--override=lora.base_precision=fp8") / "step-00000006"
+    words = [f"--init-from={base}", f"--input={text}", "--experiment=fp8", *RUN, *LORA, *bf16]
+    out = workspace.orchestrate(*words, "--override=lora.base_precision=fp8").succeeded().out
+    assert ", those of the blocks in fp8, on cpu" in out
+    last = workspace.run_folder("fp8") / "checkpoints" / "step-00000006"
     train(workspace, base, text, "bf16", *bf16)
     losses = [workspace.losses(name) for name in ("fp8", "bf16")]
     assert losses[0] != losses[1]

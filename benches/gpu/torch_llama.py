@@ -293,6 +293,15 @@ def measure(trainer: Contender, micro_batch: int, steps: int, end: float, peak: 
     }
 
 
+def open_device(requested: str) -> torch.device:
+    """Return the GPU, or the CPU where there is none; leave with exit code 2 if one is required."""
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if requested == "cuda" and device.type != "cuda":
+        print(f"--device cuda: PyTorch {torch.__version__} finds no CUDA device", file=sys.stderr)
+        sys.exit(2)
+    return device
+
+
 def limit_memory(text: str, device: torch.device) -> int | None:
     """Limit PyTorch's allocator to what `transformer-candle plan` would use on a GPU of this size; return the bytes."""
     if text == "none" or device.type != "cuda":
@@ -373,10 +382,7 @@ def main() -> None:
     arguments = parser.parse_args()
     end = time.monotonic() + arguments.seconds
 
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    if arguments.device == "cuda" and device.type != "cuda":
-        print(f"--device cuda: PyTorch {torch.__version__} finds no CUDA device", file=sys.stderr)
-        sys.exit(2)
+    device = open_device(arguments.device)
     usable = limit_memory(arguments.memory_limit, device)
     kernels = sorted(ATTENTION) if arguments.attention == "both" else [arguments.attention]
     results = []

@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -22,7 +21,7 @@ import torch.nn.functional as F
 from llama_shape import Shape, read_yaml, shape_of
 from peft import LoraConfig, get_peft_model
 from torch import Tensor
-from torch_llama import choose_micro_batch, limit_memory, measure
+from torch_llama import choose_micro_batch, limit_memory, measure, open_device
 from transformers import AutoConfig, AutoModelForCausalLM
 
 NAMES = {
@@ -100,10 +99,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=math.inf)
     arguments = parser.parse_args()
     end = time.monotonic() + arguments.seconds
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    if arguments.device == "cuda" and device.type != "cuda":
-        print(f"--device cuda: PyTorch {torch.__version__} finds no CUDA device", file=sys.stderr)
-        sys.exit(2)
+    device = open_device(arguments.device)
     limit_memory(arguments.memory_limit, device)
     rank = read_yaml(arguments.config.read_text())["lora"]["rank"]
     shape = read_lora_shape(arguments.model, arguments.config)

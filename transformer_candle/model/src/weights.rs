@@ -1,6 +1,7 @@
 //! The weights of a model in memory: a flat buffer and, where adapters train beside a base in fp8, its projections' codes.
 
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 
 use kernels::fp8::{Codes, Operand, ScaleBlock, quantize};
 use kernels::memory::{Arena, Category, allocate};
@@ -85,9 +86,9 @@ pub(crate) struct WeightWriter<'a> {
     pending: BTreeMap<usize, PendingProjection>,
 }
 
-/// The numbers of a projection until all are there.
+/// A projection in BF16 on the CPU, until all of its numbers are there.
 struct PendingProjection {
-    values: Vec<bf16>,
+    values_OI: Buffer,
     missing: usize,
 }
 
@@ -98,11 +99,12 @@ impl<'a> WeightWriter<'a> {
         Ok(Self { weights, low_bits, staging, pending: BTreeMap::new() })
     }
 
-    /// Writes numbers that are F32, from element `offset` of the layout on: as they are, or as BF16 weights and, if
-    /// they train, the low bits of their masters.
+    /// Writes numbers from element `offset` of the layout on: as they are, or as BF16 weights and, if they train, the low
+    /// bits of their masters.
     pub(crate) fn write(&mut self, offset: usize, values: &[f32]) -> Result<()> {
-        if offset >= self.weights.flat.elements() {
-            return self.write_frozen(offset, values.par_iter().map(|&value| bf16::narrow(value)));
+        if let Some(fp8) = self.fp8_at(offset) {
+            let narrowed: Vec<bf16> = values.par_iter().map(|&value| bf16::narrow(value)).collect();
+            return self.write_fp8(fp8, offset, &narrowed);
         }
         let flat = &self.weights.flat;
         let mut master = self.staging.view(0, &[values.len()])?;
@@ -118,53 +120,55 @@ impl<'a> WeightWriter<'a> {
         Ok(())
     }
 
-    /// Writes numbers that are BF16, as [`WeightWriter::write`] does; false where it has to be called instead.
-    pub(crate) fn write_bf16(&mut self, offset: usize, values: &[bf16]) -> Result<bool> {
+    /// [`WeightWriter::write`] of numbers that are BF16.
+    pub(crate) fn write_bf16(&mut self, offset: usize, values: &[bf16]) -> Result<()> {
+        if let Some(fp8) = self.fp8_at(offset) {
+            return self.write_fp8(fp8, offset, values);
+        }
         let flat = &self.weights.flat;
-        if offset >= flat.elements() {
-            return self.write_frozen(offset, values.par_iter().copied()).map(|()| true);
+        if flat.dtype() == DType::BF16 && self.low_bits_at(offset).is_none() {
+            return Ok(flat.view(offset, &[values.len()])?.write(values)?);
         }
-        let is_copied = flat.dtype() == DType::BF16 && self.low_bits_at(offset).is_none();
-        if is_copied {
-            flat.view(offset, &[values.len()])?.write(values)?;
-        }
-        Ok(is_copied)
+        self.write(offset, &values.par_iter().map(|value| value.widen()).collect::<Vec<_>>())
     }
 
     fn low_bits_at(&self, offset: usize) -> Option<&'a Buffer> {
         self.low_bits.filter(|low_bits| offset < low_bits.elements())
     }
 
-    /// Keeps a part of a projection that is held in fp8, and rounds it when it is complete.
-    fn write_frozen(&mut self, offset: usize, values: impl IndexedParallelIterator<Item = bf16>) -> Result<()> {
-        let Some(fp8) = &self.weights.fp8 else { return Ok(()) };
-        let Some((&first, codes)) = fp8.codes.range(..=offset).next_back() else { return Ok(()) };
-        let elements = codes.values.elements();
-        let pending = self
-            .pending
-            .entry(first)
-            .or_insert_with(|| PendingProjection { values: vec![bf16::default(); elements], missing: elements });
+    /// The projections in fp8, if the element is one of theirs.
+    fn fp8_at(&self, offset: usize) -> Option<&'a Fp8Projections> {
+        self.weights.fp8.as_ref().filter(|_| offset >= self.weights.flat.elements())
+    }
+
+    /// Keeps a part of a projection, and rounds the projection when it is complete.
+    fn write_fp8(&mut self, fp8: &Fp8Projections, offset: usize, values: &[bf16]) -> Result<()> {
+        let projection = fp8.codes.range(..=offset).next_back();
+        let (&first, codes) = projection.expect("the first projection begins where the flat buffer ends");
+        let pending = match self.pending.entry(first) {
+            Entry::Occupied(entry) => entry.into_mut(),
+            Entry::Vacant(entry) => entry.insert(PendingProjection {
+                values_OI: Buffer::zeros(codes.values.shape(), DType::BF16, &Device::Cpu)?,
+                missing: codes.values.elements(),
+            }),
+        };
+        pending.values_OI.view(offset - first, &[values.len()])?.write(values)?;
         pending.missing -= values.len();
-        pending.values[offset - first..].par_iter_mut().zip(values).for_each(|(place, value)| *place = value);
-        if pending.missing > 0 {
-            return Ok(());
+        if pending.missing == 0 {
+            round(&pending.values_OI, fp8.block, codes)?;
+            self.pending.remove(&first);
         }
-        let complete = self.pending.remove(&first).map_or_else(Vec::new, |pending| pending.values);
-        round(&complete, fp8.block, codes)
+        Ok(())
     }
 }
 
 /// Rounds a projection on the CPU, whose codes are a GPU's, and copies the codes to where they are held.
-fn round(values: &[bf16], block: ScaleBlock, codes: &Codes) -> Result<()> {
-    let sizes = codes.values.sizes::<2>();
-    let mut numbers = Buffer::zeros(&sizes, DType::BF16, &Device::Cpu)?;
-    numbers.write(values)?;
-    let mut workspace = Buffer::zeros(&[0], DType::F32, &Device::Cpu)?;
-    let on_cpu = codes.values.device().kind() == DeviceKind::Cpu;
-    let rounded = if on_cpu { codes.clone() } else { zero_codes(block, sizes)? };
+fn round(values_OI: &Buffer, block: ScaleBlock, codes: &Codes) -> Result<()> {
+    let is_on_cpu = codes.values.device().kind() == DeviceKind::Cpu;
+    let rounded = if is_on_cpu { codes.clone() } else { zero_codes(block, values_OI.sizes())? };
     let mut operand = Operand { block, codes_RC: Some(rounded.clone()), codes_CR: None };
-    quantize(&numbers, &mut operand, &mut workspace)?;
-    if on_cpu {
+    quantize(values_OI, &mut operand, &mut Buffer::zeros(&[0], DType::F32, &Device::Cpu)?)?;
+    if is_on_cpu {
         return Ok(());
     }
     let Codes { mut values, mut scales } = codes.clone();

@@ -104,6 +104,8 @@ pub struct MemoryPlan {
     pub parameters: u64,
     /// Parameters that train: all of them, or those of adapters.
     pub trainable_parameters: u64,
+    /// Whether the frozen projections beside adapters are held in fp8.
+    pub fp8_base: bool,
     /// Model FLOPs per token of a training step.
     pub flops_per_token: f64,
     /// The precision of matmuls and activations.

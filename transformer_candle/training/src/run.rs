@@ -156,7 +156,10 @@ impl Session {
         let ranks = plan.ranks.map_or_else(String::new, |ranks| format!(" in {ranks} ranks, each"));
         let trained = match plan.trainable_parameters {
             all if all == plan.parameters => format!("{} parameters", grouped(all)),
-            adapters => format!("{} parameters of adapters beside {}", grouped(adapters), grouped(plan.parameters)),
+            adapters => {
+                let base = if plan.fp8_base { ", those of the blocks in fp8," } else { "" };
+                format!("{} parameters of adapters beside {}{base}", grouped(adapters), grouped(plan.parameters))
+            }
         };
         self.progress.print(&format!(
             "training {trained} on {device}{gpu}{ranks} with {}, {}; {} of buffers; {} tokens per step",

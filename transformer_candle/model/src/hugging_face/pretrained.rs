@@ -193,8 +193,8 @@ impl PretrainedWeights {
         self.read_pieces(cancelled, observer, |piece| {
             check_finite(piece)?;
             let offset = piece.tensor.offset + piece.first;
-            if piece.dtype == Dtype::BF16 && writer.write_bf16(offset, &piece.bf16_values())? {
-                return Ok(());
+            if piece.dtype == Dtype::BF16 {
+                return writer.write_bf16(offset, &piece.bf16_values());
             }
             writer.write(offset, &piece.values())
         })

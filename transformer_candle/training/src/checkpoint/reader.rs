@@ -227,7 +227,7 @@ impl Checkpoint {
         observer: Option<&mut ByteObserver<'_>>,
         cancel: &CancelToken,
     ) -> Result<()> {
-        // A base in fp8 is read whole before the adapters' record of it is compared.
+        // A base in fp8 was compared with the adapters' record of it; its matrices are rounded as a whole.
         if self.manifest.is_none() || shape.has_fp8_base() {
             let stored = PretrainedWeights::open(&self.directory, shape);
             let filled = stored.and_then(|stored| stored.read(weights, None, &|| cancel.is_cancelled(), observer));

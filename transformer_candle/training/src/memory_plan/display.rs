@@ -110,7 +110,8 @@ impl MemoryPlan {
         let trained = if self.trainable_parameters == self.parameters {
             String::new()
         } else {
-            format!(" and {} of adapters that train", grouped(self.trainable_parameters))
+            let base = if self.fp8_base { " beside a base in fp8" } else { "" };
+            format!(" and {} of adapters that train{base}", grouped(self.trainable_parameters))
         };
         format!("{parameters} parameters{trained}, {precision}, {} per token", flops(self.flops_per_token))
     }

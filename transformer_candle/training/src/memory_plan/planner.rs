@@ -81,6 +81,7 @@ impl<M: Machine> Planner<'_, M> {
             device: target.described(self.machine),
             parameters: shape.parameter_count(),
             trainable_parameters: shape.trainable_parameter_count(),
+            fp8_base: shape.has_fp8_base(),
             flops_per_token: work.flops_per_token,
             precision: config.runtime.precision,
             activation_recompute: config.runtime.activation_recompute,
