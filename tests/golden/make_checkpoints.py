@@ -7,7 +7,7 @@ folders of its own. `first` is the first format; `execution` adds how steps are 
 stopped after its first shuffle window, so that the data cursor lies within a file. The kinds `adapters_...` train
 adapters beside the frozen model in `model/`. `reading_2` has the reading version 2; its kind `files_fp32` has a file
 that cannot be decoded, and has accepted after two steps that another one has grown. `units` adds the processor's
-units that multiplied bf16.
+units that multiplied bf16, and `base` the precision that a frozen model is held in.
 """
 
 from __future__ import annotations
@@ -45,11 +45,18 @@ FILES = "train_shards: [corpus.jsonl, few.jsonl, bad.jsonl.gz]"
 RANDOM = (
     "model: {hidden_size: 16, intermediate_size: 32, num_layers: 1, num_attention_heads: 2, num_key_value_heads: 1}"
 )
+# Matmuls in fp8 need sizes that are multiples of 16.
+WIDER = (
+    "model: {hidden_size: 32, intermediate_size: 32, num_layers: 1, num_attention_heads: 2, num_key_value_heads: 1}"
+)
 ADAPTERS = "model: {init_from: model}\nlora: {rank: 2, alpha: 4, dropout: 0.1}"
+FP8_BASE = "model: {init_from: model}\nlora: {rank: 2, alpha: 4, base_precision: fp8}"
+PRETRAINED = {ADAPTERS: RANDOM, FP8_BASE: WIDER}
 RUNS = {
     "fp32": (RANDOM, SHARDS, "fp32"), "bf16_mixture": (RANDOM, MIXTURE, "bf16"),
     "files_fp32": (RANDOM, FILES, "fp32"),
     "adapters_fp32": (ADAPTERS, SHARDS, "fp32"), "adapters_bf16": (ADAPTERS, SHARDS, "bf16"),
+    "adapters_fp8": (FP8_BASE, SHARDS, "bf16"),
 }  # fmt: skip
 KEPT = ("training.yaml", "resolved_config.json", "ledger.jsonl", "metrics.jsonl")
 OF_A_MODEL = ("config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json")
@@ -88,15 +95,15 @@ def make(golden: Path, scratch: Path, trainer: Path, model: str, data: str, prec
         else:
             go(most)
 
-    if model == ADAPTERS:
-        train("base", RANDOM, STOPPED_AT)
+    if model in PRETRAINED:
+        train("base", PRETRAINED[model], STOPPED_AT)
         (scratch / "model").mkdir()
         for name in OF_A_MODEL:
             shutil.copy2(scratch / "base" / "checkpoints" / f"step-{STOPPED_AT:08}" / name, scratch / "model" / name)
     train("stopped", model, STOPPED_AT)
     train("straight", model, STEPS)
     shutil.rmtree(golden, ignore_errors=True)
-    if model == ADAPTERS:
+    if model in PRETRAINED:
         shutil.copytree(scratch / "model", golden / "model")
     shutil.copytree(scratch / "stopped" / "checkpoints", golden / "run" / "checkpoints", symlinks=True)
     for name in KEPT:

@@ -149,7 +149,9 @@ fn of_settings(config: &RunConfig) -> ConfigFingerprint {
         add("lora.alpha", json!(lora.alpha));
         add("lora.rslora", json!(lora.rslora));
         add("lora.target_modules", json!(lora.target_modules));
-        add(BASE_PRECISION, json!(lora.base_precision));
+        if lora.base_precision != BasePrecision::Auto {
+            add(BASE_PRECISION, json!(lora.base_precision));
+        }
     }
     add(ALGORITHM, json!(optimizer.algorithm));
     add(PRECISION, json!(runtime.precision));
