@@ -69,7 +69,7 @@ pub use resolved_run::{CheckpointTokenizer, ResolvedRun};
 pub use run_folder::{RESOLVED_CONFIG, checkpoint_directory};
 pub use runtime::{
     ActivationRecompute, BestConfig, CheckpointConfig, DivergenceGuardConfig, EvaluationConfig, Fp8Recipe,
-    LoggingConfig, Precision, RuntimeConfig,
+    LoggingConfig, OnSaveError, Precision, RuntimeConfig,
 };
 pub use scheduler::{ScheduleStrategy, SchedulerConfig};
 pub use stages::{StageConfig, StageStart, StageWeight};

@@ -157,12 +157,26 @@ pub struct CheckpointConfig {
     /// each.
     #[schemars(range(min = 1, max = 1_000_000))]
     pub max_keep: usize,
+    /// What happens when a checkpoint cannot be written because the disk is full or failing.
+    pub on_error: OnSaveError,
 }
 
 impl Default for CheckpointConfig {
     fn default() -> Self {
-        Self { directory: None, every_n_steps: 1000, max_keep: 3 }
+        Self { directory: None, every_n_steps: 1000, max_keep: 3, on_error: OnSaveError::default() }
     }
+}
+
+/// What happens when a checkpoint cannot be written.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum OnSaveError {
+    /// The run ends with exit code 1.
+    #[default]
+    Stop,
+    /// Training goes on, with a warning and a record in `metrics.jsonl`, and saves again when the next checkpoint is due.
+    /// The run ends with exit code 1 if its last checkpoint cannot be written.
+    Continue,
 }
 
 /// Evaluation on held-out text during training.

@@ -223,7 +223,7 @@ impl Session {
                 && let Some(signal) = stop.take_save_request()
             {
                 self.progress.print(&format!("{signal}: saving step {}; training continues", grouped(step)));
-                self.save()?;
+                self.save_on_the_way()?;
             }
             if let Some(max) = self.max_steps.filter(|max| step >= *max) {
                 self.save()?;
@@ -327,10 +327,13 @@ impl Session {
         }
         // The evaluation may have been the last.
         let finished = finished || self.trainer.is_finished();
-        if finished || step.is_multiple_of(self.save_every) || self.trainer.is_best() {
-            self.save()?;
+        if finished {
+            self.save()
+        } else if step.is_multiple_of(self.save_every) || self.trainer.is_best() {
+            self.save_on_the_way()
+        } else {
+            Ok(())
         }
-        Ok(())
     }
 
     /// Evaluates and saves after the last step or the end of the data.
@@ -384,6 +387,16 @@ impl Session {
         let report = self.progress.with_wait_reports(|| mixture.retry_status(), || trainer.evaluate_unless(stop))?;
         if let Some(report) = report {
             self.progress.evaluation(&report);
+        }
+        Ok(())
+    }
+
+    /// Saves, unless this state was saved already, a checkpoint that the run can do without if it may.
+    fn save_on_the_way(&mut self) -> Result<()> {
+        if self.trainer.last_checkpoint().is_none()
+            && let Some(path) = self.trainer.save_on_the_way()?
+        {
+            self.progress.checkpoint(&path);
         }
         Ok(())
     }

@@ -7,9 +7,9 @@ use proptest::prelude::*;
 use run_config::{
     ActivationRecompute, Architecture, BatchSize, BestConfig, Bos, ByteSize, CheckpointConfig, DataConfig, DataFormat,
     Device, DivergenceGuardConfig, EvaluationConfig, Format, Fp8Recipe, LoggingConfig, MixtureComponent, ModelConfig,
-    NEWEST_READING_VERSION, NumWorkers, OnBadFile, OptimizerConfig, OverlongConversations, Packing, Precision,
-    RopeScalingConfig, RunConfig, RuntimeConfig, ScheduleStrategy, SchedulerConfig, SpecialTokens, StageConfig,
-    StageStart, TimeSpan, TokenizerConfig, presets,
+    NEWEST_READING_VERSION, NumWorkers, OnBadFile, OnSaveError, OptimizerConfig, OverlongConversations, Packing,
+    Precision, RopeScalingConfig, RunConfig, RuntimeConfig, ScheduleStrategy, SchedulerConfig, SpecialTokens,
+    StageConfig, StageStart, TimeSpan, TokenizerConfig, presets,
 };
 
 /// A text that a key may hold: not empty, no zero character.
@@ -206,7 +206,12 @@ fn runtime() -> impl Strategy<Value = RuntimeConfig> {
                 max_loss_increase: guard.1,
                 window_steps: guard.2,
             },
-            checkpoint: CheckpointConfig { directory: paths.0, every_n_steps: steps.1, max_keep: steps.4 },
+            checkpoint: CheckpointConfig {
+                directory: paths.0,
+                every_n_steps: steps.1,
+                max_keep: steps.4,
+                on_error: if steps.4 > 1 { OnSaveError::Continue } else { OnSaveError::Stop },
+            },
             evaluation: EvaluationConfig {
                 every_n_steps: steps.2,
                 max_batches: steps.3,

@@ -227,6 +227,11 @@ impl CheckpointError {
         code as u8
     }
 
+    /// Whether a checkpoint could not be written because of the disk, which may recover.
+    pub(crate) fn is_of_disk(&self) -> bool {
+        matches!(self, Self::NoSpace { .. } | Self::FileSizeLimit { .. } | Self::Io { .. } | Self::OnRank { .. })
+    }
+
     pub(crate) fn corrupted(directory: &Path, reason: impl Into<String>) -> Self {
         Self::Corrupted { directory: directory.to_owned(), reason: reason.into() }
     }

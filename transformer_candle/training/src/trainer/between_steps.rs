@@ -7,15 +7,16 @@ use std::{
 
 use dataset::HeldOut;
 use model::SamplingSettings;
+use run_config::OnSaveError;
 
 use super::{Position, Trainer, bf16_units, execution, matmul_algorithms};
 use crate::{
     checkpoint::{self, BestEvaluation, CheckpointContents, Improvement, TrainerState},
     completion::{Completion, CompletionRequest, complete, generator},
     engine::Engine,
-    error::Result,
+    error::{CheckpointError, Result, TrainerError},
     evaluation::Evaluator,
-    report::{EndReport, EvaluationReport, SampleReport},
+    report::{AdviceReport, EndReport, EvaluationReport, SampleReport},
     stop::StopSignal,
 };
 
@@ -90,6 +91,34 @@ impl Trainer {
         self.own_stop.time_limit().observe_save(start.elapsed());
         self.profile.span("save", start);
         saved
+    }
+
+    /// Saves a checkpoint after which training continues. With `runtime.checkpoint.on_error: continue`, one that the disk
+    /// does not take is told and recorded, and there is none: None.
+    pub(crate) fn save_on_the_way(&mut self) -> Result<Option<PathBuf>> {
+        match self.save() {
+            Err(TrainerError::Checkpoint(error)) if self.may_continue_after(&error) => {
+                self.tell_unsaved(&error);
+                Ok(None)
+            }
+            saved => saved.map(Some),
+        }
+    }
+
+    fn may_continue_after(&self, error: &CheckpointError) -> bool {
+        self.run.config.runtime.checkpoint.on_error == OnSaveError::Continue && error.is_of_disk()
+    }
+
+    fn tell_unsaved(&mut self, error: &CheckpointError) {
+        let step = self.position.step;
+        let newest = checkpoint::latest(self.checkpoint_directory());
+        let kept = newest.map_or_else(
+            || "there is no checkpoint yet".to_owned(),
+            |newest| format!("the newest checkpoint is {}", newest.display()),
+        );
+        let text = format!("no checkpoint was saved: {error}; training continues, and {kept}");
+        self.metrics.record(&AdviceReport { step, text: text.clone() }.record());
+        self.warn_once(text);
     }
 
     fn save_checkpoint(&mut self) -> Result<PathBuf> {
