@@ -105,6 +105,17 @@ pub enum TrainerError {
         now: Option<PathBuf>,
     },
 
+    /// Another trainer has taken the run over, on a file system without locks.
+    #[error("process {pid} on {host} has taken {} over: this trainer was suspended, or could not reach the disk, for half a minute. It stops and saves nothing; the run goes on there", directory.display())]
+    TakenOver {
+        /// The run directory.
+        directory: PathBuf,
+        /// The new owner's process id.
+        pid: u32,
+        /// The new owner's host name.
+        host: String,
+    },
+
     /// A model does not fit in memory. Nothing was allocated.
     #[error("{purpose} needs {} of memory, and there is room for {budget}: take a smaller model or fewer tokens, or make more memory free", bytes(*needed_bytes))]
     NoRoom {
@@ -186,9 +197,12 @@ impl TrainerError {
             Self::Diverged { .. } | Self::Model(model::Error::NotFinite) => ExitCode::Diverged,
             // A time limit that leaves no time to train is an error: nothing was saved.
             Self::Interrupted(reason) if *reason != StopReason::TimeLimit => return reason.exit_code(),
-            Self::Interrupted(_) | Self::Model(_) | Self::Moved { .. } | Self::RankLost(_) | Self::Io { .. } => {
-                ExitCode::Unexpected
-            }
+            Self::Interrupted(_)
+            | Self::Model(_)
+            | Self::Moved { .. }
+            | Self::TakenOver { .. }
+            | Self::RankLost(_)
+            | Self::Io { .. } => ExitCode::Unexpected,
         };
         code as u8
     }

@@ -1,5 +1,8 @@
 //! Locks a run directory for one trainer. The lock is an advisory `flock`, which the system releases when the process
-//! ends; the file's content is only used in the error message.
+//! ends; the file's content is only used in the error message. File systems without locks get a lease.
+
+mod lease;
+mod process;
 
 use std::{
     fs::{self, File, Metadata, OpenOptions, TryLockError},
@@ -9,22 +12,34 @@ use std::{
         unix::fs::{MetadataExt, OpenOptionsExt},
     },
     path::{Path, PathBuf},
-    process,
 };
 
 use run_config::system_error::in_words;
-use rustix::fs::OFlags;
+use rustix::{fs::OFlags, io::Errno};
 use serde::{Deserialize, Serialize};
 
+use self::{
+    lease::{Lease, Refusal, Timing},
+    process::Process,
+};
 use crate::error::{Result, TrainerError};
 
 /// The name of the lock file inside a run directory.
 pub const FILE_NAME: &str = ".trainer.lock";
+/// The name of the lease's file, where there are no locks.
+pub(crate) const LEASE: &str = ".trainer.lease";
 
-#[derive(Serialize, Deserialize)]
+/// The process that owns a run directory, as error messages name it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct Owner {
     pid: u32,
     host: String,
+}
+
+impl Default for Owner {
+    fn default() -> Self {
+        Self { pid: 0, host: "an unknown host".to_owned() }
+    }
 }
 
 /// The lock of a run directory, released on drop.
@@ -34,6 +49,8 @@ pub struct RunLock {
     path: PathBuf,
     /// Whether acquiring created the directory; dropping removes it if nothing else was written into it.
     creates_directory: bool,
+    /// What owns the directory instead where its file system has no locks.
+    lease: Option<Lease>,
 }
 
 impl RunLock {
@@ -48,9 +65,21 @@ impl RunLock {
         let creates_directory = !run_directory.exists();
         loop {
             let mut lock = Self::open(run_directory)?;
+            let inherited = inherited_lock(&lock.file);
+            let is_inherited = inherited.is_some();
+            if let Some(file) = inherited {
+                lock.file = file;
+            }
             match lock.file.try_lock() {
                 Ok(()) => {}
-                Err(TryLockError::WouldBlock) => return Err(locked_error(lock, run_directory)),
+                Err(TryLockError::WouldBlock) => {
+                    // Empty between the owner's locking and its write.
+                    let owner = lock.written_owner().unwrap_or_default();
+                    return Err(locked(run_directory, owner));
+                }
+                Err(TryLockError::Error(source)) if has_no_locks(&source) => {
+                    lock.lease = Some(take_lease(run_directory, is_inherited)?);
+                }
                 Err(TryLockError::Error(source)) => {
                     return Err(TrainerError::io("lock", &lock.path)(source));
                 }
@@ -78,8 +107,7 @@ impl RunLock {
                 Err(source) => return Err(unwritable(source)),
             }
         };
-        let file = inherited_lock(&file).unwrap_or(file);
-        Ok(Self { file, path, creates_directory: false })
+        Ok(Self { file, path, creates_directory: false, lease: None })
     }
 
     /// Whether it is the lock of this run directory.
@@ -89,9 +117,35 @@ impl RunLock {
         is_same(&own, &other)
     }
 
+    /// Checks that the directory is still this trainer's: a lease can be lost.
+    ///
+    /// # Errors
+    /// [`TrainerError::TakenOver`]
+    pub(crate) fn check(&self) -> Result<()> {
+        let Some(Owner { pid, host }) = self.lease.as_ref().and_then(Lease::lost_to) else { return Ok(()) };
+        let directory = self.path.parent().unwrap_or(&self.path).to_owned();
+        Err(TrainerError::TakenOver { directory, pid, host })
+    }
+
+    /// Returns a note for the user where the file system has no locks.
+    pub(crate) fn note(&self) -> Option<String> {
+        self.lease.as_ref().map(|_| {
+            format!(
+                "the file system of {} has no locks: {} beside it keeps other trainers away",
+                self.path.display(),
+                LEASE
+            )
+        })
+    }
+
+    fn written_owner(&mut self) -> Option<Owner> {
+        let mut text = String::new();
+        self.file.read_to_string(&mut text).ok()?;
+        serde_json::from_str(&text).ok()
+    }
+
     fn write_owner(&mut self) -> Result<()> {
-        let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
-        let owner = serde_json::json!(Owner { pid: process::id(), host });
+        let owner = serde_json::json!(Owner { pid: std::process::id(), host: host() });
         self.file
             .set_len(0)
             .and_then(|()| self.file.rewind())
@@ -103,6 +157,7 @@ impl RunLock {
 impl Drop for RunLock {
     /// Removes the directory if it was created for the lock and is otherwise empty.
     fn drop(&mut self) {
+        self.lease.take();
         let Some(directory) = self.path.parent() else { return };
         let is_alone = || fs::read_dir(directory).is_ok_and(|entries| entries.count() == 1);
         if self.creates_directory && self.belongs_to(directory) && is_alone() && fs::remove_file(&self.path).is_ok() {
@@ -140,12 +195,24 @@ fn unwritable(run_directory: &Path, source: &io::Error) -> TrainerError {
     ))
 }
 
-fn locked_error(mut lock: RunLock, run_directory: &Path) -> TrainerError {
-    let mut text = String::new();
-    let owner = lock.file.read_to_string(&mut text).ok().and_then(|_| serde_json::from_str(&text).ok());
-    // Empty between the owner's locking and its write.
-    let Owner { pid, host } = owner.unwrap_or(Owner { pid: 0, host: "an unknown host".into() });
+fn locked(run_directory: &Path, Owner { pid, host }: Owner) -> TrainerError {
     TrainerError::Locked { directory: run_directory.into(), pid, host }
+}
+
+/// Whether the answer to locking a file means that its file system, or the service behind it, has no locks.
+fn has_no_locks(error: &io::Error) -> bool {
+    matches!(Errno::from_io_error(error), Some(Errno::NOLCK | Errno::OPNOTSUPP | Errno::NOSYS))
+}
+
+fn take_lease(run_directory: &Path, is_inherited: bool) -> Result<Lease> {
+    Lease::take(run_directory, Process::own(), is_inherited, Timing::USUAL).map_err(|refusal| match refusal {
+        Refusal::Held(owner) => locked(run_directory, owner),
+        Refusal::Io(source) => TrainerError::io("take", run_directory.join(LEASE))(source),
+    })
+}
+
+fn host() -> String {
+    rustix::system::uname().nodename().to_string_lossy().into_owned()
 }
 
 #[cfg(test)]
@@ -160,7 +227,7 @@ mod tests {
         let error = RunLock::acquire(&run).unwrap_err();
         assert_eq!(error.exit_code(), 2);
         let TrainerError::Locked { pid, host, .. } = error else { panic!("not a lock's refusal: {error}") };
-        assert_eq!(pid, process::id());
+        assert_eq!(pid, std::process::id());
         assert!(!host.is_empty());
         drop(lock);
         RunLock::acquire(&run).unwrap();

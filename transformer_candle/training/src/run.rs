@@ -356,6 +356,8 @@ impl Session {
         }
         match ending {
             Ok(ending) => self.trainer.record_end(&ending.to_string(), None),
+            // The files are another trainer's by now.
+            Err(TrainerError::TakenOver { .. }) => {}
             Err(error) => self.trainer.record_end(&error.to_string(), Some(error.exit_code())),
         }
     }

@@ -10,16 +10,18 @@ use std::{
 use crate::{
     atomic_file::{self, is_number, staged_name},
     error::{Result, TrainerError},
+    lock,
 };
 
 /// The files of a run that the trainer or `orchestrate` replaces atomically.
-const REPLACED_FILES: [&str; 6] = [
+const REPLACED_FILES: [&str; 7] = [
     "streaming_config.json",
     "training.yaml",
     "special_tokens.txt",
     "resolved_config.json",
     "environment.json",
     "metrics.jsonl",
+    lock::LEASE,
 ];
 
 /// A run directory that is held open, so that another directory in its place is detected.

@@ -85,7 +85,7 @@ pub struct Trainer {
     issued_warnings: HashSet<String>,
     folder: RunFolder,
     /// The lock of the run directory; None on ranks other than the first.
-    _lock: Option<Arc<RunLock>>,
+    lock: Option<Arc<RunLock>>,
     /// The stop signal of this process. Several ranks stop only after agreeing to.
     own_stop: StopSignal,
 }
@@ -141,6 +141,12 @@ impl Trainer {
     /// [`crate::TrainerError::Io`] if it cannot be written.
     pub(crate) fn finish_profile(&mut self) -> Result<Option<String>> {
         self.profile.finish(&self.shape, self.engine.device())
+    }
+
+    /// Checks that the run directory is still there, and this trainer's.
+    fn check_place(&self) -> Result<()> {
+        self.folder.check()?;
+        self.lock.as_ref().map_or(Ok(()), |lock| lock.check())
     }
 
     fn checkpoint_directory(&self) -> &Path {

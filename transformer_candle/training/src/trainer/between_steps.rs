@@ -122,7 +122,7 @@ impl Trainer {
     }
 
     fn save_checkpoint(&mut self) -> Result<PathBuf> {
-        self.folder.check()?;
+        self.check_place()?;
         self.metrics.flush();
         let state = self.state();
         let config = &self.run.config;

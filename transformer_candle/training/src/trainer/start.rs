@@ -120,7 +120,7 @@ impl Trainer {
             notices: Vec::new(),
             issued_warnings: HashSet::new(),
             folder,
-            _lock: lock,
+            lock,
             own_stop: stop.clone(),
         };
         if resumed.is_none() {

@@ -77,7 +77,7 @@ impl Trainer {
     /// Takes one optimizer step unless the signal is raised before its last micro-batch. While the step waits for data
     /// because the Hub or the network fails, `on_wait` is called repeatedly with the retry.
     pub fn step_unless(&mut self, stop: &StopSignal, on_wait: &dyn Fn(&RetryStatus)) -> Result<Step> {
-        self.folder.check()?;
+        self.check_place()?;
         if self.is_finished() {
             return Ok(Step::Finished);
         }

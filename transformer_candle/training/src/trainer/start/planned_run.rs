@@ -66,6 +66,7 @@ impl PlannedRun {
             run.config.runtime.evaluation.prompts.clear();
         }
         let mut notes = [run.notes.clone(), device_notes].concat();
+        notes.extend(lock.as_ref().and_then(|lock| lock.note()));
         let resumed = find_resume_point(&run, from, &mut notes, cancel)?;
         let requested_batch = run.config.data.batch_size;
         let plan = plan(&mut run, &device, &options.ranks, resumed.as_ref(), options.rebatch, &mut notes)?;
