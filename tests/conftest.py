@@ -24,6 +24,15 @@ def pytest_configure() -> None:
             signal.signal(number, lambda _number, _frame: None)
 
 
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Print the seeds of tests that take a random sample, from every process that runs tests."""
+    reports = [report for reports in terminalreporter.stats.values() for report in reports]
+    called = [report for report in reports if isinstance(report, pytest.TestReport) and report.when == "call"]
+    seeds = {str(value) for report in called for name, value in report.user_properties if name == "seed"}
+    for seed in sorted(seeds):
+        terminalreporter.write_line(seed)
+
+
 @pytest.fixture
 def workspace(tmp_path: Path) -> Workspace:
     """A folder with runs, tokenizers and cache of its own, and no Hub."""

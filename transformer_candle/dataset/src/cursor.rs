@@ -88,7 +88,14 @@ impl ComponentPosition {
         let fits_u32 = [*epoch, *window, self.sequence].iter().all(|&number| u32::try_from(number).is_ok());
         let fits_i64 = i64::try_from(self.delivered).is_ok();
         let opened = open_shards.iter().flatten().all(|position| position.shard < *next_shard);
-        fits_u32 && fits_i64 && opened && shards_exist && open_shards.len() == slots && *next_shard <= shards as u64
+        let split_exists = self.split.as_ref().is_none_or(|split| split.is_of(shards));
+        fits_u32
+            && fits_i64
+            && opened
+            && shards_exist
+            && split_exists
+            && open_shards.len() == slots
+            && *next_shard <= shards as u64
     }
 }
 

@@ -75,6 +75,13 @@ pub(crate) struct SplitSettings {
 }
 
 impl HeldOutSplit {
+    /// Whether it can have been decided on these shards, or the first of them.
+    pub(crate) fn is_of(&self, shards: usize) -> bool {
+        self.shards <= shards
+            && self.training_end.is_none_or(|end| end.shard < self.shards)
+            && self.held_out_shards().end <= self.shards
+    }
+
     /// Number of shards, from the first, that have training rows, of which `added` were added to the listing.
     pub(crate) fn training_shards(&self, added: usize) -> usize {
         self.training_end.map_or(self.shards + added, |end| end.shard + 1)

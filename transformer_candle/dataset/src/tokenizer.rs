@@ -142,6 +142,8 @@ impl Tokenizer {
         if !choice.truncates {
             json["truncation"] = Value::Null;
         }
+        // Texts are encoded one by one: padding would only lengthen them.
+        json["padding"] = Value::Null;
         let encoder = library::call(|| Ok(Encoder::choose(&tokenizer, json, parses_special_tokens))).map_err(&error)?;
         let content_hash = hex(&Sha256::digest(&content));
         Ok(Self(Arc::new(TokenizerState {

@@ -81,8 +81,9 @@ pub fn newest_intact(directory: &Path, cancel: &CancelToken) -> Result<NewestChe
             return Err(CheckpointError::Absent { directory: directory.to_owned() });
         }
         let newest = latest_step(directory, &candidates);
+        let lost = lost_latest(directory);
         candidates.sort_by_key(|checkpoint| (checkpoint.step <= newest, checkpoint.step));
-        let (mut corrupted, mut any_removed) = (Vec::new(), false);
+        let (mut corrupted, mut any_removed) = (Vec::from_iter(lost), false);
         for CheckpointEntry { name, path, .. } in candidates.into_iter().rev() {
             match Checkpoint::open(&path).and_then(|checkpoint| checkpoint.verified(cancel)) {
                 Ok(checkpoint) => return Ok(NewestCheckpoint { checkpoint, corrupted }),
@@ -189,6 +190,27 @@ pub fn prune(directory: &Path, keep_newest: usize, keep_best: usize) -> Result<P
 fn latest_step(directory: &Path, checkpoints: &[CheckpointEntry]) -> u64 {
     let latest_step = latest(directory).and_then(|path| step_of(&path.file_name()?.to_string_lossy()));
     latest_step.or_else(|| checkpoints.last().map(|checkpoint| checkpoint.step)).unwrap_or(0)
+}
+
+/// Returns the checkpoint that `latest` names if it is not there.
+fn lost_latest(directory: &Path) -> Option<CorruptedCheckpoint> {
+    let path = pointer_target(directory, LATEST).filter(|path| !path.is_dir())?;
+    // A live run has moved the pointer meanwhile.
+    let is_named = pointer_target(directory, LATEST).as_ref() == Some(&path);
+    let name = path.file_name()?.to_string_lossy().into_owned();
+    let reason = if is_removed(&path) { "it is missing" } else { "it is no directory" };
+    is_named.then(|| CorruptedCheckpoint { name, reason: reason.to_owned() })
+}
+
+/// Fails if a directory that is not a copy of a checkpoint stands where the run keeps a pointer.
+pub fn check_pointers(directory: &Path) -> Result<()> {
+    for name in [LATEST, BEST] {
+        let path = directory.join(name);
+        if path.is_dir() && !path.is_symlink() && original_of_copy(directory, name).is_none() {
+            return Err(CheckpointError::PointerInUse { path });
+        }
+    }
+    Ok(())
 }
 
 fn pointed_to(directory: &Path, pointer: &str) -> Option<PathBuf> {

@@ -10,6 +10,7 @@ use std::path::Path;
 use dataset::CancelToken;
 use run_config::regular_file;
 use run_config::system_error::in_words;
+use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
@@ -113,8 +114,11 @@ impl Manifest {
 fn unreadable(directory: &Path, name: &str, error: io::Error) -> CheckpointError {
     match error.kind() {
         ErrorKind::NotFound => CheckpointError::corrupted(directory, format!("{name} is missing")),
-        // `regular_file` fails with these for what is no regular file.
-        ErrorKind::InvalidInput | ErrorKind::IsADirectory => {
+        // `regular_file` fails with these for what is no regular file, and for one of absurd size.
+        ErrorKind::InvalidInput | ErrorKind::IsADirectory | ErrorKind::FileTooLarge => {
+            CheckpointError::corrupted(directory, format!("{name} cannot be read: {}", in_words(&error)))
+        }
+        _ if Errno::from_io_error(&error) == Some(Errno::LOOP) => {
             CheckpointError::corrupted(directory, format!("{name} cannot be read: {}", in_words(&error)))
         }
         _ => failed("open", &directory.join(name))(error),

@@ -4,6 +4,7 @@ mod adapters;
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 use dataset::CancelToken;
@@ -11,7 +12,7 @@ use model::hugging_face::{self, ByteObserver, PretrainedWeights};
 use model::{LoraShape, ModelShape, Precision, Weights};
 use serde_json::Value;
 
-use super::list::{pointed_checkpoint, removed};
+use super::list::{CheckpointEntry, pointed_checkpoint, removed};
 use super::manifest::{FileHashes, FileRecord, Manifest, VerifiedFile};
 use super::{BaseModel, TrainerState, files, optimizer_file, tokenizer_files};
 use crate::engine::StateTensor;
@@ -52,12 +53,19 @@ impl Checkpoint {
     /// # Errors
     /// [`CheckpointError::Absent`] where there is neither checkpoint nor model; [`CheckpointError::Removed`] for a
     /// checkpoint by its name that is not among those of its folder; [`CheckpointError::Corrupted`] if the
-    /// manifest is not the one that was written.
+    /// manifest is not the one that was written, or that of another step than the directory's name says.
     pub fn open(directory: &Path) -> Result<Self> {
         let directory = &pointed_checkpoint(directory).unwrap_or_else(|| directory.to_owned());
         exists(directory)?;
-        let has_manifest = directory.join(files::MANIFEST).exists();
+        let has_manifest = fs::symlink_metadata(directory.join(files::MANIFEST)).is_ok();
         let manifest = has_manifest.then(|| Manifest::load(directory)).transpose()?;
+        if let Some(manifest) = &manifest
+            && let Some(entry) = CheckpointEntry::from_path(directory)
+            && entry.step != manifest.step
+        {
+            let reason = format!("{} is that of step {}", files::MANIFEST, manifest.step);
+            return Err(CheckpointError::corrupted(directory, reason));
+        }
         Ok(Self { directory: directory.to_owned(), manifest, base_model: None })
     }
 
@@ -102,6 +110,18 @@ impl Checkpoint {
     pub fn verified(self, cancel: &CancelToken) -> Result<Self> {
         self.verify(cancel)?;
         Ok(self)
+    }
+
+    /// The names of files in its directory that were not written with it, sorted. Those that a model's directory may have,
+    /// such as a chat template, are used as in any other one.
+    pub fn foreign_files(&self) -> Result<Vec<String>> {
+        let manifest = self.manifest()?;
+        let entries = fs::read_dir(&self.directory).map_err(failed("read", &self.directory))?;
+        let names = entries.flatten().map(|entry| entry.file_name().to_string_lossy().into_owned());
+        let mut foreign: Vec<_> =
+            names.filter(|name| name != files::MANIFEST && !manifest.files.contains_key(name)).collect();
+        foreign.sort();
+        Ok(foreign)
     }
 
     /// The trainer's state.
@@ -379,8 +399,11 @@ fn verified<T>(file: VerifiedFile, read: Result<T>) -> Result<T> {
 fn exists(directory: &Path) -> Result<()> {
     for name in [files::CONFIG, files::MANIFEST, files::ADAPTER_CONFIG] {
         let path = directory.join(name);
-        if path.try_exists().map_err(failed("read", &path))? {
-            return Ok(());
+        // A link that leads nowhere is a file that cannot be read.
+        match fs::symlink_metadata(&path) {
+            Ok(_) => return Ok(()),
+            Err(error) if error.kind() == ErrorKind::NotFound => {}
+            Err(error) => return Err(failed("read", &path)(error)),
         }
     }
     Err(removed(directory).unwrap_or_else(|| CheckpointError::Absent { directory: directory.to_owned() }))

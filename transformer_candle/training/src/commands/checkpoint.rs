@@ -86,8 +86,8 @@ fn table(directory: &Path, checkpoints: &[CheckpointEntry]) -> String {
 fn verify(checkpoints: &[CheckpointEntry], output: &mut dyn Output, stop: &StopSignal) -> Result<u8> {
     let mut code = 0;
     for CheckpointEntry { path, .. } in checkpoints {
-        match verified_files(path, stop) {
-            Ok(files) => output.print(&format!("{}  intact, {files} files\n", path.display()))?,
+        match verdict(path, stop) {
+            Ok(verdict) => output.print(&format!("{}  {verdict}\n", path.display()))?,
             Err(CheckpointError::Interrupted) => return Err(CheckpointError::Interrupted.into()),
             Err(_) if checkpoint::is_removed(path) => {
                 output.print(&format!("{}  removed by its run meanwhile\n", path.display()))?;
@@ -101,9 +101,13 @@ fn verify(checkpoints: &[CheckpointEntry], output: &mut dyn Output, stop: &StopS
     Ok(code)
 }
 
-/// Verifies every byte of a checkpoint; returns the number of its files.
-fn verified_files(path: &Path, stop: &StopSignal) -> checkpoint::Result<usize> {
+/// Verifies every byte of a checkpoint; returns what is said of an intact one.
+fn verdict(path: &Path, stop: &StopSignal) -> checkpoint::Result<String> {
     let checkpoint = Checkpoint::open(path)?.verified(&stop.cancel_token())?;
     // The manifest does not list itself.
-    Ok(checkpoint.manifest()?.files.len() + 1)
+    let count = checkpoint.manifest()?.files.len() + 1;
+    let foreign = checkpoint.foreign_files()?;
+    let beside =
+        if foreign.is_empty() { String::new() } else { format!("; not written with it: {}", foreign.join(", ")) };
+    Ok(format!("intact, {count} files{beside}"))
 }

@@ -139,6 +139,12 @@ pub enum CheckpointError {
         /// Bytes free when asked beforehand; none where the disk filled up meanwhile.
         free: Option<u64>,
     },
+    /// A directory of somebody else's is where a run keeps the link to its newest or best checkpoint.
+    #[error("{path} is a directory, where the run keeps a link to a checkpoint: move it elsewhere")]
+    PointerInUse {
+        /// The directory.
+        path: PathBuf,
+    },
     /// There is no room for a single checkpoint, before the first step.
     #[error(
         "no room for a checkpoint in {directory}: it takes {}, {} are free. Free space, train in a folder on another disk \
@@ -215,6 +221,7 @@ impl CheckpointError {
             | Self::UnusableModel { .. }
             | Self::BaseMoved { .. }
             | Self::NoSpaceToTrain { .. }
+            | Self::PointerInUse { .. }
             | Self::OtherBase { .. } => ExitCode::WrongRequest,
             Self::NoSpace { .. }
             | Self::FileSizeLimit { .. }

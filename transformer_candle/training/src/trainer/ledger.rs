@@ -1,6 +1,6 @@
 //! The run's ledger (`ledger.jsonl`): what each step was trained on. Checkpoints store the hash of its head.
 
-use std::{io, path::Path};
+use std::{fs, io, path::Path};
 
 use dataset::{
     CancelToken, Cursor, DataError, Mixture, TokenStream,
@@ -9,7 +9,7 @@ use dataset::{
 
 use super::{stages::Entered, step::CompletedStep};
 use crate::{
-    checkpoint::TrainerState,
+    checkpoint::{self, TrainerState},
     error::{Result, TrainerError},
 };
 
@@ -58,7 +58,11 @@ impl RunLedger {
             },
         };
         let step = state.step;
-        notes.push(format!("the ledger restarts at step {step}; earlier steps can no longer be proven: {refusal}"));
+        let kept =
+            keep_former(&path, step)?.map_or_else(String::new, |name| format!("; the former one is kept as {name}"));
+        notes.push(format!(
+            "the ledger restarts at step {step}; earlier steps can no longer be proven: {refusal}{kept}"
+        ));
         let mut ledger = Self::new(create()?, None);
         ledger.write(|ledger| {
             ledger.append(&LedgerRecord::Begin(BeginRecord::new(step, state.stage, cursor)))?;
@@ -136,4 +140,13 @@ impl RunLedger {
             self.ledger = None;
         }
     }
+}
+/// Puts a ledger aside that a new one takes the place of; returns its new name, None if there was none.
+fn keep_former(path: &Path, step: u64) -> Result<Option<String>> {
+    if !path.metadata().is_ok_and(|former| former.is_file() && former.len() > 0) {
+        return Ok(None);
+    }
+    let name = format!("ledger-before-{}.jsonl", checkpoint::step_name(step));
+    fs::rename(path, path.with_file_name(&name)).map_err(TrainerError::io("rename", path))?;
+    Ok(Some(name))
 }

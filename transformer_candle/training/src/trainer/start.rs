@@ -1,7 +1,7 @@
 //! Builds a trainer from a resolved run: everything is checked before anything is written.
 
 mod changed_data;
-mod changed_schedule;
+mod changed_settings;
 mod opened_data;
 mod planned_run;
 
@@ -81,7 +81,7 @@ impl Trainer {
         let environment = Environment::capture(engine.pool().current_num_threads()).on(engine.device());
         let introduced = ranks::introduce(&options.ranks, &environment.host, plan.bytes)?;
         let environment = Environment { hosts: introduced.hosts.clone(), ..environment };
-        notes.extend(state.and_then(|state| changed_schedule::note(&run, state.step)));
+        notes.extend(state.map_or_else(Vec::new, |state| changed_settings::notes(&run, state.step)));
         if let Some(resumed) = resumed.as_ref().filter(|_| rank_info.is_first()) {
             notes.extend(restore_tokenizer(&mut run, resumed.directory())?);
         }

@@ -28,7 +28,12 @@ pub struct CheckedAdapters {
 impl Checkpoint {
     /// Whether it holds adapters of another model.
     pub fn has_adapters(&self) -> bool {
-        self.directory.join(files::ADAPTER_CONFIG).exists() && !self.directory.join(files::CONFIG).exists()
+        let has = |name: &str| match &self.manifest {
+            // What somebody has put beside it does not count.
+            Some(manifest) => manifest.files.contains_key(name),
+            None => self.directory.join(name).exists(),
+        };
+        has(files::ADAPTER_CONFIG) && !has(files::CONFIG)
     }
 
     /// Reads its `adapter_config.json`: the adapters' settings and the name of their model.

@@ -165,6 +165,7 @@ fn find_resume_point(
     cancel: &CancelToken,
 ) -> Result<Option<ResumePoint>> {
     let directory = run.config.runtime.checkpoint.directory.as_deref().unwrap_or(&run.run_directory);
+    checkpoint::check_pointers(directory)?;
     let existing = checkpoint::list(directory)?;
     let checkpoint = match (from, existing.last()) {
         (None, None) => return Ok(None),
