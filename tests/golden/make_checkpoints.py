@@ -46,9 +46,7 @@ RANDOM = (
     "model: {hidden_size: 16, intermediate_size: 32, num_layers: 1, num_attention_heads: 2, num_key_value_heads: 1}"
 )
 # Matmuls in fp8 need sizes that are multiples of 16.
-WIDER = (
-    "model: {hidden_size: 32, intermediate_size: 32, num_layers: 1, num_attention_heads: 2, num_key_value_heads: 1}"
-)
+WIDER = "model: {hidden_size: 32, intermediate_size: 32, num_layers: 1, num_attention_heads: 2, num_key_value_heads: 1}"
 ADAPTERS = "model: {init_from: model}\nlora: {rank: 2, alpha: 4, dropout: 0.1}"
 FP8_BASE = "model: {init_from: model}\nlora: {rank: 2, alpha: 4, base_precision: fp8}"
 PRETRAINED = {ADAPTERS: RANDOM, FP8_BASE: WIDER}

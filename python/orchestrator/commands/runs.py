@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from orchestrator import terminal
 from orchestrator.arguments import Command
 from orchestrator.command_error import CommandError
-from orchestrator.options import ConfigFlag, add_trainer_command, takes, trainer_command
+from orchestrator.options import ConfigFlag, add_trainer_command, parameter, takes, trainer_command
+
+if TYPE_CHECKING:
+    from orchestrator.doctor import Finding
 
 app = typer.Typer()
 
 DEVICE = ConfigFlag("device", "runtime.device", panel=None)
+Crash = Annotated[
+    Path | None,
+    typer.Option("--crash", metavar="DIR", help="Kill and resume a small run in this folder, and tell what it keeps."),
+]
+Kills = Annotated[int, typer.Option("--kills", metavar="N", min=1, max=1_000_000, help="With --crash: how often.")]
 
 
 @app.command("runs", cls=Command)
@@ -53,21 +62,38 @@ add_trainer_command(app, "validate-data")
 
 @app.command("doctor", cls=Command)
 @takes(
-    [DEVICE.parameter().replace(default="auto"), *trainer_command("plan").parameters(["json"])],
-    "Tell whether this machine can train: GPU, driver, libraries, programs, disk, Hub.",
+    [
+        DEVICE.parameter().replace(default="auto"),
+        parameter("crash", Crash),
+        parameter("kills", Kills, 100),
+        *trainer_command("plan").parameters(["json"]),
+    ],
+    "Tell whether this machine can train: GPU, driver, libraries, programs, disk, Hub; or whether a folder keeps runs.",
 )
-def examine(device: str, **options: Any) -> None:
+def examine(device: str, crash: Path | None, kills: int, **options: Any) -> None:
     """Print what `doctor` finds."""
     from orchestrator import doctor
-    from orchestrator.paths import Roots
+    from orchestrator.paths import Roots, shown
+
+    roots = Roots.from_environment()
+    if crash:
+        findings = doctor.examine_crashes(crash, kills, roots, terminal.complain)
+        problem = f"{shown(crash)} cannot be trusted with runs:"
+    else:
+        findings = doctor.examine(device, roots)
+        problem = "this machine cannot train on what is asked:"
+    _report(findings, problem, options["json"])
+
+
+def _report(findings: list[Finding], problem: str, is_json: bool) -> None:
+    """Print findings; end with the bad ones."""
+    from orchestrator import doctor
     from orchestrator.screen import finding
 
-    findings = doctor.examine(device, Roots.from_environment())
-    if options["json"]:
+    if is_json:
         terminal.result(json.dumps(doctor.as_json(findings)))
     else:
         for entry in findings:
             finding(entry.topic, entry.text, entry.verdict.value)
-    problems = [entry.text for entry in findings if entry.verdict is doctor.Verdict.BAD]
-    if problems:
-        raise CommandError("\n".join(["this machine cannot train on what is asked:", *problems]))
+    if bad := [entry.text for entry in findings if entry.verdict is doctor.Verdict.BAD]:
+        raise CommandError("\n".join([problem, *bad]))

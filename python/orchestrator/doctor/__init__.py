@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from orchestrator import _native, trainer_program
+from orchestrator.command_error import CommandError
+from orchestrator.doctor import crash, gpu, host, software
 from orchestrator.doctor import device as devices
-from orchestrator.doctor import gpu, host, software
 from orchestrator.doctor.finding import Finding, Verdict
-from orchestrator.paths import Roots
+from orchestrator.paths import Roots, shown
 
-__all__ = ["Finding", "Verdict", "as_json", "examine", "is_ready"]
+__all__ = ["Finding", "Verdict", "as_json", "examine", "examine_crashes", "is_ready"]
 
 
 def examine(device: str, roots: Roots) -> list[Finding]:
@@ -36,6 +39,26 @@ def examine(device: str, roots: Roots) -> list[Finding]:
         host.disk(roots.runs),
         software.hub(),
     ]
+
+
+def examine_crashes(folder: Path, kills: int, roots: Roots, tell: Callable[[str], None]) -> list[Finding]:
+    """Kill and resume a small run in a folder; say what its file system keeps. Nothing is left behind.
+
+    Args:
+        folder: Where the run is made.
+        kills: How often it is killed.
+        roots: Where the trainer's program may be.
+        tell: Receives a line of progress now and then.
+
+    Raises:
+        CommandError: There is no such folder, it takes no file, or the trainer's program is not built.
+    """
+    if not folder.is_dir():
+        raise CommandError(f"{shown(folder)} is no folder (--crash): name the one in which runs are to be kept")
+    trainer = trainer_program.find(roots.target)
+    if not trainer:
+        raise CommandError(f"{trainer_program.NAME} is not there to be killed: `cargo build --release` builds it")
+    return crash.examine(folder.absolute(), trainer.absolute(), kills, tell)
 
 
 def is_ready(findings: list[Finding]) -> bool:
