@@ -23,7 +23,7 @@ STAND_IN := environment="$$(tools/cuda/stand_in.sh "$(TARGET)/cuda-emulated/libr
 # Runs two commands at the same time; fails if one of them fails.
 side_by_side = $(1) & $(2); status=$$?; wait $$! && exit $$status
 
-.PHONY: help demo test set-up build cuda cuda-emulated lint format ci oracle check-kernels check-cuda learning-proof bench bench-cpu bench-data bench-quality check-examples audit lock wheel binaries clean
+.PHONY: help demo test set-up build cuda cuda-emulated lint format ci oracle check-kernels check-cuda learning-proof bench bench-cpu bench-data bench-quality torture check-examples audit lock wheel binaries clean
 .NOTPARALLEL:
 
 help:
@@ -36,6 +36,7 @@ help:
 	@echo "make check-kernels check-cuda    the GPU kernels, and training with them, on a machine without a GPU"
 	@echo "make bench   training speed against PyTorch on this CPU, data speed against datasets and DataLoader"
 	@echo "make ci      lint, oracle, check-kernels, check-cuda and test, as .ci/run does"
+	@echo "make torture kill a run, an export and a search before every system call, and lose the power at each"
 	@echo "make check-examples    the examples for Slurm and SkyPilot, run on this machine (a third venv of 460 MB)"
 	@echo "make audit   licenses and known vulnerabilities of all dependencies (compiles cargo-deny)"
 	@echo "make lock    update requirements/*.txt from pyproject.toml"
@@ -134,6 +135,11 @@ QUALITY ?= $(TARGET)/bench-quality
 bench-quality: $(ORACLE)/.extension build
 	mkdir -p "$(QUALITY)"
 	$(ORACLE)/bin/python benches/quality/run.py --root "$(QUALITY)"
+
+# The complete programme of kills and power losses, an hour: it can be killed, and resumes. Needs strace; TORTURE keeps the results.
+TORTURE ?= $(TARGET)/torture
+torture: $(VENV)/.dev $(VENV)/.extension-dev binaries
+	PYTHONPATH=tests $(BIN)/python tools/torture.py --root "$(TORTURE)"
 
 # The examples for Slurm and SkyPilot, the latter by SkyPilot itself as well (460 MB).
 check-examples: $(ORACLE)/.extension .venv-skypilot/.requirements binaries

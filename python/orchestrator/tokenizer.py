@@ -17,8 +17,6 @@ import json
 import math
 import random
 import re
-import shutil
-import tempfile
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field
@@ -30,7 +28,8 @@ from orchestrator.command_error import CommandError, ExitCode
 from orchestrator.input_files import parse_json, read_bytes, read_text
 from orchestrator.long_words import LongWords
 from orchestrator.progress import Reading
-from orchestrator.written_files import naming
+from orchestrator.temporary_folder import removed, staging_of
+from orchestrator.written_files import naming, sync
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -240,11 +239,11 @@ def _cached_gpt2() -> Tokenizer | None:
 
 
 def _manifest(folder: Path) -> dict[str, Any] | None:
-    """Return the manifest if it exists and matches the tokenizer beside it."""
+    """Return the manifest if it exists and matches the tokenizer beside it. A failing disk raises its `OSError`."""
     try:
         manifest: dict[str, Any] = parse_json(read_text(folder / MANIFEST))
         digest = hashlib.sha256(read_bytes(folder / "tokenizer.json")).hexdigest()
-    except (OSError, ValueError):
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError, PermissionError, ValueError):
         return None
     is_intact = manifest.get("sha256") == digest and manifest["request"]["format_version"] == FORMAT_VERSION
     return manifest if is_intact else None
@@ -257,15 +256,15 @@ def _write(folder: Path, tokenizer: Tokenizer, request: Request, facts: Facts) -
     """
     with naming(folder):
         folder.parent.mkdir(parents=True, exist_ok=True)
-        staging = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
-        try:
+        with removed(staging_of(folder)) as staging:
             _write_staged(staging, tokenizer, request, facts)
             folder.mkdir(exist_ok=True)
             (folder / MANIFEST).unlink(missing_ok=True)
             for path in sorted(staging.iterdir(), key=lambda path: path.name == MANIFEST):
+                sync(path)
                 path.replace(folder / path.name)
-        finally:
-            shutil.rmtree(staging, ignore_errors=True)
+            sync(folder)
+        sync(folder.parent)
 
 
 def _write_staged(staging: Path, tokenizer: Tokenizer, request: Request, facts: Facts) -> None:

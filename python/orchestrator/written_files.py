@@ -10,6 +10,7 @@ from pathlib import Path
 
 from orchestrator import _native
 from orchestrator.paths import Roots, shown
+from orchestrator.temporary_folder import staging_of
 
 REFUSALS = {
     errno.ENOSPC: "the disk is full: free space",
@@ -23,19 +24,23 @@ REFUSALS = {
 
 
 def replace(path: Path, content: str | bytes) -> None:
-    """Write a file atomically, through a temporary file beside it.
+    """Write a file atomically and durably, through a temporary file beside it.
 
     Raises:
         OSError: It cannot be written; its `filename` is the path.
     """
-    staging = path.with_name(f".{path.name}.tmp-{os.getpid()}")  # the trainer removes what a killed process left
     with naming(path):
+        staging = staging_of(path)
         try:
-            staging.write_bytes(content.encode() if isinstance(content, str) else content)
+            with staging.open("wb") as file:
+                file.write(content.encode() if isinstance(content, str) else content)
+                file.flush()
+                os.fsync(file.fileno())
             staging.replace(path)
         except OSError:
             staging.unlink(missing_ok=True)
             raise
+        sync(path.parent)
 
 
 def sync(path: Path) -> None:

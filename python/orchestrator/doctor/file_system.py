@@ -12,7 +12,7 @@ from orchestrator.paths import shown
 from orchestrator.screen import counted
 from orchestrator.written_files import replace, sync
 
-REPLACEMENTS = 500
+REPLACEMENTS = 200
 SIZE = 64 << 10
 LOST_WITH = {"tmpfs": "the machine stops", "ramfs": "the machine stops", "overlay": "the container is removed"}
 """File systems that keep their files for a time only."""

@@ -267,6 +267,11 @@ impl Ledger {
         Ok(Self { file, head: head.clone() })
     }
 
+    /// Returns what the file lacks while it cannot be written.
+    pub fn unwritten(&self) -> Option<String> {
+        self.file.unwritten()
+    }
+
     /// Appends a line. While it cannot be written it is kept in memory.
     ///
     /// # Errors

@@ -99,6 +99,7 @@ pub fn run_training(mut run: ResolvedRun, options: &RunOptions, stop: &StopSigna
     session.print_warnings();
     session.report_skipped_rows();
     session.record_end(&ending);
+    session.print_warnings();
     let profiled = session.report_profile();
     session.progress.finish();
     let outcome = ending?.outcome();

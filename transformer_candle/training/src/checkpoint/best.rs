@@ -6,13 +6,13 @@ use std::path::Path;
 use super::files;
 use super::list::{PruneResult, by_loss, list, mark_best};
 use super::manifest::Manifest;
-use super::staging::{publish, remove_leftovers, sync_folder, temporary_path};
+use super::staging::{create_folder, publish, remove_leftovers, sync_folder, temporary_path};
 use crate::error::checkpoint::{Result, failed};
 
 /// Copies a saved checkpoint into `best_directory`, marks it as the best there, and keeps the `max_keep` with the
 /// lowest held-out loss. Files are hard links where the file system supports them, which need no space.
 pub fn keep_best_in(best_directory: &Path, checkpoint: &Path, max_keep: usize) -> Result<PruneResult> {
-    fs::create_dir_all(best_directory).map_err(failed("create", best_directory))?;
+    create_folder(best_directory)?;
     let mut pruned = PruneResult { unremovable: remove_leftovers(best_directory)?, ..PruneResult::default() };
     let name = checkpoint.file_name().unwrap_or_default().to_string_lossy().into_owned();
     let staging = temporary_path(best_directory, &name);

@@ -132,6 +132,12 @@ pub fn pointed_checkpoint(path: &Path) -> Option<PathBuf> {
     pointed_to(path.parent()?, name)
 }
 
+/// Marks a checkpoint as the one that a resume starts from.
+pub fn mark_latest(checkpoint: &Path) -> Result<()> {
+    let (directory, name) = (checkpoint.parent().unwrap_or(Path::new(".")), checkpoint.file_name().unwrap_or_default());
+    replace_pointer(directory, LATEST, &name.to_string_lossy())
+}
+
 /// Marks a saved checkpoint as the best one.
 pub fn mark_best(directory: &Path, checkpoint: &Path) -> Result<()> {
     let name = checkpoint.file_name().unwrap_or_default().to_string_lossy();

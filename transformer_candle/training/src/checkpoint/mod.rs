@@ -34,7 +34,7 @@ pub use best::keep_best_in;
 pub use files::MANIFEST as MANIFEST_FILE_NAME;
 pub use list::{
     CheckpointEntry, NewestCheckpoint, PruneResult, best, check_pointers, is_removed, latest, list, mark_best,
-    newest_intact, pointed_checkpoint, prune, removed,
+    mark_latest, newest_intact, pointed_checkpoint, prune, removed,
 };
 pub use manifest::{FileRecord, Manifest};
 pub use reader::{CheckedAdapters, Checkpoint, StoredModel};

@@ -1,6 +1,5 @@
 //! Saves a checkpoint as one directory, written atomically.
 
-use std::fs;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
@@ -10,10 +9,10 @@ use model::{ModelShape, Precision, hugging_face};
 use super::files::{self, pretty};
 use super::list::{LATEST, list};
 use super::shared::{self, Leader};
-use super::staging::{Create, StagingDirectory, create_file, remove_leftovers, replace_pointer};
+use super::staging::{Create, StagingDirectory, create_file, create_folder, remove_leftovers, replace_pointer};
 use super::{BaseModel, TokenizerFiles, TrainerState, optimizer_file};
 use crate::engine::{StateLayout, StateTensor};
-use crate::error::checkpoint::{CheckpointError, Result, failed, from_model_error, is_full};
+use crate::error::checkpoint::{CheckpointError, Result, from_model_error, is_full};
 use crate::ranks::Ranks;
 use crate::units;
 
@@ -92,7 +91,7 @@ fn save_first(
 }
 
 fn prepare(directory: &Path) -> Result<()> {
-    fs::create_dir_all(directory).map_err(failed("create", directory))?;
+    create_folder(directory)?;
     // Pruning reports what cannot be removed.
     remove_leftovers(directory).map(drop)
 }

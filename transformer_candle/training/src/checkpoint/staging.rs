@@ -35,6 +35,22 @@ pub(super) fn create_file(path: &Path) -> io::Result<Box<dyn Sink>> {
     Ok(Box::new(File::create_new(path)?))
 }
 
+/// Levels of folders whose entries are made durable when a folder of checkpoints is created: those of a new run.
+const NEW_LEVELS: usize = 3;
+
+/// Creates a folder of checkpoints, durably, unless it exists.
+pub(super) fn create_folder(path: &Path) -> Result<()> {
+    if path.is_dir() {
+        return Ok(());
+    }
+    fs::create_dir_all(path).map_err(failed("create", path))?;
+    let mut parents = path.ancestors().skip(1);
+    parents.next().map_or(Ok(()), sync_folder)?;
+    // Those above are often other people's, who may not let them be read.
+    parents.take(NEW_LEVELS - 1).for_each(|parent| drop(sync_folder(parent)));
+    Ok(())
+}
+
 /// A checkpoint that is being written; deleted if dropped without [`StagingDirectory::commit`].
 pub(super) struct StagingDirectory<'a> {
     parent: PathBuf,
@@ -162,10 +178,17 @@ pub(super) fn replace_pointer(parent: &Path, name: &str, checkpoint: &str) -> Re
     if original_of_copy(parent, name).is_some() {
         remove_folder(parent, name)?;
     }
-    if atomic_file::replace_link(&path, Path::new(checkpoint)).is_ok() {
-        return Ok(());
-    }
-    atomic_file::replace(&path, format!("{checkpoint}\n").as_bytes()).map_err(failed("write", &path))
+    let replaced = match atomic_file::replace_link(&path, Path::new(checkpoint)) {
+        Err(error) if has_no_links(&error) => atomic_file::replace(&path, format!("{checkpoint}\n").as_bytes()),
+        replaced => replaced,
+    };
+    replaced.map_err(failed("write", &path))
+}
+
+/// Whether the answer to making a symbolic link means that the file system has none.
+fn has_no_links(error: &io::Error) -> bool {
+    use rustix::io::Errno;
+    matches!(Errno::from_io_error(error), Some(Errno::PERM | Errno::OPNOTSUPP | Errno::NOSYS | Errno::INVAL))
 }
 
 /// Removes a checkpoint's directory so that no reader finds part of it. If no file could be removed it keeps its name.

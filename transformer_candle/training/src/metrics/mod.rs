@@ -64,6 +64,11 @@ impl MetricsWriter {
         }
     }
 
+    /// Returns what files lack that cannot be written, one sentence each.
+    pub fn unwritten(&self) -> Vec<String> {
+        self.sinks.iter().filter_map(|sink| sink.file.unwritten()).collect()
+    }
+
     /// Returns notes for the user since the last call, one sentence each.
     pub fn take_notices(&mut self) -> Vec<String> {
         self.sinks.iter_mut().flat_map(|sink| sink.file.take_notices()).collect()

@@ -18,6 +18,7 @@ use crate::{
     evaluation::Evaluator,
     report::{AdviceReport, EndReport, EvaluationReport, SampleReport},
     stop::StopSignal,
+    units::grouped,
 };
 
 impl Trainer {
@@ -111,12 +112,12 @@ impl Trainer {
 
     fn tell_unsaved(&mut self, error: &CheckpointError) {
         let step = self.position.step;
-        let newest = checkpoint::latest(self.checkpoint_directory());
-        let kept = newest.map_or_else(
+        let saved = checkpoint::list(self.checkpoint_directory()).unwrap_or_default();
+        let kept = saved.last().map_or_else(
             || "there is no checkpoint yet".to_owned(),
-            |newest| format!("the newest checkpoint is {}", newest.display()),
+            |newest| format!("the newest checkpoint is {}", newest.path.display()),
         );
-        let text = format!("no checkpoint was saved: {error}; training continues, and {kept}");
+        let text = format!("step {} was not saved: {error}; training continues, and {kept}", grouped(step));
         self.metrics.record(&AdviceReport { step, text: text.clone() }.record());
         self.warn_once(text);
     }
@@ -177,6 +178,7 @@ impl Trainer {
         let end = EndReport { step: self.position.step, reason: reason.to_owned(), exit_code };
         self.metrics.record(&end.record());
         self.metrics.flush();
+        self.notices.extend(self.metrics.unwritten().into_iter().chain(self.ledger.unwritten()));
     }
 
     /// Continues a prompt with the current weights; an empty prompt starts a new text.

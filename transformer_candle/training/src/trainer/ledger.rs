@@ -43,7 +43,7 @@ impl RunLedger {
                 "{path} is a symbolic link, and what it points to would be overwritten: remove the link"
             )));
         }
-        let create = || Ledger::open(&path, &LedgerHead::empty(), cancel);
+        let create = || Ledger::open(&path, &LedgerHead::empty(), cancel).map_err(of_disk);
         let Some(state) = resumed else {
             let mut ledger = Self::new(create()?, None);
             ledger.files(mixture);
@@ -54,6 +54,10 @@ impl RunLedger {
             Some(head) => match Ledger::open(&path, head, cancel) {
                 Ok(ledger) => return Ok(Self::new(ledger, Some(cursor.clone()))),
                 Err(DataError::Interrupted) => return Err(DataError::Interrupted.into()),
+                // The disk may give it back: it is not restarted because of a moment.
+                Err(DataError::Io { path, source }) if source.kind() != io::ErrorKind::NotFound => {
+                    return Err(of_disk(DataError::Io { path, source }));
+                }
                 Err(error) => error.to_string(),
             },
         };
@@ -129,6 +133,10 @@ impl RunLedger {
     }
 
     /// Returns notes for the user since the last call, one sentence each.
+    pub(super) fn unwritten(&self) -> Option<String> {
+        self.ledger.as_ref().and_then(Ledger::unwritten)
+    }
+
     pub(super) fn take_notices(&mut self) -> Vec<String> {
         let file_notices = self.ledger.as_mut().map_or_else(Vec::new, Ledger::take_notices);
         self.notices.drain(..).chain(file_notices).collect()
@@ -141,6 +149,14 @@ impl RunLedger {
         }
     }
 }
+/// Converts the error of opening a ledger: where the disk is at fault, it is not the data that cannot be read.
+fn of_disk(error: DataError) -> TrainerError {
+    match error {
+        DataError::Io { path, source } => TrainerError::io("open", path)(source),
+        other => other.into(),
+    }
+}
+
 /// Puts a ledger aside that a new one takes the place of; returns its new name, None if there was none.
 fn keep_former(path: &Path, step: u64) -> Result<Option<String>> {
     if !path.metadata().is_ok_and(|former| former.is_file() && former.len() > 0) {

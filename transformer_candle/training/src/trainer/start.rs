@@ -85,6 +85,10 @@ impl Trainer {
         if let Some(resumed) = resumed.as_ref().filter(|_| rank_info.is_first()) {
             notes.extend(restore_tokenizer(&mut run, resumed.directory())?);
         }
+        if let Some(saved) = saved(&run, resumed.as_ref()).filter(|_| rank_info.is_first()) {
+            // Before the records are cut to its step: who resumes the run after this moment continues there.
+            checkpoint::mark_latest(&saved)?;
+        }
         let mixture = data.stream.mixture();
         let (mut ledger, metrics) = if rank_info.is_first() {
             open_records(&run, &environment, state, mixture, &cursor, &mut notes, &cancel)?
