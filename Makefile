@@ -36,7 +36,7 @@ help:
 	@echo "make check-kernels check-cuda    the GPU kernels, and training with them, on a machine without a GPU"
 	@echo "make bench   training speed against PyTorch on this CPU, data speed against datasets and DataLoader"
 	@echo "make ci      lint, oracle, check-kernels, check-cuda and test, as .ci/run does"
-	@echo "make torture kill a run, an export and a search before every system call, and lose the power at each"
+	@echo "make torture kill runs at every system call, cut the power, refuse every write, change every byte"
 	@echo "make check-examples    the examples for Slurm and SkyPilot, run on this machine (a third venv of 460 MB)"
 	@echo "make audit   licenses and known vulnerabilities of all dependencies (compiles cargo-deny)"
 	@echo "make lock    update requirements/*.txt from pyproject.toml"
@@ -136,10 +136,14 @@ bench-quality: $(ORACLE)/.extension build
 	mkdir -p "$(QUALITY)"
 	$(ORACLE)/bin/python benches/quality/run.py --root "$(QUALITY)"
 
-# The complete programme of kills and power losses, an hour: it can be killed, and resumes. Needs strace; TORTURE keeps the results.
+# All kills, losses of power, errors of the disk and damaged bytes, some hours; the tests draw samples of them. Needs strace. What
+# TORTURE keeps of the first two is not repeated.
 TORTURE ?= $(TARGET)/torture
 torture: $(VENV)/.dev $(VENV)/.extension-dev binaries
 	PYTHONPATH=tests $(BIN)/python tools/torture.py --root "$(TORTURE)"
+	rm -rf "$(TORTURE)/disk"
+	PYTHONPATH=tests $(BIN)/python tests/disk_programme.py --root "$(TORTURE)/disk"
+	PYTHONPATH=tests $(BIN)/python tests/damage_programme.py
 
 # The examples for Slurm and SkyPilot, the latter by SkyPilot itself as well (460 MB).
 check-examples: $(ORACLE)/.extension .venv-skypilot/.requirements binaries
