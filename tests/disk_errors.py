@@ -264,20 +264,26 @@ def is_explained(name: str, output: str, checkpoints: set[str], found: bytes, ex
         return not found or not expected
     if checkpoints and checkpoint in INSTEAD:
         return True
-    if found and expected and "ledger.jsonl cannot be written" in output:
-        file = Path(name).name
-        if file in (STATE, "MANIFEST.json"):
-            return lacks_ledger(file, found, expected)
+    file = Path(name).name
+    if found and expected and file in (STATE, "MANIFEST.json"):
+        has_ledger = "ledger.jsonl cannot be written" not in output
+        return is_announced(file, found, expected, has_ledger, checkpoints)
     log = "events.out" if folder == "tensorboard" else name
     return re.search(rf"{re.escape(log)}\S* cannot be written", output) is not None and expected.startswith(found)
 
 
-def lacks_ledger(file: str, found: bytes, expected: bytes) -> bool:
-    """Whether the state of a checkpoint differs only in that it records no ledger, or a manifest only in the state."""
+def is_announced(file: str, found: bytes, expected: bytes, has_ledger: bool, missing: set[str]) -> bool:
+    """Whether the state of a checkpoint differs only in what was announced, or a manifest only in the state.
+
+    A state records no ledger that could not be written, and as the best evaluation one whose checkpoint is saved.
+    """
     contents, others = json.loads(found), json.loads(expected)
-    if file == STATE:
-        return bool(contents == others | {"ledger": None})
-    return all(contents["files"].get(name) == record for name, record in others["files"].items() if name != STATE)
+    if file != STATE:
+        return all(contents["files"].get(name) == record for name, record in others["files"].items() if name != STATE)
+    announced = {} if has_ledger else {"ledger": None}
+    if f"step-{others['best']['step']:08}" in missing:
+        announced["best"] = contents["best"]
+    return bool(contents == others | {key: value for key, value in announced.items() if contents[key] != others[key]})
 
 
 def continuing(session: Session, base: Path) -> Session:

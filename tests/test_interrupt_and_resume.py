@@ -128,6 +128,25 @@ def test_a_corrupted_checkpoint_is_named_and_skipped(workspace: Workspace) -> No
     workspace.trainer("train", "--config", run / "training.yaml", "--resume").refused(5, "step-00000006")
 
 
+def test_a_rewind_removes_no_checkpoint_before_it_saves(workspace: Workspace) -> None:
+    text = workspace.write_text()
+    workspace.orchestrate(*TINY_MODEL, "--steps=6", "--launch=none", f"--input={text}", "--experiment=job").succeeded()
+    folder = workspace.run_folder("job") / "checkpoints"
+    # Without an evaluation none is kept as the best.
+    overrides = ["checkpoint.every_n_steps=2", "checkpoint.max_keep=2", "evaluation.every_n_steps=null"]
+    keys = [word for override in overrides for word in ("--override", f"runtime.{override}")]
+    train: list[str | Path] = [TRAINER, "train", "--config", workspace.run_folder("job") / "training.yaml", *keys]
+    workspace.command(*train, "--max-steps=6").succeeded()
+    assert workspace.checkpoints("job") == ["step-00000004", "step-00000006"]
+    rewind: list[str | Path] = ["--resume", folder / "step-00000004"]
+    workspace.command(*train, *rewind, "--max-steps=4").succeeded()
+    assert (folder / "latest").readlink().name == "step-00000004"
+    assert workspace.checkpoints("job") == ["step-00000004", "step-00000006"]
+    resumed = workspace.command(*train, "--resume", "--max-steps=5").succeeded()
+    assert "resuming at step 4" in resumed.out
+    assert workspace.checkpoints("job") == ["step-00000004", "step-00000005"]
+
+
 def test_a_second_trainer_is_refused_with_the_owners_process(workspace: Workspace) -> None:
     text = workspace.write_text()
     flags = [*TINY_MODEL, "--input", str(text), "--steps=100000", "--launch=process", "--experiment=locked"]

@@ -23,7 +23,10 @@ Crash = Annotated[
     Path | None,
     typer.Option("--crash", metavar="DIR", help="Kill and resume a small run in this folder, and tell what it keeps."),
 ]
-Kills = Annotated[int, typer.Option("--kills", metavar="N", min=1, max=1_000_000, help="With --crash: how often.")]
+Kills = Annotated[
+    int | None,
+    typer.Option("--kills", metavar="N", min=1, max=1_000_000, help="With --crash: how often (100 times)."),
+]
 
 
 @app.command("runs", cls=Command)
@@ -65,20 +68,24 @@ add_trainer_command(app, "validate-data")
     [
         DEVICE.parameter().replace(default="auto"),
         parameter("crash", Crash),
-        parameter("kills", Kills, 100),
+        parameter("kills", Kills),
         *trainer_command("plan").parameters(["json"]),
     ],
     "Tell whether this machine can train: GPU, driver, libraries, programs, disk, Hub; or whether a folder keeps runs.",
 )
-def examine(device: str, crash: Path | None, kills: int, **options: Any) -> None:
+def examine(device: str, crash: Path | None, kills: int | None, **options: Any) -> None:
     """Print what `doctor` finds."""
     from orchestrator import doctor
     from orchestrator.paths import Roots, shown
 
     roots = Roots.from_environment()
     if crash:
-        findings = doctor.examine_crashes(crash, kills, roots, terminal.complain)
+        if device not in ("auto", "cpu"):
+            raise CommandError(f"--crash trains on the CPU: leave out --device {device}")
+        findings = doctor.examine_crashes(crash, kills or 100, roots, terminal.complain)
         problem = f"{shown(crash)} cannot be trusted with runs:"
+    elif kills:
+        raise CommandError("--kills says how often --crash kills: name a folder with --crash DIR")
     else:
         findings = doctor.examine(device, roots)
         problem = "this machine cannot train on what is asked:"

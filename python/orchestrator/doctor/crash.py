@@ -98,10 +98,10 @@ class CrashTest:
     def _prepare(self) -> None:
         lines = (f"the {n * 7919 % 1009} hens see the {n * n % 97} owls of {n % 13} towns\n" for n in range(4_000))
         (self.scratch / "text.txt").write_text("".join(lines), encoding="utf-8")
-        for name in ("undisturbed", "killed"):
-            words = [sys.executable, "-m", "orchestrator", *PREPARE, f"--run-dir={name}"]
-            self._ended(words, "preparing a run")
-            (self.scratch / name / "training.yaml").write_text(CONFIG)
+        undisturbed = self.scratch / "undisturbed"
+        self._ended([sys.executable, "-m", "orchestrator", *PREPARE, f"--run-dir={undisturbed}"], "preparing a run")
+        (undisturbed / "training.yaml").write_text(CONFIG)
+        shutil.copytree(undisturbed, self.scratch / "killed")
 
     def _undisturbed(self) -> tuple[dict[str, bytes], float]:
         begin = time.monotonic()
@@ -110,7 +110,7 @@ class CrashTest:
 
     def _locks(self) -> Finding:
         """Check that a second trainer is refused while a first one lives."""
-        with _started(self._train("killed"), self.scratch) as first:
+        with self._started(self._train("killed")) as first:
             assert first.stdout
             output = ""
             for line in first.stdout:
@@ -152,7 +152,7 @@ class CrashTest:
 
     def _is_killed(self, seconds: float) -> bool:
         """Resume the run and kill it after some seconds; False if it ended before."""
-        with _started(self._train("killed"), self.scratch) as process:
+        with self._started(self._train("killed")) as process:
             with suppress(subprocess.TimeoutExpired):
                 process.wait(seconds)
             is_killed = process.poll() is None
@@ -187,26 +187,32 @@ class CrashTest:
     def _ended(self, words: Sequence[str | Path], what: str) -> str:
         process = self._run(words)
         if process.returncode != 0:
-            raise CrashTestError(f"{what} failed: {_last_line(process.stderr)}")
+            raise CrashTestError(f"{what} failed ({_last_line(process.stderr)})")
         return process.stdout
 
     def _run(self, words: Sequence[str | Path]) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            words, cwd=self.scratch, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
-        )
+            words, cwd=self.scratch, env=self._environment, stdin=subprocess.DEVNULL, capture_output=True, text=True,
+            check=False,
+        )  # fmt: skip
 
+    @property
+    def _environment(self) -> dict[str, str]:
+        """The caller's environment, in which everything is written into the scratch folder."""
+        roots = ("ORCHESTRATE_RUNS_ROOT", "ORCHESTRATE_TOKENIZER_ROOT", "ORCHESTRATE_CACHE_ROOT")
+        return os.environ | {root: str(self.scratch / root.lower()) for root in roots}
 
-@contextmanager
-def _started(words: Sequence[str | Path], folder: Path) -> Iterator[subprocess.Popen[str]]:
-    """Start a program that is killed at the end of the block, if it lives. What it prints goes through a pipe."""
-    with subprocess.Popen(
-        words, cwd=folder, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-        start_new_session=True,
-    ) as process:  # fmt: skip
-        try:
-            yield process
-        finally:
-            process.kill()
+    @contextmanager
+    def _started(self, words: Sequence[str | Path]) -> Iterator[subprocess.Popen[str]]:
+        """Start a program that is killed at the end of the block, if it lives. What it prints goes through a pipe."""
+        with subprocess.Popen(
+            words, cwd=self.scratch, env=self._environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT, text=True, start_new_session=True,
+        ) as process:  # fmt: skip
+            try:
+                yield process
+            finally:
+                process.kill()
 
 
 def _remove(path: Path) -> None:

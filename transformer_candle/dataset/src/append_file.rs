@@ -118,7 +118,7 @@ impl AppendFile {
     pub fn unwritten(&self) -> Option<String> {
         let failure = self.failure.as_ref()?;
         let lines = String::from_utf8_lossy(&self.tail).lines().count() as u64 + self.dropped_lines;
-        Some(format!("{} lacks its last {lines} lines: it could not be written ({failure})", self.path.display()))
+        Some(format!("{} lacks its end (lines: {lines}): it could not be written ({failure})", self.path.display()))
     }
 
     /// Writes the part of the tail that is not yet in the file; returns whether all of it is. After a partial write the

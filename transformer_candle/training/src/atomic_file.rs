@@ -5,7 +5,8 @@ use std::fs::{self, File};
 use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
 
-/// Separates a file's name from the id of the process that writes it, or another number of its own, in the name of its staging file.
+/// Separates a file's name from the id of the process that writes it, or another number of the writer's own, in the name
+/// of its staging file.
 pub(crate) const STAGING: &str = ".tmp-";
 
 /// Replaces a file, durably.

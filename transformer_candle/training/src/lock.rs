@@ -131,9 +131,8 @@ impl RunLock {
     pub(crate) fn note(&self) -> Option<String> {
         self.lease.as_ref().map(|_| {
             format!(
-                "the file system of {} has no locks: {} beside it keeps other trainers away",
-                self.path.display(),
-                LEASE
+                "the file system of {} has no locks: {LEASE} beside it keeps other trainers away",
+                self.path.display()
             )
         })
     }

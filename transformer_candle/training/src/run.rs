@@ -3,7 +3,7 @@
 //! The binary and the Python bindings both call [`run_training`], so a config and a seed give the same losses either
 //! way.
 
-use std::fmt;
+use std::{fmt, path::PathBuf};
 
 use dataset::hub::HubSettings;
 use run_config::ResolvedRun;
@@ -394,20 +394,20 @@ impl Session {
         Ok(())
     }
 
-    /// Saves, unless this state was saved already, a checkpoint that the run can do without if it may.
-    fn save_on_the_way(&mut self) -> Result<()> {
-        if self.trainer.last_checkpoint().is_none()
-            && let Some(path) = self.trainer.save_on_the_way()?
-        {
-            self.progress.checkpoint(&path);
-        }
-        Ok(())
-    }
-
     /// Saves unless this state was saved already.
     fn save(&mut self) -> Result<()> {
-        if self.trainer.last_checkpoint().is_none() {
-            let path = self.trainer.save()?;
+        self.save_by(|trainer| trainer.save().map(Some))
+    }
+
+    /// Saves a checkpoint that the run can do without, if it may.
+    fn save_on_the_way(&mut self) -> Result<()> {
+        self.save_by(Trainer::save_on_the_way)
+    }
+
+    fn save_by(&mut self, save: impl FnOnce(&mut Trainer) -> Result<Option<PathBuf>>) -> Result<()> {
+        if self.trainer.last_checkpoint().is_none()
+            && let Some(path) = save(&mut self.trainer)?
+        {
             self.progress.checkpoint(&path);
         }
         Ok(())

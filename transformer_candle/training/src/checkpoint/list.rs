@@ -16,7 +16,7 @@ use super::staging::{remove_folder, remove_leftovers, replace_pointer};
 use crate::error::checkpoint::{CheckpointError, CorruptedCheckpoint, Result, failed};
 
 /// The link to the checkpoint that a resume starts from.
-pub(super) const LATEST: &str = "latest";
+const LATEST: &str = "latest";
 /// The link to the checkpoint with the lowest held-out loss.
 const BEST: &str = "best";
 
@@ -132,16 +132,23 @@ pub fn pointed_checkpoint(path: &Path) -> Option<PathBuf> {
     pointed_to(path.parent()?, name)
 }
 
+/// Whether a checkpoint is the one that a resume starts from.
+pub fn is_latest(checkpoint: &Path) -> bool {
+    checkpoint.parent().and_then(latest).as_deref() == Some(checkpoint)
+}
+
 /// Marks a checkpoint as the one that a resume starts from.
 pub fn mark_latest(checkpoint: &Path) -> Result<()> {
-    let (directory, name) = (checkpoint.parent().unwrap_or(Path::new(".")), checkpoint.file_name().unwrap_or_default());
-    replace_pointer(directory, LATEST, &name.to_string_lossy())
+    mark(checkpoint.parent().unwrap_or(Path::new("")), LATEST, checkpoint)
 }
 
 /// Marks a saved checkpoint as the best one.
 pub fn mark_best(directory: &Path, checkpoint: &Path) -> Result<()> {
-    let name = checkpoint.file_name().unwrap_or_default().to_string_lossy();
-    replace_pointer(directory, BEST, &name)
+    mark(directory, BEST, checkpoint)
+}
+
+fn mark(directory: &Path, pointer: &str, checkpoint: &Path) -> Result<()> {
+    replace_pointer(directory, pointer, &checkpoint.file_name().unwrap_or_default().to_string_lossy())
 }
 
 /// The checkpoints with the lowest held-out loss measured at their own step, best first. Losses of stages with other

@@ -33,8 +33,8 @@ pub use base_model::BaseModel;
 pub use best::keep_best_in;
 pub use files::MANIFEST as MANIFEST_FILE_NAME;
 pub use list::{
-    CheckpointEntry, NewestCheckpoint, PruneResult, best, check_pointers, is_removed, latest, list, mark_best,
-    mark_latest, newest_intact, pointed_checkpoint, prune, removed,
+    CheckpointEntry, NewestCheckpoint, PruneResult, best, check_pointers, is_latest, is_removed, latest, list,
+    mark_best, mark_latest, newest_intact, pointed_checkpoint, prune, removed,
 };
 pub use manifest::{FileRecord, Manifest};
 pub use reader::{CheckedAdapters, Checkpoint, StoredModel};

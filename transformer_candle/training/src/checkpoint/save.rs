@@ -7,9 +7,9 @@ use kernels::{Buffer, DType};
 use model::{ModelShape, Precision, hugging_face};
 
 use super::files::{self, pretty};
-use super::list::{LATEST, list};
+use super::list::{list, mark_latest};
 use super::shared::{self, Leader};
-use super::staging::{Create, StagingDirectory, create_file, create_folder, remove_leftovers, replace_pointer};
+use super::staging::{Create, StagingDirectory, create_file, create_folder, remove_leftovers};
 use super::{BaseModel, TokenizerFiles, TrainerState, optimizer_file};
 use crate::engine::{StateLayout, StateTensor};
 use crate::error::checkpoint::{CheckpointError, Result, from_model_error, is_full};
@@ -78,7 +78,7 @@ fn save_first(
             _ => {}
         }
         let place = write(directory, contents, create, ranks)?;
-        replace_pointer(directory, LATEST, &step_name(step))?;
+        mark_latest(&place)?;
         Ok(place)
     });
     match saved {

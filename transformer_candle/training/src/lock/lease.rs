@@ -177,6 +177,10 @@ impl State {
             return Ok(Some(other.clone()));
         }
         let mut content = content.unwrap_or_else(|| Content::new(self.token.clone(), self.own.clone()));
+        // Written over by the process that it is shared with, at the same moment.
+        if !content.processes.contains(&self.own) {
+            content.processes.push(self.own.clone());
+        }
         change(&mut content);
         // Where it was replaced since it was opened, this writes into the file that is no longer there.
         file.write_all_at(&content.to_bytes()?, 0)?;

@@ -11,7 +11,7 @@ use run_config::OnSaveError;
 
 use super::{Position, Trainer, bf16_units, execution, matmul_algorithms};
 use crate::{
-    checkpoint::{self, BestEvaluation, CheckpointContents, Improvement, TrainerState},
+    checkpoint::{self, BestEvaluation, Checkpoint, CheckpointContents, Improvement, TrainerState},
     completion::{Completion, CompletionRequest, complete, generator},
     engine::Engine,
     error::{CheckpointError, Result, TrainerError},
@@ -100,6 +100,9 @@ impl Trainer {
         match self.save() {
             Err(TrainerError::Checkpoint(error)) if self.may_continue_after(&error) => {
                 self.tell_unsaved(&error);
+                if self.is_best() {
+                    self.position.best = self.best_saved();
+                }
                 Ok(None)
             }
             saved => saved.map(Some),
@@ -108,6 +111,12 @@ impl Trainer {
 
     fn may_continue_after(&self, error: &CheckpointError) -> bool {
         self.run.config.runtime.checkpoint.on_error == OnSaveError::Continue && error.is_of_disk()
+    }
+
+    /// Returns the evaluation of the checkpoint that is marked as the best, the one that later ones are compared with.
+    fn best_saved(&self) -> Option<BestEvaluation> {
+        let state = Checkpoint::open(&checkpoint::best(self.checkpoint_directory())?).ok()?.state().ok()?;
+        Some(BestEvaluation { step: state.step, loss: state.evaluation_loss? })
     }
 
     fn tell_unsaved(&mut self, error: &CheckpointError) {

@@ -132,11 +132,12 @@ impl RunLedger {
         self.ledger.as_mut()?.sync()
     }
 
-    /// Returns notes for the user since the last call, one sentence each.
+    /// Returns what the file lacks while it cannot be written.
     pub(super) fn unwritten(&self) -> Option<String> {
         self.ledger.as_ref().and_then(Ledger::unwritten)
     }
 
+    /// Returns notes for the user since the last call, one sentence each.
     pub(super) fn take_notices(&mut self) -> Vec<String> {
         let file_notices = self.ledger.as_mut().map_or_else(Vec::new, Ledger::take_notices);
         self.notices.drain(..).chain(file_notices).collect()
@@ -149,6 +150,7 @@ impl RunLedger {
         }
     }
 }
+
 /// Converts the error of opening a ledger: where the disk is at fault, it is not the data that cannot be read.
 fn of_disk(error: DataError) -> TrainerError {
     match error {

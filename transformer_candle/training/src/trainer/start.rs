@@ -85,9 +85,11 @@ impl Trainer {
         if let Some(resumed) = resumed.as_ref().filter(|_| rank_info.is_first()) {
             notes.extend(restore_tokenizer(&mut run, resumed.directory())?);
         }
-        if let Some(saved) = saved(&run, resumed.as_ref()).filter(|_| rank_info.is_first()) {
+        let saved = saved(&run, resumed.as_ref());
+        let is_latest = saved.as_deref().is_some_and(checkpoint::is_latest);
+        if let Some(saved) = saved.as_deref().filter(|_| rank_info.is_first() && !is_latest) {
             // Before the records are cut to its step: who resumes the run after this moment continues there.
-            checkpoint::mark_latest(&saved)?;
+            checkpoint::mark_latest(saved)?;
         }
         let mixture = data.stream.mixture();
         let (mut ledger, metrics) = if rank_info.is_first() {
@@ -99,7 +101,7 @@ impl Trainer {
             ledger.files(data.stream.mixture());
         }
         let mut trainer = Self {
-            saved: saved(&run, resumed.as_ref()),
+            saved,
             position: position(state, cursor, &run.config.runtime.evaluation),
             ledger,
             metrics,
@@ -130,17 +132,11 @@ impl Trainer {
         if resumed.is_none() {
             trainer.observation.advise(0, advice, &mut trainer.metrics);
         }
-        trainer.complete_last_save()?;
-        Ok(trainer)
-    }
-
-    /// Marks the best checkpoint and prunes old ones, in case the last save was interrupted before that.
-    fn complete_last_save(&mut self) -> Result<()> {
-        let latest = checkpoint::latest(self.checkpoint_directory());
-        match latest.filter(|latest| self.saved.as_ref() == Some(latest)) {
-            Some(latest) if self.ranks().rank_info().is_first() => self.mark_best_and_prune(&latest),
-            _ => Ok(()),
+        // The last save may have been interrupted before this. A rewind removes nothing before it saves.
+        if let Some(latest) = trainer.saved.clone().filter(|_| rank_info.is_first() && is_latest) {
+            trainer.mark_best_and_prune(&latest)?;
         }
+        Ok(trainer)
     }
 }
 

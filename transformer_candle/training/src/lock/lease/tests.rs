@@ -105,6 +105,21 @@ fn an_inherited_lease_lasts_as_long_as_either_process() {
 }
 
 #[test]
+fn an_owner_that_was_written_over_enters_itself_again() {
+    let (folder, own) = (tempfile::tempdir().unwrap(), Process::own());
+    let path = folder.path().join(LEASE);
+    let silent = Timing { beat: PATIENT.patience, ..PATIENT };
+    let parent = take(folder.path(), own.clone(), silent).unwrap();
+    let before = fs::read(&path).unwrap();
+    let child = Lease::take(folder.path(), in_another_container(&own), true, silent).unwrap();
+    fs::write(&path, before).unwrap();
+    child.state.renew().unwrap();
+    let content = Content::parse(&fs::read(&path).unwrap()).unwrap();
+    assert_eq!(content.processes, [own.clone(), in_another_container(&own)]);
+    drop((parent, child));
+}
+
+#[test]
 fn a_removed_lease_is_made_again() {
     let folder = tempfile::tempdir().unwrap();
     let lease = take(folder.path(), Process::own(), PATIENT).unwrap();

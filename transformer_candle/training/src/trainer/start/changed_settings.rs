@@ -4,6 +4,7 @@
 use run_config::{RESOLVED_CONFIG, ResolvedRun, RunConfig, regular_file};
 use serde_json::{Value, json};
 
+use crate::config_fingerprint::{ConfigFingerprint, changes};
 use crate::schedule::LearningRate;
 use crate::units::grouped;
 
@@ -20,29 +21,32 @@ pub(super) fn notes(run: &ResolvedRun, step: u64) -> Vec<String> {
         return Vec::new();
     };
     let mut notes = Vec::from_iter(schedule(run, &former, step));
-    let mut changes = Vec::new();
-    let settings =
-        |config: &RunConfig| json!({"optimizer": config.optimizer, "lora": {"dropout": config.lora.dropout}});
-    add_changes(&mut changes, "", &settings(&former), &settings(&run.config));
-    // What the learning rate changes, the schedule's note tells.
-    changes.retain(|change| run.config.stages.is_some() || !change.starts_with("optimizer.learning_rate is "));
+    let changes = changes(&settings(&former), &settings(&run.config));
     if step > 0 && !changes.is_empty() {
+        let changes: Vec<String> = changes.iter().map(ToString::to_string).collect();
         notes.push(format!("settings have changed: {}", changes.join(", ")));
     }
     notes
 }
 
-/// Adds the keys of `now` whose values differ.
-fn add_changes(changes: &mut Vec<String>, path: &str, was: &Value, now: &Value) {
-    match (was, now) {
-        (_, Value::Object(keys)) => {
-            for (key, value) in keys {
-                let path = if path.is_empty() { key.clone() } else { format!("{path}.{key}") };
-                add_changes(changes, &path, was.get(key).unwrap_or(&Value::Null), value);
-            }
-        }
-        _ if was != now => changes.push(format!("{path} is {now} (was {was})")),
-        _ => {}
+/// Returns the settings by key that may change and that weights depend on, without what the schedule's note tells.
+fn settings(config: &RunConfig) -> ConfigFingerprint {
+    let mut settings = ConfigFingerprint::from([("lora.dropout".to_owned(), json!(config.lora.dropout))]);
+    add(&mut settings, "optimizer", json!(config.optimizer));
+    if config.stages.is_none() {
+        settings.remove("optimizer.learning_rate");
+    }
+    settings
+}
+
+/// Adds a setting, or those in a table of settings.
+fn add(settings: &mut ConfigFingerprint, key: &str, value: Value) {
+    let Value::Object(table) = value else {
+        settings.insert(key.to_owned(), value);
+        return;
+    };
+    for (name, value) in table {
+        add(settings, &format!("{key}.{name}"), value);
     }
 }
 
